@@ -1,0 +1,85 @@
+"""Every error that nnlo raises on purpose.
+
+    NNLOError
+    ├── ConfigurationError   an option, array or layout that cannot work (also a ValueError)
+    ├── MissingExtraError    a feature was asked for whose package is not installed (also an ImportError)
+    ├── StartupError         the launcher, the MPI library and the processes do not fit together
+    ├── ProtocolError        a message that the protocol does not allow; carries the recent event log
+    └── PeerLostError        another rank died or stopped answering
+
+    try:
+        optimizer = nnlo_common.algorithms.EASGD(alpha=2.0)
+    except nnlo_common.NNLOError as error:
+        print(error)
+
+Every message says what was asked, what was found and what to do. All errors survive pickling, so that
+they can travel between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ConfigurationError",
+    "MissingExtraError",
+    "NNLOError",
+    "PeerLostError",
+    "ProtocolError",
+    "StartupError",
+]
+
+
+class NNLOError(Exception):
+    """Base of every error that nnlo raises on purpose."""
+
+
+class ConfigurationError(NNLOError, ValueError):
+    """An option, an array or a layout of ranks that cannot work; raised before any training starts."""
+
+
+class MissingExtraError(NNLOError, ImportError):
+    """A feature was asked for whose package is not installed; the message holds the pip line."""
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(feature, package, extra)
+        self.feature, self.package, self.extra = feature, package, extra
+
+    def __str__(self) -> str:
+        return (
+            f"{self.feature} needs the package {self.package!r}, which is not installed. "
+            f"Install it with: pip install 'nnlo[{self.extra}]'"
+        )
+
+
+class StartupError(NNLOError, RuntimeError):
+    """The launcher, the MPI library and the processes do not fit together."""
+
+
+class ProtocolError(NNLOError, RuntimeError):
+    """A message that the protocol does not allow here.
+
+    Attributes:
+        problem: what was wrong.
+        story: the recent events of the state machine that refused, oldest first.
+    """
+
+    def __init__(self, problem: str, story: Sequence[str] = ()) -> None:
+        super().__init__(problem, tuple(story))
+        self.problem, self.story = problem, tuple(story)
+
+    def __str__(self) -> str:
+        if not self.story:
+            return self.problem
+        return "\n  ".join([self.problem, "recent events, oldest first:", *self.story])
+
+
+class PeerLostError(NNLOError, RuntimeError):
+    """Another rank died or stopped answering."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(rank, problem)
+        self.rank, self.problem = rank, problem
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.problem}"

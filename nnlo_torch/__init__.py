@@ -1,0 +1,1 @@
+"""nnlo for torch."""

@@ -1,0 +1,29 @@
+"""Fixtures that every test gets: fixed seeds, and frameworks chosen by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+
+import numpy as np
+import pytest
+
+# Which frameworks must be compared with, e.g. "torch,keras" (the Makefile sets it). A name in it whose
+# package is missing fails, so that no suite can silently skip the comparisons.
+FRAMEWORKS = {name for name in os.environ.get("NNLO_TEST_FRAMEWORKS", "").split(",") if name}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(1234)
+    np.random.seed(1234)  # noqa: NPY002: user code and frameworks draw from it
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("framework"):
+        (name,) = mark.args
+        if name not in FRAMEWORKS:
+            pytest.skip(f"{name} is not in NNLO_TEST_FRAMEWORKS={','.join(sorted(FRAMEWORKS))!r}")
+        if importlib.util.find_spec(name) is None:
+            pytest.fail(f"NNLO_TEST_FRAMEWORKS asks for {name}, which is not installed")
