@@ -1,0 +1,143 @@
+"""The MPI library as this process sees it; the only module that imports mpi4py.
+
+Importing this module initialises MPI (mpi4py does so), hence nothing imports it before MPI is wanted:
+`nnlo_common._startup.connect` decides that. Other modules take `MPI` from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from typing import Literal, NoReturn, TypeAlias
+
+import mpi4py
+import numpy as np
+
+from nnlo_common.transport._library import cuda_aware, one_line
+
+# Effective only if nobody has imported mpi4py.MPI before us; `require_threads` checks what was granted.
+mpi4py.rc.thread_level = "multiple"
+
+from mpi4py import MPI  # noqa: E402  the thread level is asked for at this import
+
+__all__ = ["MPI", "ThreadLevel", "World"]
+
+ThreadLevel: TypeAlias = Literal["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
+
+
+class World:
+    """Facts about one communicator, its MPI library and this process's place in it.
+
+    Args:
+        comm: the communicator of the job; None means `MPI.COMM_WORLD`. It is used as it is, not
+            duplicated: whoever sends messages duplicates it first.
+
+    Example:
+        >>> world = World()
+        >>> world.size
+        1
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        self.comm = MPI.COMM_WORLD if comm is None else comm
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the communicator, from 0."""
+        return self.comm.Get_rank()
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the communicator."""
+        return self.comm.Get_size()
+
+    @property
+    def host(self) -> str:
+        """The name of the machine this process runs on."""
+        return socket.gethostname()
+
+    @property
+    def library(self) -> str:
+        """The MPI library in one line, e.g. `Open MPI v5.0.11` or `MPICH 5.0.2`."""
+        return one_line(MPI.Get_library_version())
+
+    @property
+    def thread_level(self) -> ThreadLevel:
+        """What the library granted: who may call MPI, one thread or several."""
+        return _THREAD_LEVELS[MPI.Query_thread()]
+
+    def ulfm_built(self) -> bool:
+        """Whether the library contains User-Level Failure Mitigation, switched on or not."""
+        return any(_symbol(name) is not None for name in ("MPIX_Comm_is_revoked", "MPI_Comm_is_revoked"))
+
+    def has_ulfm(self) -> bool:
+        """Whether failure mitigation is at work in this run, so that a dead rank need not end the job.
+
+        Open MPI carries it switched off; `mpiexec --with-ft ulfm` switches it on.
+        """
+        if not self.ulfm_built():
+            return False
+        flag = _open_mpi_flag("ompi_ftmpi_enabled")
+        return True if flag is None else flag
+
+    def cuda_aware(self) -> bool | None:
+        """Whether the library may be given addresses of GPU memory; None if it cannot say."""
+        return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))
+
+    def gather_text(self, text: str) -> list[str]:
+        """Give every rank the texts of all ranks, in the order of the ranks (collective).
+
+        Args:
+            text: this rank's part, of any length.
+
+        Returns:
+            One text per rank, the same list everywhere.
+        """
+        mine = np.frombuffer(text.encode(), dtype=np.uint8)
+        counts = np.empty(self.size, dtype=np.int64)
+        self.comm.Allgather(np.array([mine.size], dtype=np.int64), counts)
+        everyone = np.empty(int(counts.sum()), dtype=np.uint8)
+        self.comm.Allgatherv(mine, [everyone, counts])
+        return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
+
+    def abort(self, code: int) -> NoReturn:
+        """End every process of the whole job now, also those outside this communicator."""
+        MPI.COMM_WORLD.Abort(code)
+        raise SystemExit(code)  # some libraries return before the launcher's signal arrives
+
+
+_THREAD_LEVELS: dict[int, ThreadLevel] = {
+    MPI.THREAD_SINGLE: "SINGLE",
+    MPI.THREAD_FUNNELED: "FUNNELED",
+    MPI.THREAD_SERIALIZED: "SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MULTIPLE",
+}
+
+
+def _libraries() -> list[ctypes.CDLL]:
+    # The extension module is linked with the MPI library, so its handle finds that library's symbols;
+    # the second handle serves builds that open the library at run time instead.
+    return [ctypes.CDLL(MPI.__file__), ctypes.CDLL(None)]
+
+
+def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
+    for library in _libraries():
+        if hasattr(library, name):
+            found: ctypes._NamedFuncPointer = getattr(library, name)
+            return found
+    return None
+
+
+def _query(name: str) -> bool | None:
+    function = _symbol(name)
+    return None if function is None else bool(function())
+
+
+def _open_mpi_flag(name: str) -> bool | None:
+    for library in _libraries():
+        try:
+            return ctypes.c_bool.in_dll(library, name).value
+        except ValueError:
+            continue
+    return None
