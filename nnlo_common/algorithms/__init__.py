@@ -1,0 +1,34 @@
+"""The algorithms, one file each, both halves: what a worker does and what the centre does.
+
+An algorithm is a frozen set of options (`Downpour`, `EASGD`, ...) that makes the two halves. The halves
+compute on flat float32 vectors only, so the same code is proved in the virtual cluster and run over MPI.
+"""
+
+from __future__ import annotations
+
+from nnlo_common.algorithms._agn import AGN
+from nnlo_common.algorithms._diloco import DiLoCo
+from nnlo_common.algorithms._downpour import Downpour
+from nnlo_common.algorithms._dynsgd import DynSGD
+from nnlo_common.algorithms._easgd import EAMSGD, EASGD
+from nnlo_common.algorithms._gem import GEM
+from nnlo_common.algorithms._localsgd import LocalSGD
+from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
+from nnlo_common.algorithms._synchronous import Synchronous
+
+__all__ = [
+    "AGN",
+    "Algorithm",
+    "Ask",
+    "CenterRule",
+    "Contribution",
+    "DiLoCo",
+    "Downpour",
+    "DynSGD",
+    "EAMSGD",
+    "EASGD",
+    "GEM",
+    "LocalSGD",
+    "Synchronous",
+    "WorkerRule",
+]

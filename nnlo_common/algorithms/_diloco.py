@@ -1,0 +1,103 @@
+"""DiLoCo: local rounds whose mean displacement is a gradient for an outer optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from nnlo_common._flat import Vector
+from nnlo_common._optimizers import SGD, VectorOptimizer
+from nnlo_common.algorithms._localsgd import LocalSGDWorker
+from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
+
+__all__ = ["DiLoCo", "DiLoCoCenter", "DiLoCoWorker"]
+
+
+class DiLoCoWorker(LocalSGDWorker):
+    """Send c_old - x, how far the round has gone; x <- c."""
+
+    saved = ("clock", "anchor")
+
+    def __init__(self, size: int, *, every: int, pipeline: int = 0) -> None:
+        super().__init__(every=every, pipeline=pipeline)
+        self.anchor: Vector = np.zeros(size, np.float32)
+        self._moved: Vector = np.zeros(size, np.float32)
+
+    def begin(self, parameters: Vector, center: Vector) -> None:
+        """Start from the centre; the round is measured from there."""
+        super().begin(parameters, center)
+        np.copyto(self.anchor, center)
+
+    def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
+        """Return c_old - x."""
+        np.subtract(self.anchor, parameters, out=self._moved)
+        return self._moved
+
+    def incoming(self, parameters: Vector, reply: Vector, sent_at: Vector | None) -> None:
+        """x <- c, and measure the next round from there."""
+        super().incoming(parameters, reply, sent_at)
+        np.copyto(self.anchor, parameters)
+
+
+class DiLoCoCenter(CenterRule):
+    """c <- OuterOptimizer(c, mean of c_old - x_i)."""
+
+    saved = ("center", "clock", "optimizer")
+
+    def __init__(self, center: Vector, optimizer: VectorOptimizer) -> None:
+        super().__init__(center)
+        self.optimizer = optimizer
+
+    def quorum(self, awaited: int) -> int:
+        """Wait for all."""
+        return awaited
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Step with the mean, in rank order."""
+        self.optimizer.step(self.center, mean_of(contributions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Algorithm):
+    r"""DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
+
+    Each worker makes H steps of its own inner optimizer from :math:`x^i = c`; then
+    :math:`\Delta = \frac{1}{p}\sum_i (c - x^i)` (weighted by the workers' weights) and
+    :math:`c \leftarrow \mathrm{OuterOptimizer}(c, \Delta)`; all start again from the new c. Inner
+    optimizer state stays with its worker.
+
+    The outer optimizer is the centre's; without one it is the paper's, SGD with Nesterov momentum 0.9
+    and learning rate 0.7. Outer SGD with learning rate 1 is federated averaging.
+
+    Deviation: with lag L the new centre comes L rounds late and is added to the progress made since.
+
+    Attributes:
+        every: H, inner steps per round.
+
+    Example:
+        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(DiLoCo(every=1), lambda x, rank: x, [1.0], workers=2, steps=1,
+        ...                       local=lambda: SGD(1.0))
+        >>> run.center.round(6)  # 1 - 0.7 (1 + 0.9)
+        array([-0.33], dtype=float32)
+    """
+
+    optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+
+    every: int = 500
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.every >= 1, "every", "a number of steps of at least 1")
+
+    def worker(self, size: int, workers: int) -> DiLoCoWorker:
+        """Make the worker's half."""
+        return DiLoCoWorker(size, every=self.every, pipeline=self.lag)
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> DiLoCoCenter:
+        """Make the centre's half."""
+        return DiLoCoCenter(center, optimizer or SGD(0.7, momentum=0.9, nesterov=True))

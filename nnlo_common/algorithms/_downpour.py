@@ -1,0 +1,131 @@
+"""Downpour SGD: workers push accumulated raw gradients, the centre's optimizer steps with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nnlo_common._flat import Vector
+from nnlo_common._optimizers import SGD, VectorOptimizer
+from nnlo_common.algorithms._rule import (
+    Algorithm,
+    Ask,
+    CenterRule,
+    Contribution,
+    GradientSum,
+    WorkerRule,
+    mean_of,
+)
+
+__all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
+
+
+class DownpourWorker(WorkerRule):
+    """Accumulate raw gradients; push the sum every `n_push` steps, fetch the centre every `n_fetch`."""
+
+    saved = ("clock", "sum")
+
+    def __init__(
+        self, size: int, *, n_push: int = 1, n_fetch: int = 1, first_push: int = 0, pipeline: int = 0
+    ) -> None:
+        super().__init__(pipeline=pipeline)
+        self.n_push, self.n_fetch, self.first_push = n_push, n_fetch, first_push
+        # A single gradient travels as it lies in the worker's gradient vector.
+        self.sum = GradientSum(size if n_push > 1 else 0)
+
+    def observe(self, parameters: Vector, gradient: Vector) -> None:
+        """a <- a + g."""
+        if self.n_push > 1:
+            self.sum.add(gradient)
+
+    def due(self) -> Ask | None:
+        """Push after step `first_push` and every `n_push`; fetch before the steps that `n_fetch` divides."""
+        push = self.clock % self.n_push == self.first_push
+        fetch = (self.clock + 1) % self.n_fetch == 0
+        if push:
+            return Ask.EXCHANGE if fetch else Ask.PUSH
+        return Ask.PULL if fetch else None
+
+    def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
+        """Return a; a <- 0."""
+        return self.sum.take() if self.n_push > 1 else gradient
+
+
+class DownpourCenter(CenterRule):
+    """c <- Optimizer(c, a), for each a as it comes."""
+
+    saved = ("center", "clock", "optimizer")
+
+    def __init__(self, center: Vector, optimizer: VectorOptimizer, *, warm_start: int = 0) -> None:
+        super().__init__(center)
+        self.optimizer, self.warm_start = optimizer, warm_start
+
+    def capacity(self) -> int | None:
+        """Let one worker train alone until `warm_start` commits are done."""
+        return 1 if self.clock < self.warm_start else None
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Step with the (only) contribution."""
+        self.optimizer.step(self.center, mean_of(contributions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downpour(Algorithm):
+    r"""Downpour SGD (Dean et al., NIPS 2012, section 4.1 and appendix algorithm 1).
+
+    Worker, step t = 0, 1, ...: :math:`x \leftarrow c` if n_fetch divides t; g at x;
+    :math:`a \leftarrow a + g`; :math:`x \leftarrow x - \alpha g`; push a and clear it if n_push divides t.
+    Centre: :math:`c \leftarrow \mathrm{Optimizer}(c, a)` for each push as it arrives.
+
+    Raw gradients travel, never differences of weights: with one worker and n_push = n_fetch = 1 the
+    centre goes through exactly the steps of its optimizer alone, bit for bit.
+
+    Deviations: the fetch before step t+1 and the push after step t go in one round trip where both are
+    due; every push is acknowledged, so that a slow server holds its workers back instead of drowning.
+
+    Attributes:
+        n_push: steps between pushes.
+        n_fetch: steps between fetches.
+        schedule: "dean" pushes first after step 0, as the paper does (a push then trails its fetch by one
+            gradient); "aligned" pushes after step n_push - 1, so that n_push = n_fetch is one round trip.
+        local_learning_rate: the paper's alpha for the worker's own steps between fetches.
+        warm_start: commits that the first worker makes alone before the others are let in.
+
+    Example:
+        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(Downpour(), lambda x, rank: x, [1.0], workers=1, steps=3,
+        ...                       optimizer=SGD(0.5))
+        >>> run.center
+        array([0.125], dtype=float32)
+    """
+
+    n_push: int = 1
+    n_fetch: int = 1
+    schedule: Literal["dean", "aligned"] = "dean"
+    local_learning_rate: float = 0.0
+    warm_start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_push", "n_fetch"):
+            self._require(getattr(self, name) >= 1, name, "a number of steps of at least 1")
+        self._require(self.schedule in ("dean", "aligned"), "schedule", "'dean' or 'aligned'")
+        self._require(self.local_learning_rate >= 0, "local_learning_rate", "at least 0")
+        self._require(self.warm_start >= 0, "warm_start", "a number of commits of at least 0")
+
+    def worker(self, size: int, workers: int) -> DownpourWorker:
+        """Make the worker's half."""
+        first_push = 0 if self.schedule == "dean" else self.n_push - 1
+        return DownpourWorker(
+            size, n_push=self.n_push, n_fetch=self.n_fetch, first_push=first_push, pipeline=self.lag
+        )
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> DownpourCenter:
+        """Make the centre's half."""
+        return DownpourCenter(center, self._needs_optimizer(optimizer), warm_start=self.warm_start)
+
+    def local_optimizer(self) -> VectorOptimizer | None:
+        """Return plain SGD with the local learning rate, if that is not 0."""
+        return SGD(self.local_learning_rate) if self.local_learning_rate else None

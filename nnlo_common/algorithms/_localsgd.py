@@ -1,0 +1,91 @@
+"""Local SGD: each worker trains alone for a while, then all take their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from nnlo_common._flat import Vector
+from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule, mean_of
+
+__all__ = ["LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]
+
+
+class LocalSGDWorker(WorkerRule):
+    """Send x; x <- mean."""
+
+    keeps_progress = True
+
+    def __init__(self, *, every: int, warmup: int = 0, pipeline: int = 0) -> None:
+        super().__init__(pipeline=pipeline)
+        self.every, self.warmup = every, warmup
+
+    def due(self) -> Ask | None:
+        """Average after every step of the warm-up, then after every H steps."""
+        done = self.clock + 1 - self.warmup
+        return Ask.EXCHANGE if done <= 0 or done % self.every == 0 else None
+
+    def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
+        """Return x."""
+        return parameters
+
+
+class LocalSGDCenter(CenterRule):
+    """c <- mean of all x_i."""
+
+    def quorum(self, awaited: int) -> int:
+        """Wait for all."""
+        return awaited
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Take the mean, in rank order."""
+        np.copyto(self.center, mean_of(contributions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Algorithm):
+    r"""Local SGD (Stich 2018, arXiv:1805.09767) and post-local SGD (Lin et al. 2018, arXiv:1808.07217).
+
+    H local steps of the worker's own optimizer, then :math:`x^i \leftarrow \frac{1}{p}\sum_j x^j`
+    (weighted by the workers' weights). Momentum and other local state is never exchanged. Who leaves is
+    no longer waited for.
+
+    Deviations: post-local SGD averages parameters, not gradients, after each step of its warm-up (the
+    same where the local optimizer is plain SGD). With lag L the mean comes L rounds late and is added to
+    the progress made since, instead of throwing that away.
+
+    Attributes:
+        every: H, local steps per round.
+        warmup: first steps that are averaged one by one.
+
+    Example:
+        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common.testing import train_virtually
+        >>> pull = lambda x, rank: x - rank  # worker 1 wants 1, worker 2 wants 2
+        >>> run = train_virtually(LocalSGD(every=2), pull, [0.0], workers=2, steps=2,
+        ...                       local=lambda: SGD(0.5))
+        >>> run.center
+        array([1.125], dtype=float32)
+    """
+
+    optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+
+    every: int = 10
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.every >= 1, "every", "a number of steps of at least 1")
+        self._require(self.warmup >= 0, "warmup", "a number of steps of at least 0")
+
+    def worker(self, size: int, workers: int) -> LocalSGDWorker:
+        """Make the worker's half."""
+        return LocalSGDWorker(every=self.every, warmup=self.warmup, pipeline=self.lag)
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> LocalSGDCenter:
+        """Make the centre's half."""
+        return LocalSGDCenter(center)

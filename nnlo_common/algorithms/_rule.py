@@ -1,0 +1,250 @@
+"""What every algorithm consists of: a worker's half, a centre's half, and the options that make both.
+
+The halves know float32 vectors and nothing else: no MPI, no clock on the wall, no thread, no framework.
+Because every rule works coordinate by coordinate, a centre that is cut over several servers is just
+several independent pairs of halves on slices of the vector.
+
+One idea carries all algorithms: **a commit takes a set of contributions**. How many make a commit (the
+quorum) is all that tells an asynchronous rule (one) from a synchronous one (all, or all but some).
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, NoReturn
+
+import numpy as np
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import Vector
+from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._state import Stateful
+
+__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
+
+
+class Ask(enum.Enum):
+    """What a worker asks of the centre at the end of a step."""
+
+    EXCHANGE = enum.auto()
+    """Give a contribution and take the centre's reply: one round trip."""
+    PUSH = enum.auto()
+    """Give a contribution, take nothing."""
+    PULL = enum.auto()
+    """Take the centre, give nothing."""
+    LOCK = enum.auto()
+    """Take the centre and answer with a commit before any other worker is heard."""
+
+
+@dataclass(slots=True)
+class Contribution:
+    """What one worker brought to a commit.
+
+    Attributes:
+        rank: the worker.
+        vector: what it sent; the commit may overwrite it.
+        staleness: how many commits the centre has seen since the worker last took it.
+        weight: its share in a mean, e.g. a number of samples.
+    """
+
+    rank: int
+    vector: Vector
+    staleness: int = 0
+    weight: float = 1.0
+
+
+class WorkerRule(Stateful, ABC):
+    """The worker's half of an algorithm, for one piece of the parameter vector.
+
+    A step goes: `observe` the raw gradient; the local optimizer moves the parameters (for some rules); if
+    `due`, the `outgoing` vector travels and the reply comes in through `incoming`; `advance`.
+
+    Attributes:
+        clock: steps done.
+        exchange_first: the exchange comes before the local optimizer's step, not after it.
+        pipeline: how many replies may still be under way when the next step begins.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ("clock",)
+    exchange_first: bool = False
+    # The reply replaces the parameters, so movement since the request was sent must be added to it.
+    keeps_progress: ClassVar[bool] = False
+
+    def __init__(self, *, pipeline: int = 0) -> None:
+        self.clock = 0
+        self.pipeline = pipeline
+
+    def begin(self, parameters: Vector, center: Vector) -> None:
+        """Start from the centre."""
+        np.copyto(parameters, center)
+
+    def observe(self, parameters: Vector, gradient: Vector) -> None:  # noqa: B027: a hook
+        """See the raw gradient of this step, before the local optimizer does."""
+
+    @abstractmethod
+    def due(self) -> Ask | None:
+        """Say what to ask of the centre in this step, if anything."""
+
+    @abstractmethod
+    def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
+        """Return what travels; it stays as it is until the reply has come."""
+
+    def incoming(self, parameters: Vector, reply: Vector, sent_at: Vector | None) -> None:
+        """Absorb the reply; by default the centre replaces the parameters.
+
+        Args:
+            parameters: changed in place.
+            reply: may be overwritten.
+            sent_at: what the parameters were when the request was sent, for rules that keep the progress
+                made since; None if they have not moved.
+        """
+        if self.keeps_progress and sent_at is not None:
+            np.subtract(reply, sent_at, out=reply)
+            parameters += reply
+        else:
+            np.copyto(parameters, reply)
+
+    def commit(self, parameters: Vector, center: Vector) -> Vector:
+        """Answer a granted lock: move the parameters and return what is added to the centre."""
+        raise NotImplementedError(f"{type(self).__name__} never asks for the lock")
+
+    def advance(self) -> None:
+        """Count the step."""
+        self.clock += 1
+
+
+class CenterRule(Stateful, ABC):
+    """The centre's half of an algorithm, for one piece of the parameter vector.
+
+    Attributes:
+        center: the parameters that the workers share; changed in place by commits.
+        clock: commits done.
+        max_staleness: contributions older than this are dropped; None keeps all.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ("center", "clock")
+    max_staleness: int | None = None
+
+    def __init__(self, center: Vector) -> None:
+        self.center = center
+        self.clock = 0
+
+    def quorum(self, awaited: int) -> int:
+        """Say how many contributions make a commit while `awaited` workers are still to be heard from."""
+        return 1
+
+    def capacity(self) -> int | None:
+        """Say how many workers may train now; None: all of them."""
+        return None
+
+    @abstractmethod
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Move the centre by `contributions`, which are sorted by rank."""
+
+    def commit(self, contributions: Sequence[Contribution]) -> None:
+        """Apply `contributions` and count the commit."""
+        self.apply(contributions)
+        self.clock += 1
+
+    def reply(self, vector: Vector) -> None:
+        """Turn a contribution's vector, after its commit, into the reply; by default the new centre."""
+        np.copyto(vector, self.center)
+
+
+class GradientSum(Stateful):
+    """A running sum of gradients.
+
+    One gradient is passed on as it is, so that a sum of one is that gradient bit for bit.
+    """
+
+    saved = ("total", "count")
+
+    def __init__(self, size: int) -> None:
+        self.total: Vector = np.zeros(size, np.float32)
+        self.count = 0
+
+    def add(self, gradient: Vector) -> None:
+        """Add one gradient."""
+        if self.count:
+            self.total += gradient
+        else:
+            np.copyto(self.total, gradient)
+        self.count += 1
+
+    def take(self) -> Vector:
+        """Return the sum, which stays valid until the next `add`, and start again from zero."""
+        self.count = 0
+        return self.total
+
+
+def mean_of(contributions: Sequence[Contribution]) -> Vector:
+    """Return the weighted mean, computed in the given order within the first contribution's vector.
+
+    The order makes it the same to the bit however the contributions arrived. With equal weights it is
+    the plain sum divided by their number.
+    """
+    mean = contributions[0].vector
+    if len(contributions) == 1:
+        return mean
+    weights = [contribution.weight for contribution in contributions]
+    if min(weights) != max(weights):
+        for contribution in contributions:
+            np.multiply(contribution.vector, np.float32(contribution.weight), out=contribution.vector)
+    for contribution in contributions[1:]:
+        mean += contribution.vector
+    total = len(contributions) if min(weights) == max(weights) else sum(weights)
+    np.divide(mean, np.float32(total), out=mean)
+    return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """The options of an algorithm; makes the worker's and the centre's half.
+
+    Attributes:
+        lag: how many exchanges may be under way while the worker goes on (gradient lag, pipelined SGD:
+            Kurth et al. 2018, arXiv:1810.01993). With lag L a step absorbs the reply to the exchange L
+            before its own, so that L=1 hides one round trip behind one step; the first L exchanges
+            change nothing.
+    """
+
+    #: Whose step the user's optimizer makes: the centre's, each worker's, or nobody's.
+    optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "center"
+
+    lag: int = 0
+
+    def __post_init__(self) -> None:
+        self._require(isinstance(self.lag, int) and self.lag >= 0, "lag", "a whole number of at least 0")
+
+    @abstractmethod
+    def worker(self, size: int, workers: int) -> WorkerRule:
+        """Make the worker's half for `size` coordinates, as one of `workers`."""
+
+    @abstractmethod
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
+        """Make the centre's half around the vector `center`, which it changes in place."""
+
+    def local_optimizer(self) -> VectorOptimizer | None:
+        """Return the optimizer that moves a worker's parameters, where the algorithm brings its own."""
+        return None
+
+    def _require(self, condition: bool, name: str, expected: str) -> None:
+        """Refuse the option `name` with a message that says what it may be."""
+        if not condition:
+            self._refuse(f"{name}={getattr(self, name)!r} is not possible: it must be {expected}")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ConfigurationError(f"{type(self).__name__}: {problem}")
+
+    def _needs_optimizer(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
+        if optimizer is None:
+            self._refuse("its centre is stepped by an optimizer; pass one, e.g. SGD(0.1)")
+        return optimizer
+
+    def describe(self) -> str:
+        """Return one line that is equal for equal options; ranks compare it before they start."""
+        options = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
+        return f"{type(self).__name__}({options})"

@@ -1,0 +1,84 @@
+"""Synchronous SGD with backup workers: one step of the optimizer with the mean of the first N gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nnlo_common._flat import Vector
+from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common.algorithms._downpour import DownpourWorker
+from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
+
+__all__ = ["Synchronous", "SynchronousCenter"]
+
+
+class SynchronousCenter(CenterRule):
+    """c <- Optimizer(c, mean of the first N gradients taken at c); later ones are dropped."""
+
+    saved = ("center", "clock", "optimizer")
+
+    def __init__(
+        self, center: Vector, optimizer: VectorOptimizer, *, needed: int, max_staleness: int = 0
+    ) -> None:
+        super().__init__(center)
+        self.optimizer, self.needed, self.max_staleness = optimizer, needed, max_staleness
+
+    def quorum(self, awaited: int) -> int:
+        """Wait for N contributions, or for all where fewer than N workers are left."""
+        return min(self.needed, awaited)
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Step with the mean."""
+        self.optimizer.step(self.center, mean_of(contributions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Algorithm):
+    r"""Synchronous SGD with backup workers (Chen et al. 2016, arXiv:1604.00981, algorithms 3 and 4).
+
+    Of p workers the first N = p - backup gradients of a step make the commit
+    :math:`c \leftarrow \mathrm{Optimizer}(c, \frac{1}{N}\sum_i g^i(c))`: the mean, not the sum, so that
+    p workers with batches of B are one process with batches of N B. A gradient that comes later was
+    taken at an older centre; it is dropped and its worker gets the new centre. The mean is taken in rank
+    order, so that the order of arrival never changes a bit. Unequal batches are weighted by the weights
+    that the workers send.
+
+    When workers leave, the backup is used up first; after that the step waits for those who are left.
+    Nobody is ever waited for who has left.
+
+    Deviation: a worker contributes at most once to a step (TensorFlow's tokens let a fast worker take
+    two minibatches). With lag L gradients up to L commits old count as fresh.
+
+    Attributes:
+        backup: how many of the slowest workers need not be waited for.
+
+    Example:
+        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(Synchronous(), lambda x, rank: x, [1.0], workers=3, steps=2,
+        ...                       optimizer=SGD(0.5))
+        >>> run.center, run.servers[0].rule.clock
+        (array([0.25], dtype=float32), 2)
+    """
+
+    backup: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.backup >= 0, "backup", "a number of workers of at least 0")
+
+    def worker(self, size: int, workers: int) -> DownpourWorker:
+        """Make the worker's half: push every raw gradient, take the new centre."""
+        return DownpourWorker(size, pipeline=self.lag)
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> SynchronousCenter:
+        """Make the centre's half."""
+        if self.backup >= workers:
+            self._refuse(
+                f"backup={self.backup} of {workers} workers leaves none to wait for; "
+                f"use backup <= {workers - 1} or start more workers"
+            )
+        return SynchronousCenter(
+            center, self._needs_optimizer(optimizer), needed=workers - self.backup, max_staleness=self.lag
+        )
