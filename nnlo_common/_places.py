@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError
 
 __all__ = ["Place", "crowded_hosts", "describe_here", "locate", "place_table", "text_table", "visible_gpus"]
 
@@ -128,27 +128,31 @@ def locate(reports: Sequence[Mapping[str, int | str]]) -> tuple[Place, ...]:
         [('a', 0, 0), ('b', 0, 0), ('a', 1, 1)]
     """
     residents: dict[str, list[int]] = defaultdict(list)
-    host_masks: dict[str, int] = defaultdict(int)
+    masks: dict[str, int] = defaultdict(int)
     for rank, report in enumerate(reports):
         _check(rank, report)
-        host = str(report["host"])
+        host, assumed = str(report["host"]), hex((1 << int(report["cores"])) - 1)
         residents[host].append(rank)
-        host_masks[host] |= int(str(report.get("core_mask") or hex((1 << int(report["cores"])) - 1)), 16)
-    places: dict[int, Place] = {}
-    for host, ranks in residents.items():
-        for local_rank, rank in enumerate(ranks):
-            gpus = int(reports[rank]["gpus"])
-            places[rank] = Place(
-                rank=rank,
-                host=host,
-                local_rank=local_rank,
-                local_size=len(ranks),
-                cores=int(reports[rank]["cores"]),
-                host_cores=host_masks[host].bit_count(),
-                gpus=gpus,
-                gpu=local_rank % gpus if gpus else None,
-            )
-    return tuple(places[rank] for rank in range(len(reports)))
+        masks[host] |= int(str(report.get("core_mask", assumed)), 16)
+    return tuple(
+        _place(rank, report, residents[str(report["host"])], masks[str(report["host"])].bit_count())
+        for rank, report in enumerate(reports)
+    )
+
+
+def _place(rank: int, report: Mapping[str, int | str], residents: list[int], host_cores: int) -> Place:
+    """Return the place of one rank among the residents of its host."""
+    local_rank, gpus = residents.index(rank), int(report["gpus"])
+    return Place(
+        rank=rank,
+        host=str(report["host"]),
+        local_rank=local_rank,
+        local_size=len(residents),
+        cores=int(report["cores"]),
+        host_cores=host_cores,
+        gpus=gpus,
+        gpu=local_rank % gpus if gpus else None,
+    )
 
 
 def _check(rank: int, report: Mapping[str, int | str]) -> None:
