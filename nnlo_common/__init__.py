@@ -1,5 +1,70 @@
-"""The framework-free heart of nnlo: flat vectors, algorithms, protocol, transports, topology."""
+"""The framework-free heart of nnlo: flat vectors, algorithms, protocol, transports, topology.
+
+Importing it loads numpy and the standard library only; MPI starts when a training does.
+"""
 
 from __future__ import annotations
 
+from nnlo_common._errors import (
+    ConfigurationError,
+    MissingExtraError,
+    NNLOError,
+    PeerLostError,
+    ProtocolError,
+    StartupError,
+)
+from nnlo_common._flat import FlatVector, Frame, Layout, Segment
+from nnlo_common._optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    LookaheadMomentum,
+    RMSprop,
+    VectorOptimizer,
+)
+from nnlo_common._topology import Arrangement, Topology
+from nnlo_common.algorithms import (
+    AGN,
+    EAMSGD,
+    EASGD,
+    GEM,
+    DiLoCo,
+    Downpour,
+    DynSGD,
+    LocalSGD,
+    Synchronous,
+)
+
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AGN",
+    "Arrangement",
+    "ConfigurationError",
+    "DiLoCo",
+    "Downpour",
+    "DynSGD",
+    "EAMSGD",
+    "EASGD",
+    "FlatVector",
+    "Frame",
+    "GEM",
+    "Layout",
+    "LocalSGD",
+    "LookaheadMomentum",
+    "MissingExtraError",
+    "NNLOError",
+    "PeerLostError",
+    "ProtocolError",
+    "RMSprop",
+    "Segment",
+    "SGD",
+    "StartupError",
+    "Synchronous",
+    "Topology",
+    "VectorOptimizer",
+]

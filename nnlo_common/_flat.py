@@ -40,6 +40,7 @@ class Frame:
 
     Attributes:
         bytes: everything, header first; what a transport sends.
+        header: the header part, for struct.
         vector: the float32 part; starts on a cache line too.
 
     Example:
@@ -50,12 +51,13 @@ class Frame:
         64
     """
 
-    __slots__ = ("bytes", "vector")
+    __slots__ = ("bytes", "header", "vector")
 
     def __init__(self, size: int) -> None:
         raw = np.zeros(ALIGNMENT + HEADER_BYTES + 4 * size, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.bytes: npt.NDArray[np.uint8] = raw[start : start + HEADER_BYTES + 4 * size]
+        self.header = memoryview(self.bytes)[:HEADER_BYTES]
         self.vector: Vector = self.bytes[HEADER_BYTES:].view(np.float32)
 
 

@@ -44,7 +44,7 @@ class AGN(Algorithm):
             merely average.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> run = train_virtually(AGN(every=2, local_learning_rate=0.5), lambda x, rank: x, [1.0],
         ...                       workers=1, steps=2, optimizer=SGD(0.5))

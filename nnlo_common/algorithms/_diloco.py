@@ -78,7 +78,7 @@ class DiLoCo(Algorithm):
         every: H, inner steps per round.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> run = train_virtually(DiLoCo(every=1), lambda x, rank: x, [1.0], workers=2, steps=1,
         ...                       local=lambda: SGD(1.0))

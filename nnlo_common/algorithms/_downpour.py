@@ -93,7 +93,7 @@ class Downpour(Algorithm):
         warm_start: commits that the first worker makes alone before the others are let in.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> run = train_virtually(Downpour(), lambda x, rank: x, [1.0], workers=1, steps=3,
         ...                       optimizer=SGD(0.5))

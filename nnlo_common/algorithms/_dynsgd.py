@@ -43,7 +43,7 @@ class DynSGD(Algorithm):
         every: steps between pushes; each push is followed by a fetch in the same round trip.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> slope = lambda x, rank: 0 * x + 1
         >>> run = train_virtually(DynSGD(), slope, [0.0], workers=2, steps=1, optimizer=SGD(1.0))

@@ -110,7 +110,7 @@ class EASGD(Algorithm):
         super().__post_init__()
         self._require(self.every >= 1, "every", "a number of steps of at least 1")
         self._require(self.alpha is None or 0 < self.alpha < 1, "alpha", "above 0 and below 1, or None")
-        self._require(0 < self.beta, "beta", "above 0")
+        self._require(self.beta > 0, "beta", "above 0")
         self._require(self.beta_per in ("exchange", "step"), "beta_per", "'exchange' or 'step'")
         self._require(self.order in ("paper", "step_first"), "order", "'paper' or 'step_first'")
 
@@ -167,4 +167,4 @@ class EAMSGD(EASGD):
 
     def local_optimizer(self) -> VectorOptimizer:
         """Return the look-ahead momentum optimizer of algorithm 2."""
-        return LookaheadMomentum(self.learning_rate, self.momentum)
+        return LookaheadMomentum(self.learning_rate, momentum=self.momentum)

@@ -63,7 +63,7 @@ class LocalSGD(Algorithm):
         warmup: first steps that are averaged one by one.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> pull = lambda x, rank: x - rank  # worker 1 wants 1, worker 2 wants 2
         >>> run = train_virtually(LocalSGD(every=2), pull, [0.0], workers=2, steps=2,

@@ -81,7 +81,7 @@ class WorkerRule(Stateful, ABC):
         """Start from the centre."""
         np.copyto(parameters, center)
 
-    def observe(self, parameters: Vector, gradient: Vector) -> None:  # noqa: B027: a hook
+    def observe(self, parameters: Vector, gradient: Vector) -> None:
         """See the raw gradient of this step, before the local optimizer does."""
 
     @abstractmethod

@@ -54,7 +54,7 @@ class Synchronous(Algorithm):
         backup: how many of the slowest workers need not be waited for.
 
     Example:
-        >>> from nnlo_common.optimizers import SGD
+        >>> from nnlo_common import SGD
         >>> from nnlo_common.testing import train_virtually
         >>> run = train_virtually(Synchronous(), lambda x, rank: x, [1.0], workers=3, steps=2,
         ...                       optimizer=SGD(0.5))

@@ -1,0 +1,32 @@
+"""The protocol between workers and servers as pure state machines: an event in, a list of actions out."""
+
+from __future__ import annotations
+
+from nnlo_common.protocol._conversation import Conversation, Phase, Shard
+from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
+from nnlo_common.protocol._messages import Kind, Message, decode, encode
+from nnlo_common.protocol._server import Server, Standing
+from nnlo_common.protocol._worker import Activity, Worker
+
+__all__ = [
+    "Action",
+    "Activity",
+    "Compute",
+    "Conversation",
+    "Event",
+    "Kind",
+    "Lost",
+    "Message",
+    "Phase",
+    "Received",
+    "Release",
+    "Send",
+    "Server",
+    "Shard",
+    "Standing",
+    "Story",
+    "Wait",
+    "Worker",
+    "decode",
+    "encode",
+]

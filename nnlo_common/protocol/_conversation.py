@@ -1,0 +1,258 @@
+"""A worker's side of the protocol with one server, for one shard of the centre: a pure state machine."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnlo_common._flat import Frame, Vector
+from nnlo_common._state import State
+from nnlo_common.algorithms import Ask, WorkerRule
+from nnlo_common.protocol._events import Action, Received, Release, Send, Story
+from nnlo_common.protocol._messages import Kind, Message
+
+__all__ = ["Conversation", "Phase", "Shard"]
+
+
+class Phase(enum.Enum):
+    """How far a worker is with one server."""
+
+    OUTSIDE = "has not joined"
+    JOINING = "has asked to join and waits for the centre"
+    TRAINING = "is in"
+    LEFT = "has left"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One piece of the centre: its number, the rank that serves it, its part of the vector."""
+
+    index: int
+    server: int
+    place: slice
+
+
+_ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
+
+
+class Conversation:
+    """What one worker and one server have said to each other about one shard.
+
+    Replies are absorbed in order and at fixed points: with a pipeline of L, the reply to exchange k when
+    exchange k + L has been opened, however early it came. So the numbers never depend on timing.
+
+    Attributes:
+        rule: the worker's half of the algorithm for this shard.
+        phase: how far it is.
+        pulled_at: the centre's commits when its reply was last absorbed.
+        weight: this worker's share in a mean.
+        stop_requested: the server has asked to finish.
+    """
+
+    def __init__(
+        self, rank: int, shard: Shard, rule: WorkerRule, parameters: Vector, gradient: Vector
+    ) -> None:
+        self.rank, self.shard, self.rule = rank, shard, rule
+        self.parameters, self.gradient = parameters[shard.place], gradient[shard.place]
+        self.phase = Phase.OUTSIDE
+        self.pulled_at = 0
+        self.weight = 1.0
+        self.stop_requested = False
+        self.resumes = False
+        self.story = Story(f"worker rank {rank}, shard {shard.index}")
+        self._sequence = 0
+        self._asked: deque[tuple[Kind, int]] = deque()  # requests whose reply has not come
+        self._replies: deque[Received] = deque()  # replies that came and are not absorbed
+        self._opened = 0  # exchanges opened
+        self._absorbed = 0  # and those whose reply is absorbed
+        depth = rule.pipeline + 1 if rule.pipeline else 0
+        self._sent: list[Vector] = [np.empty_like(self.parameters) for _ in range(depth)]
+        self._sent_at: list[Vector] = [np.empty_like(v) for v in self._sent] if rule.keeps_progress else []
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the worker must not go on before the next reply."""
+        return self.phase is Phase.JOINING or self._absorbed < self._opened - self.rule.pipeline
+
+    @property
+    def unanswered(self) -> int:
+        """How many replies are still under way."""
+        return len(self._asked)
+
+    def join(self) -> list[Action]:
+        """Ask to be let in."""
+        self._expect(Phase.OUTSIDE, "join")
+        self.phase = Phase.JOINING
+        return [self._request(Kind.JOIN)]
+
+    def exchange(self) -> list[Action]:
+        """Open the exchange that is due in this step, if any."""
+        self._expect(Phase.TRAINING, "exchange")
+        ask = self.rule.due()
+        if ask is None:
+            return []
+        slot = self._opened % (self.rule.pipeline + 1)
+        vector = None
+        if ask in (Ask.EXCHANGE, Ask.PUSH):
+            vector = self.rule.outgoing(self.parameters, self.gradient)
+            if self._sent:  # the worker goes on while this one travels
+                np.copyto(self._sent[slot], vector)
+                vector = self._sent[slot]
+        if self._sent_at:
+            np.copyto(self._sent_at[slot], self.parameters)
+        self._opened += 1
+        return [self._request(_ASKS[ask], vector), *self._absorb(self.rule.pipeline)]
+
+    def receive(self, event: Received) -> list[Action]:
+        """Take a reply.
+
+        Raises:
+            ProtocolError: it answers nothing that was asked.
+        """
+        message = event.message
+        self.story.tell("received", message)
+        if not self._asked or message.sequence != self._asked[0][1]:
+            wanted = self._asked[0][1] if self._asked else "none"
+            raise self.story.error(
+                f"rank {message.sender} replied to sequence {message.sequence}; the next due is {wanted}"
+            )
+        if message.kind not in (Kind.CENTER, Kind.ACK):
+            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only workers send")
+        asked, _ = self._asked.popleft()
+        self.stop_requested |= message.stop
+        if asked is Kind.JOIN:
+            return self._welcome(event)
+        if asked is Kind.LOCK:
+            return self._granted(event)
+        self._replies.append(event)
+        return self._absorb(self.rule.pipeline)
+
+    def settle(self) -> list[Action]:
+        """Absorb what has come of a pipeline, without waiting for the steps it was meant for."""
+        return self._absorb(0)
+
+    def finish_epoch(self) -> list[Action]:
+        """Tell the server that one more epoch is done."""
+        self._expect(Phase.TRAINING, "finish an epoch")
+        return [self._request(Kind.EPOCH)]
+
+    def leave(self) -> list[Action]:
+        """Tell the server not to wait any more; all replies must have been absorbed."""
+        self._expect(Phase.TRAINING, "leave")
+        if self._absorbed < self._opened:
+            raise self.story.error(f"left with {self._opened - self._absorbed} replies not absorbed")
+        self.phase = Phase.LEFT
+        return [self._request(Kind.LEAVE)]
+
+    def validate(self) -> None:
+        """Check every invariant; tests call it after each event."""
+        pending = self._opened - self._absorbed
+        joining = self.phase is Phase.JOINING
+        limit = self.rule.pipeline + 1
+        if not 0 <= pending <= limit:
+            raise AssertionError(f"broken invariant: {pending} open exchanges are at most {limit}")
+        if len(self._asked) + len(self._replies) != pending + joining:
+            raise AssertionError("broken invariant: each open exchange is either asked or answered")
+
+    def state(self) -> State:
+        """Return everything the next step depends on; every reply must have come.
+
+        Raises:
+            ProtocolError: replies are still under way.
+        """
+        if self._asked:
+            raise self.story.error(f"its state was asked for with {len(self._asked)} replies under way")
+        open_slots = [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
+        return {
+            "rule": self.rule.state(),
+            "pulled_at": self.pulled_at,
+            "replies": [
+                (event.message.kind.name, event.message.clock, None if v is None else v.copy())
+                for event in self._replies
+                for v in [event.message.vector]
+            ],
+            "sent_at": [self._sent_at[slot].copy() for slot in open_slots] if self._sent_at else [],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the conversation that gave `state` stood, after joining again."""
+        self._expect(Phase.OUTSIDE, "load a state")
+        self.rule.load(state["rule"])
+        self.pulled_at = state["pulled_at"]
+        self.resumes = True
+        self._opened = len(state["replies"])
+        for slot, vector in enumerate(state["sent_at"]):
+            np.copyto(self._sent_at[slot], vector)
+        for name, clock, vector in state["replies"]:
+            self._replies.append(_restored(self.shard, Kind[name], clock, vector))
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _welcome(self, event: Received) -> list[Action]:
+        self.phase = Phase.TRAINING
+        message = event.message
+        if message.vector is not None:
+            self.rule.begin(self.parameters, message.vector)
+            self.pulled_at = message.clock
+        return [Release(self.shard.server, event.frame)]
+
+    def _granted(self, event: Received) -> list[Action]:
+        message = event.message
+        assert message.vector is not None  # a grant is a CENTER
+        self._absorbed += 1
+        update = self.rule.commit(self.parameters, message.vector)
+        # The commit says at which centre its gradient was taken; the next gradient's holds this commit.
+        commit = self._request(Kind.COMMIT, update)
+        self.pulled_at = message.clock + 1
+        return [commit, Release(self.shard.server, event.frame)]
+
+    def _absorb(self, pipeline: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._replies and self._absorbed < self._opened - pipeline:
+            event = self._replies.popleft()
+            message = event.message
+            if message.vector is not None:
+                slot = self._absorbed % (self.rule.pipeline + 1)
+                sent_at = self._sent_at[slot] if self._sent_at else None
+                self.rule.incoming(self.parameters, message.vector, sent_at)
+                self.pulled_at = message.clock
+            self._absorbed += 1
+            actions.append(Release(self.shard.server, event.frame))
+        return actions
+
+    def _request(self, kind: Kind, vector: Vector | None = None) -> Send:
+        self._sequence += 1
+        message = Message(
+            kind,
+            self.rank,
+            self._sequence,
+            self.rule.clock,
+            self.pulled_at,
+            self.weight,
+            self.shard.index,
+            kind is Kind.JOIN and self.resumes,
+            vector,
+        )
+        self.story.tell("sent", message)
+        if kind in (Kind.JOIN, Kind.EXCHANGE, Kind.PUSH, Kind.PULL, Kind.LOCK):
+            self._asked.append((kind, self._sequence))
+        return Send(self.shard.server, message)
+
+    def _expect(self, phase: Phase, what: str) -> None:
+        if self.phase is not phase:
+            raise self.story.error(f"cannot {what} now: it {self.phase.value}")
+
+
+def _restored(shard: Shard, kind: Kind, clock: int, vector: Vector | None) -> Received:
+    frame = Frame(0 if vector is None else vector.size)
+    if vector is not None:
+        np.copyto(frame.vector, vector)
+    message = Message(
+        kind, shard.server, 0, clock, shard=shard.index, vector=None if vector is None else frame.vector
+    )
+    return Received(message, frame)

@@ -1,0 +1,137 @@
+"""What travels between a worker and a server: one header of 64 bytes and at most one vector.
+
+Every request but the one-way kinds gets exactly one reply, which repeats the request's sequence number.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from nnlo_common._errors import ProtocolError
+from nnlo_common._flat import HEADER_BYTES, Frame, Vector
+
+__all__ = ["Kind", "Message", "decode", "encode"]
+
+
+class Kind(enum.IntEnum):
+    """What a message means; the numbers are on the wire and never change."""
+
+    JOIN = 1
+    """Worker: let me in. Answered by CENTER, or by ACK if I resume with parameters of my own."""
+    EXCHANGE = 2
+    """Worker: a contribution, and I want the reply. Answered by CENTER."""
+    PUSH = 3
+    """Worker: a contribution. Answered by ACK."""
+    PULL = 4
+    """Worker: I want the centre. Answered by CENTER."""
+    LOCK = 5
+    """Worker: I want the centre, and nobody else may move it until my COMMIT. Answered by CENTER."""
+    COMMIT = 6
+    """Worker: what I was granted the lock for; gives the lock back. One way."""
+    EPOCH = 7
+    """Worker: I have finished one more epoch. One way."""
+    LEAVE = 8
+    """Worker: do not wait for me any more. One way."""
+    CENTER = 9
+    """Server: the centre, or what the rule replies instead, after `clock` commits."""
+    ACK = 10
+    """Server: done, at `clock` commits; no vector."""
+
+
+#: Requests that get no reply.
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE})
+#: Messages that carry a vector.
+WITH_VECTOR = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """One message.
+
+    Attributes:
+        kind: what it means.
+        sender: the rank that sent it.
+        sequence: requests: 1, 2, 3, ... per worker and shard; replies: the request's.
+        clock: requests: the sender's steps; replies: the centre's commits.
+        pulled_at: requests: the centre's commits when the sender last took it.
+        weight: the sender's share in a mean.
+        shard: which piece of the centre this is about.
+        stop: replies: finish training now. JOIN: I resume, keep my parameters.
+        vector: the numbers, if the kind has any.
+    """
+
+    kind: Kind
+    sender: int
+    sequence: int
+    clock: int = 0
+    pulled_at: int = 0
+    weight: float = 1.0
+    shard: int = 0
+    stop: bool = False
+    vector: Vector | None = None
+
+    def __str__(self) -> str:
+        size = "" if self.vector is None else f" [{self.vector.size}]"
+        return (
+            f"{self.kind.name}{size} from {self.sender}, sequence {self.sequence}, shard {self.shard}, "
+            f"clock {self.clock}, pulled at {self.pulled_at}"
+        )
+
+
+_HEADER = struct.Struct("<4sBBHIIQQQQd8x")
+_MAGIC = b"nnlo"
+_VERSION = 1
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+def encode(message: Message, frame: Frame) -> int:
+    """Write the header of `message` into `frame` and return how many bytes of the frame travel.
+
+    The vector must already lie in the frame.
+    """
+    size = 0 if message.vector is None else message.vector.size
+    _HEADER.pack_into(
+        frame.header,
+        0,
+        _MAGIC,
+        _VERSION,
+        message.kind,
+        message.stop,
+        message.sender,
+        message.shard,
+        message.sequence,
+        message.clock,
+        message.pulled_at,
+        size,
+        message.weight,
+    )
+    return HEADER_BYTES + 4 * size
+
+
+def decode(frame: Frame, received_bytes: int) -> Message:
+    """Read the message in `frame`; its vector is a view of the frame.
+
+    Raises:
+        ProtocolError: these bytes are no message of this version.
+    """
+    if received_bytes < HEADER_BYTES:
+        raise ProtocolError(
+            f"received {received_bytes} bytes, which is less than a header of {HEADER_BYTES}; "
+            "does anybody else send on this communicator?"
+        )
+    magic, version, kind, stop, sender, shard, sequence, clock, pulled_at, size, weight = _HEADER.unpack(
+        frame.header
+    )
+    if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
+        raise ProtocolError(
+            f"received a message that starts with {bytes(frame.bytes[:6])!r}; expected {_MAGIC!r}, version "
+            f"{_VERSION}. Do all ranks run the same nnlo, on a communicator nobody else sends on?"
+        )
+    if received_bytes != HEADER_BYTES + 4 * size:
+        raise ProtocolError(
+            f"{_KINDS[kind].name} from rank {sender} announces {size} numbers but has {received_bytes} bytes"
+        )
+    vector = frame.vector[:size] if _KINDS[kind] in WITH_VECTOR else None
+    return Message(_KINDS[kind], sender, sequence, clock, pulled_at, weight, shard, bool(stop), vector)

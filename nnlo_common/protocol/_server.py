@@ -1,0 +1,359 @@
+"""The server's side of the protocol, for one shard of the centre: a pure state machine."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nnlo_common._state import State
+from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
+from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
+
+__all__ = ["Server", "Standing"]
+
+
+class Standing(enum.Enum):
+    """Where a worker stands with this server."""
+
+    EXPECTED = "has not asked to join yet; synchronous commits wait for it all the same"
+    QUEUING = "has asked to join and is not let in yet (warm start)"
+    TRAINING = "is in"
+    LEFT = "has left in good order"
+    LOST = "died"
+
+
+#: Standings of workers that may still contribute.
+_AWAITED = (Standing.EXPECTED, Standing.QUEUING, Standing.TRAINING)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What the server knows of one worker."""
+
+    standing: Standing = Standing.EXPECTED
+    sequence: int = 0  # of its last request
+    unanswered: int = 0  # requests that still wait for their reply
+    epochs: int = 0
+    commits: int = 0  # contributions of its that were committed
+    last_commit: int = 0  # the centre's clock after the last of them
+    dropped: int = 0  # contributions of its that came too late
+
+
+class Server:
+    """Serves one shard of the centre: takes events, moves the centre by its rule, returns actions.
+
+    It does no input or output, reads no clock and draws no random number: the same events give the same
+    centre, bit for bit.
+
+    Attributes:
+        rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
+        peers: what is known of each worker, by rank.
+        staleness: how many contributions were committed at each staleness.
+        stopping: every reply from now on asks its worker to stop.
+        handled: the ranks whose requests were handled, in order, if `record` was asked for. Together
+            with those of the other shards this is all that a replay needs.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnlo_common import EASGD, Frame
+        >>> rule = EASGD(alpha=0.5).center(np.zeros(1, np.float32), workers=1, optimizer=None)
+        >>> server = Server(rule, workers=[1])
+        >>> frame = Frame(1)
+        >>> (reply,) = server.handle(Received(Message(Kind.JOIN, sender=1, sequence=1), frame))
+        >>> reply.message.kind.name, reply.message.vector
+        ('CENTER', array([0.], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        rule: CenterRule,
+        workers: Iterable[int],
+        *,
+        rank: int = 0,
+        shard: int = 0,
+        depth: int = 1,
+        record: bool = False,
+    ) -> None:
+        self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
+        self.peers: dict[int, _Peer] = {worker: _Peer() for worker in workers}
+        self.staleness: Counter[int] = Counter()
+        self.stopping = False
+        self.handled: list[int] | None = [] if record else None
+        self.story = Story(f"server rank {rank}, shard {shard}")
+        self._pending: list[Received] = []  # contributions, in order of arrival
+        self._lobby: deque[Received] = deque()  # joins that are not let in yet
+        self._locks: deque[Received] = deque()  # lock requests that wait
+        self._holder: int | None = None  # who has the lock
+        self._handlers: dict[Kind, Callable[[Received], list[Action]]] = {
+            Kind.JOIN: self._join,
+            Kind.EXCHANGE: self._contribution,
+            Kind.PUSH: self._contribution,
+            Kind.PULL: self._pull,
+            Kind.LOCK: self._lock,
+            Kind.COMMIT: self._commit,
+            Kind.EPOCH: self._epoch,
+            Kind.LEAVE: self._leave,
+        }
+
+    # -- what others may ask --------------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> int:
+        """How many workers may still contribute."""
+        return sum(peer.standing in _AWAITED for peer in self.peers.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has left or died."""
+        return self.awaited == 0
+
+    def epoch_finished(self, epoch: int) -> bool:
+        """Whether every worker that is still there has finished `epoch` epochs."""
+        return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in _AWAITED)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event and return what is to be done.
+
+        Raises:
+            ProtocolError: the protocol does not allow this message here; it holds the recent events.
+        """
+        if isinstance(event, Lost):
+            return self._lost(event.rank)
+        message = event.message
+        self.story.tell("received", message)
+        peer = self._accept(message)
+        peer.sequence = message.sequence
+        if message.kind not in ONE_WAY:
+            peer.unanswered += 1
+        if self.handled is not None:
+            self.handled.append(message.sender)
+        return self._handlers[message.kind](event)
+
+    def validate(self) -> None:
+        """Check every invariant; tests call it after each event."""
+        clock, peers = self.rule.clock, self.peers
+        waiting = [item.message.sender for item in (*self._pending, *self._lobby, *self._locks)]
+        owed = Counter(waiting)
+        contributing = {item.message.sender for item in self._pending}
+        committed = sum(self.staleness.values())
+        for holds, what in (
+            (committed >= clock, "each commit has at least one contribution"),
+            (sum(peer.commits for peer in peers.values()) <= committed, "each contribution has a staleness"),
+            (all(0 <= peer.last_commit <= clock for peer in peers.values()), "no clock runs ahead"),
+            (
+                all(peer.unanswered <= self.depth for peer in peers.values()),
+                "no worker asks too much at once",
+            ),
+            (all(owed[rank] == peer.unanswered for rank, peer in peers.items()), "what waits is unanswered"),
+            (all(peers[rank].standing in _AWAITED for rank in waiting), "only the living are waited for"),
+            (self._holder is None or peers[self._holder].standing is Standing.TRAINING, "a lock is held"),
+            (self._holder is not None or not self._locks, "nobody waits for a free lock"),
+            (not contributing or len(contributing) < self.rule.quorum(self.awaited), "no commit is overdue"),
+        ):
+            if not holds:
+                raise AssertionError("\n  ".join([f"broken invariant: {what}", *self.story.lines()]))
+
+    def state(self) -> State:
+        """Return the centre and all counts; no contribution may be waiting.
+
+        Raises:
+            ProtocolError: contributions wait for a commit, so the state is between two commits.
+        """
+        if self._pending or self._locks or self._holder is not None:
+            raise self.story.error("its state was asked for amid a commit; let the workers pause first")
+        return {"rule": self.rule.state(), "staleness": dict(self.staleness)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the server that gave `state` stood; workers have to join again."""
+        self.rule.load(state["rule"])
+        self.staleness = Counter(state["staleness"])
+
+    # -- one method per kind of message ---------------------------------------------------------------
+
+    def _join(self, event: Received) -> list[Action]:
+        self.peers[event.message.sender].standing = Standing.QUEUING
+        self._lobby.append(event)
+        return self._admit()
+
+    def _contribution(self, event: Received) -> list[Action]:
+        self._pending.append(event)
+        return self._commit_ready()
+
+    def _pull(self, event: Received) -> list[Action]:
+        return [self._center_to(event)]
+
+    def _lock(self, event: Received) -> list[Action]:
+        self._locks.append(event)
+        return self._grant()
+
+    def _commit(self, event: Received) -> list[Action]:
+        message = event.message
+        if message.sender != self._holder:
+            raise self.story.error(
+                f"rank {message.sender} committed without the lock, which rank {self._holder} has"
+            )
+        self._holder = None
+        self._apply([event])
+        return [Release(message.sender, event.frame), *self._grant(), *self._admit()]
+
+    def _epoch(self, event: Received) -> list[Action]:
+        self.peers[event.message.sender].epochs += 1
+        return [Release(event.message.sender, event.frame)]
+
+    def _leave(self, event: Received) -> list[Action]:
+        sender = event.message.sender
+        if self.peers[sender].unanswered or self._holder == sender:
+            raise self.story.error(f"rank {sender} left before it had all its replies")
+        self.peers[sender].standing = Standing.LEFT
+        return [Release(sender, event.frame), *self._move_on()]
+
+    def _lost(self, rank: int) -> list[Action]:
+        self.story.tell("lost rank", rank)
+        peer = self.peers[rank]
+        peer.standing, peer.unanswered = Standing.LOST, 0
+        gone = [item for item in (*self._pending, *self._lobby, *self._locks) if item.message.sender == rank]
+        self._pending = [item for item in self._pending if item.message.sender != rank]
+        self._lobby = deque(item for item in self._lobby if item.message.sender != rank)
+        self._locks = deque(item for item in self._locks if item.message.sender != rank)
+        if self._holder == rank:
+            self._holder = None
+        return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
+
+    # -- what may have become possible ----------------------------------------------------------------
+
+    def _move_on(self) -> list[Action]:
+        """After a worker has gone: whoever waited for it need not wait any longer."""
+        return [*self._commit_ready(), *self._grant(), *self._admit()]
+
+    def _admit(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._lobby:
+            capacity = self.rule.capacity()
+            training = sum(peer.standing is Standing.TRAINING for peer in self.peers.values())
+            if capacity is not None and training >= capacity:
+                break
+            event = self._lobby.popleft()
+            self.peers[event.message.sender].standing = Standing.TRAINING
+            resumes = event.message.stop
+            actions.append(self._reply(event, with_vector=False) if resumes else self._center_to(event))
+        return actions
+
+    def _grant(self) -> list[Action]:
+        if self._holder is not None or not self._locks:
+            return []
+        event = self._locks.popleft()
+        self._holder = event.message.sender
+        return [self._center_to(event)]
+
+    def _commit_ready(self) -> list[Action]:
+        actions: list[Action] = []
+        while self._pending:
+            actions += self._drop_stale()
+            heads = self._heads()
+            needed = self.rule.quorum(self.awaited)
+            if not heads or len(heads) < needed:
+                break
+            chosen = sorted(heads[:needed], key=lambda event: event.message.sender)
+            self._pending = [event for event in self._pending if event not in chosen]
+            self._apply(chosen)
+            actions += [self._reply_to_contribution(event) for event in chosen]
+            actions += self._admit()
+        return actions
+
+    def _heads(self) -> list[Received]:
+        """The oldest contribution of each worker, in order of arrival."""
+        heads: dict[int, Received] = {}
+        for event in self._pending:
+            heads.setdefault(event.message.sender, event)
+        return list(heads.values())
+
+    def _drop_stale(self) -> list[Action]:
+        limit = self.rule.max_staleness
+        if limit is None:
+            return []
+        late = [event for event in self._pending if self.rule.clock - event.message.pulled_at > limit]
+        self._pending = [event for event in self._pending if event not in late]
+        for event in late:
+            self.peers[event.message.sender].dropped += 1
+            self.story.tell("dropped, too late:", event.message)
+        return [
+            self._reply(event, with_vector=False)
+            if event.message.kind is Kind.PUSH
+            else self._center_to(event)
+            for event in late
+        ]
+
+    # -- doing it -------------------------------------------------------------------------------------
+
+    def _apply(self, events: list[Received]) -> None:
+        clock = self.rule.clock
+        contributions = []
+        for event in events:
+            message = event.message
+            assert message.vector is not None  # _accept has seen to it
+            staleness = clock - message.pulled_at
+            contributions.append(Contribution(message.sender, message.vector, staleness, message.weight))
+            self.staleness[staleness] += 1
+        self.rule.commit(contributions)
+        for event in events:
+            peer = self.peers[event.message.sender]
+            peer.commits += 1
+            peer.last_commit = self.rule.clock
+
+    def _reply_to_contribution(self, event: Received) -> Send:
+        if event.message.kind is Kind.PUSH:
+            return self._reply(event, with_vector=False)
+        assert event.message.vector is not None  # _accept has seen to it
+        self.rule.reply(event.message.vector)
+        return self._reply(event, with_vector=True)
+
+    def _center_to(self, event: Received) -> Send:
+        event.frame.vector[: self.rule.center.size] = self.rule.center
+        return self._reply(event, with_vector=True)
+
+    def _reply(self, event: Received, *, with_vector: bool) -> Send:
+        request = event.message
+        self.peers[request.sender].unanswered -= 1
+        reply = Message(
+            Kind.CENTER if with_vector else Kind.ACK,
+            self.rank,
+            request.sequence,
+            self.rule.clock,
+            shard=self.shard,
+            stop=self.stopping,
+            vector=event.frame.vector[: self.rule.center.size] if with_vector else None,
+        )
+        return Send(request.sender, reply, event.frame)
+
+    def _accept(self, message: Message) -> _Peer:
+        """Refuse what the protocol does not allow."""
+        peer = self.peers.get(message.sender)
+        if peer is None:
+            raise self.story.error(f"rank {message.sender} is none of its workers {sorted(self.peers)}")
+        if message.kind not in self._handlers:
+            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only servers send")
+        if message.sequence != peer.sequence + 1:
+            raise self.story.error(
+                f"rank {message.sender} sent sequence {message.sequence} after {peer.sequence}: "
+                "a message was lost or doubled"
+            )
+        expected = Standing.EXPECTED if message.kind is Kind.JOIN else Standing.TRAINING
+        if peer.standing is not expected:
+            raise self.story.error(
+                f"rank {message.sender} sent {message.kind.name}, but {peer.standing.name.lower()}: "
+                f"it {peer.standing.value}"
+            )
+        if message.pulled_at > self.rule.clock:
+            raise self.story.error(
+                f"rank {message.sender} pulled at clock {message.pulled_at}, now it is {self.rule.clock}"
+            )
+        if message.vector is not None and message.vector.size != self.rule.center.size:
+            raise self.story.error(
+                f"rank {message.sender} sent {message.vector.size} numbers for a centre of "
+                f"{self.rule.center.size}; do all ranks build the same model?"
+            )
+        return peer

@@ -1,0 +1,156 @@
+"""One worker: its parameters, its step, and its conversations with all servers of the centre."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import FlatVector, Vector
+from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._state import State
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.protocol._conversation import Conversation, Shard
+from nnlo_common.protocol._events import Action, Received, Wait
+
+__all__ = ["Activity", "Worker"]
+
+#: Something a worker does: what it yields has to be performed in order; `Wait` means: deliver an event.
+Activity: TypeAlias = Iterator[Action]
+
+
+class Worker:
+    """A worker's half of the training, over all shards; like `Server` it does no input or output.
+
+    What takes several messages is an `Activity`: an iterator of actions that the caller performs. Where
+    it yields `Wait` the caller has to `deliver` the next reply before going on.
+
+    Attributes:
+        parameters: the flat vector x.
+        gradient: the flat vector g; fill it, at `gradient_point()`, before each `step`.
+        conversations: one for each shard.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnlo_common.algorithms import EASGD
+        >>> x, g = (FlatVector.of([np.zeros(3, "f4")]) for _ in range(2))
+        >>> worker = Worker(1, EASGD(), x, g, [Shard(0, server=0, place=slice(0, 3))], workers=1)
+        >>> [type(action).__name__ for action, _ in zip(worker.join(), range(2))]
+        ['Send', 'Wait']
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        algorithm: Algorithm,
+        parameters: FlatVector,
+        gradient: FlatVector,
+        shards: Sequence[Shard],
+        *,
+        workers: int,
+        local: VectorOptimizer | None = None,
+    ) -> None:
+        self.rank, self.parameters, self.gradient = rank, parameters, gradient
+        self.local = algorithm.local_optimizer() or local
+        self.conversations = [
+            Conversation(
+                rank,
+                shard,
+                algorithm.worker(shard.place.stop - shard.place.start, workers),
+                parameters.vector,
+                gradient.vector,
+            )
+            for shard in shards
+        ]
+        self._exchange_first = self.conversations[0].rule.exchange_first
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a server has asked to finish."""
+        return any(conversation.stop_requested for conversation in self.conversations)
+
+    def gradient_point(self) -> Vector:
+        """Return where the next gradient is to be taken: the parameters, or ahead of them (EAMSGD)."""
+        point = getattr(self.local, "gradient_point", None)
+        return self.parameters.vector if point is None else point(self.parameters.vector)
+
+    def set_weight(self, weight: float) -> None:
+        """Set this worker's share in a mean, e.g. its number of samples."""
+        if not 0 < weight < float("inf"):
+            raise ConfigurationError(f"rank {self.rank}: weight={weight!r} must be a finite number above 0")
+        for conversation in self.conversations:
+            conversation.weight = weight
+
+    def join(self) -> Activity:
+        """Join all servers and start from the centre."""
+        yield from self._all(Conversation.join)
+
+    def step(self, local_step: Callable[[], None] | None = None) -> Activity:
+        """Make one step with the gradient that lies in `gradient`.
+
+        Args:
+            local_step: moves the parameters, in place of the local optimizer; a framework's optimizer.
+        """
+        for conversation in self.conversations:
+            conversation.rule.observe(conversation.parameters, conversation.gradient)
+        if self._exchange_first:
+            yield from self._all(Conversation.exchange)
+        if local_step is not None:
+            local_step()
+        elif self.local is not None:
+            self.local.step(self.parameters.vector, self.gradient.vector)
+        if not self._exchange_first:
+            yield from self._all(Conversation.exchange)
+        for conversation in self.conversations:
+            conversation.rule.advance()
+
+    def finish_epoch(self) -> Activity:
+        """Tell all servers that one more epoch is done."""
+        yield from self._all(Conversation.finish_epoch)
+
+    def pause(self) -> Activity:
+        """Wait until no reply is under way, so that the state can be taken."""
+        while any(conversation.unanswered for conversation in self.conversations):
+            yield Wait()
+
+    def leave(self) -> Activity:
+        """Absorb what is still under way and tell all servers not to wait any more."""
+        yield from self.pause()
+        yield from self._all(Conversation.settle)
+        yield from self._all(Conversation.leave)
+
+    def deliver(self, event: Received) -> list[Action]:
+        """Hand a reply to the conversation that it belongs to."""
+        return self.conversations[event.message.shard].receive(event)
+
+    def validate(self) -> None:
+        """Check every invariant of every conversation."""
+        for conversation in self.conversations:
+            conversation.validate()
+
+    def state(self) -> State:
+        """Return parameters, local optimizer and the state of every conversation; see `pause`."""
+        return {
+            "parameters": self.parameters.vector.copy(),
+            "local": None if self.local is None else self.local.state(),
+            "conversations": [conversation.state() for conversation in self.conversations],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the worker that gave `state` stood; call it before `join`."""
+        if len(state["conversations"]) != len(self.conversations):
+            raise ConfigurationError(
+                f"rank {self.rank}: the state was saved with {len(state['conversations'])} servers and now "
+                f"there are {len(self.conversations)}; resume with the same number"
+            )
+        for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
+            conversation.load(saved)
+        self.parameters.vector[:] = state["parameters"]
+        if self.local is not None:
+            self.local.load(state["local"])
+
+    def _all(self, what: Callable[[Conversation], list[Action]]) -> Activity:
+        for conversation in self.conversations:
+            yield from what(conversation)
+        while any(conversation.blocked for conversation in self.conversations):
+            yield Wait()

@@ -1,0 +1,19 @@
+"""Fakes and clusters for our tests and for yours: no MPI, no sockets, no sleeping, no luck."""
+
+from __future__ import annotations
+
+from nnlo_common.testing._training import VirtualRun, train_virtually
+from nnlo_common.transport._schedules import ByTime, Interleaved, RandomOrder, Replay, RoundRobin, Schedule
+from nnlo_common.transport._virtual import VirtualCluster
+
+__all__ = [
+    "ByTime",
+    "Interleaved",
+    "RandomOrder",
+    "Replay",
+    "RoundRobin",
+    "Schedule",
+    "VirtualCluster",
+    "VirtualRun",
+    "train_virtually",
+]

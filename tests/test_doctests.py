@@ -1,0 +1,29 @@
+"""Every example in a docstring runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import nnlo_common
+
+# Importing this one loads mpi4py; its examples run in the tests under mpiexec.
+NEEDS_MPI = {
+    "nnlo_common.transport._world",
+    "nnlo_common.transport._mpi",
+    "nnlo_common.__main__",
+    "nnlo_common.bench.__main__",
+}
+MODULES = sorted(
+    info.name
+    for info in pkgutil.walk_packages(nnlo_common.__path__, "nnlo_common.")
+    if info.name not in NEEDS_MPI
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
