@@ -14,10 +14,10 @@ from typing import Literal
 import psutil
 import pytest
 
-__all__ = ["launcher", "mpiexec", "running_mpi"]
+__all__ = ["alone", "launcher", "mpiexec", "running_mpi"]
 
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
-_INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "HYDI_")
+_INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
 
 _SETTINGS = {
     "OMP_NUM_THREADS": "1",
@@ -67,7 +67,19 @@ def mpiexec(
         env: variables to add to, or to replace in, the environment.
         options: options of mpiexec itself, e.g. `["--with-ft", "ulfm"]`.
     """
-    command = [launcher(), *options, "-n", str(n), sys.executable, program, *args]
+    return _run([launcher(), *options, "-n", str(n), sys.executable, program, *args], timeout_s, env)
+
+
+def alone(
+    program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as one plain process, in the same way and environment as `mpiexec` does."""
+    return _run([sys.executable, program, *args], timeout_s, env)
+
+
+def _run(
+    command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
     process = subprocess.Popen(
         command,

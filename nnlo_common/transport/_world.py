@@ -2,6 +2,9 @@
 
 Importing this module initialises MPI (mpi4py does so), hence nothing imports it before MPI is wanted:
 `nnlo_common._startup.connect` decides that. Other modules take `MPI` from here.
+
+mpi4py asks for MPI_THREAD_MULTIPLE by itself. Whoever has set `mpi4py.rc` otherwise keeps that choice;
+`nnlo_common._startup.require_threads` says so where it is not enough.
 """
 
 from __future__ import annotations
@@ -11,15 +14,10 @@ import os
 import socket
 from typing import Literal, NoReturn, TypeAlias
 
-import mpi4py
 import numpy as np
+from mpi4py import MPI
 
 from nnlo_common.transport._library import cuda_aware, one_line
-
-# Effective only if nobody has imported mpi4py.MPI before us; `require_threads` checks what was granted.
-mpi4py.rc.thread_level = "multiple"
-
-from mpi4py import MPI  # noqa: E402  the thread level is asked for at this import
 
 __all__ = ["MPI", "ThreadLevel", "World"]
 

@@ -1,0 +1,134 @@
+"""An uncaught exception on one rank ends the whole job, at once and with one readable block.
+
+Without this the other ranks wait for the dead one until the batch system's time limit.
+
+    uncaught in any thread ─► one block to stderr ─► earlier hook, if the program set one ─► MPI_Abort
+                                     └── a deadline beside it: whatever hangs, the process ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import ClassVar, NoReturn, Protocol
+
+__all__ = ["GuardedWorld", "describe_failure", "guard"]
+
+# For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
+_DELIVERY_S = 0.2
+# For flushing, for an earlier hook and for MPI_Abort together; then the process ends without them.
+_DEADLINE_S = 5.0
+_FAILED, _INTERRUPTED = 1, 130
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class GuardedWorld(Protocol):
+    """What the guard needs to know of a job; `nnlo_common.transport._world.World` fits."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    def abort(self, code: int) -> NoReturn: ...
+
+
+def guard(world: GuardedWorld) -> None:
+    """Let an uncaught exception on this rank, in any thread, end the whole job with a non-zero status.
+
+    Installs `sys.excepthook` and `threading.excepthook`; hooks that the program had set before are still
+    called. Calling it again does nothing. A job of one process is left to Python's own behaviour, and so
+    are processes forked from a rank, such as the workers of a data loader.
+
+    Args:
+        world: the job.
+    """
+    if world.size > 1 and _Guard.active is None:
+        _Guard.active = _Guard(world)
+        _Guard.active.install()
+
+
+def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:
+    """Say who failed and how, in one block; one line for a Ctrl-C.
+
+    Args:
+        rank: the number of the rank that failed.
+        size: how many ranks there are.
+        host: the machine it runs on.
+        error: what was raised, with its traceback.
+        thread: the name of the thread; empty for the main one.
+    """
+    who = f"nnlo: rank {rank} of {size} on {host}"
+    if isinstance(error, KeyboardInterrupt):
+        return f"{who} was interrupted; ending the job\n"
+    where = f" in thread {thread!r}" if thread else ""
+    lines = "".join(traceback.format_exception(error))
+    return f"{who} failed{where}; ending the job\n{lines}"
+
+
+class _Guard:
+    active: ClassVar[_Guard | None] = None
+
+    def __init__(self, world: GuardedWorld) -> None:
+        self._world = world
+        self._pid = os.getpid()
+        self._once = threading.Lock()
+        self._earlier: _Hook = sys.excepthook
+        self._earlier_in_thread = threading.excepthook
+
+    def install(self) -> None:
+        self._earlier, sys.excepthook = sys.excepthook, self.on_exception
+        self._earlier_in_thread, threading.excepthook = threading.excepthook, self.on_thread_exception
+
+    def on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        own = self._earlier is sys.__excepthook__
+        if os.getpid() != self._pid:
+            self._earlier(kind, error, trace)
+            return
+        self._end_job(error, "", None if own else lambda: self._earlier(kind, error, trace))
+
+    def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        own = self._earlier_in_thread is threading.__excepthook__
+        if args.exc_type is SystemExit:
+            return  # how a thread ends itself quietly
+        if os.getpid() != self._pid or args.exc_value is None:
+            self._earlier_in_thread(args)
+            return
+        name = args.thread.name if args.thread is not None else "unknown"
+        self._end_job(args.exc_value, name, None if own else lambda: self._earlier_in_thread(args))
+
+    def _end_job(self, error: BaseException, thread: str, earlier: Callable[[], object] | None) -> None:
+        if not self._once.acquire(blocking=False):
+            return  # another thread's failure is already ending the job
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        deadline = threading.Timer(_DEADLINE_S, os._exit, [code])
+        deadline.daemon = True
+        deadline.start()
+        world = self._world
+        try:
+            _say(describe_failure(world.rank, world.size, world.host, error, thread))
+            if earlier is not None:
+                earlier()
+            time.sleep(_DELIVERY_S)
+        finally:
+            world.abort(code)
+
+
+def _say(block: str) -> None:
+    """Write in one piece, so that the blocks of several ranks do not mix; never fail."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(block)
+        sys.stderr.flush()

