@@ -23,6 +23,8 @@ from nnlo_common._optimizers import (
     RMSprop,
     VectorOptimizer,
 )
+from nnlo_common._participant import Participant
+from nnlo_common._roles import Report
 from nnlo_common._topology import Arrangement, Topology
 from nnlo_common.algorithms import (
     AGN,
@@ -58,8 +60,10 @@ __all__ = [
     "LookaheadMomentum",
     "MissingExtraError",
     "NNLOError",
+    "Participant",
     "PeerLostError",
     "ProtocolError",
+    "Report",
     "RMSprop",
     "Segment",
     "SGD",

@@ -26,7 +26,16 @@ from nnlo_common._launchers import Launch, Launcher, find_launch
 if TYPE_CHECKING:
     from nnlo_common.transport._world import MPI, ThreadLevel, World
 
-__all__ = ["SWITCH", "check_together", "connect", "guard", "limit_threads", "require_threads"]
+__all__ = [
+    "SWITCH",
+    "check_together",
+    "connect",
+    "guard",
+    "limit_threads",
+    "load_world",
+    "require_threads",
+    "switched_off",
+]
 
 SWITCH = "NNLO_MPI"
 _LOG = logging.getLogger(__name__)
@@ -52,18 +61,49 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
     """
     env = os.environ if env is None else env
     loaded = comm is not None or "mpi4py.MPI" in sys.modules
-    launch = find_launch(env)
-    if env.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
+    if switched_off(env):
         _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
         return None
+    launch = find_launch(env)
     if not loaded:
         if launch is None or launch.size in (0, 1):
             return None
         _check_loadable(launch)
-    world = _load(comm)
+    world = load_world(comm)
     if launch is not None:
         check_together(launch, _world_size(), world.library, command=sys.orig_argv)
     return world
+
+
+def switched_off(env: Mapping[str, str]) -> bool:
+    """Whether the user wants every process to train alone.
+
+    Args:
+        env: the environment variables.
+    """
+    return env.get(SWITCH, "").lower() in ("0", "off", "no", "false")
+
+
+def load_world(comm: MPI.Intracomm | None = None) -> World:
+    """Load MPI without asking how the process was started.
+
+    Args:
+        comm: a communicator of the caller's; None means all processes of the job.
+
+    Raises:
+        StartupError: there is no MPI library, or it is not initialised.
+    """
+    try:
+        from nnlo_common.transport import _world
+    except (ImportError, RuntimeError) as error:
+        raise _no_library(error) from error
+    if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
+        state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
+        raise StartupError(
+            f"MPI {state}, but training over it was asked for. Leave mpi4py.rc.initialize as it is, "
+            "or call MPI.Init_thread() before training and MPI.Finalize() after it."
+        )
+    return _world.World(comm)
 
 
 def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:
@@ -104,8 +144,8 @@ def check_together(launch: Launch, size: int, library: str, *, command: list[str
     if size > 1 or started <= 1:
         return
     raise StartupError(
-        f"{started} processes were started ({launch.found}), but MPI knows of only one: each of them is "
-        f"alone and would train by itself.\n{_remedy(launch, started, library, command)}"
+        f"{started} processes were started ({launch.found}), but to MPI each of them is alone and would "
+        f"train by itself.\n{_remedy(launch, started, library, command)}"
     )
 
 
@@ -113,11 +153,9 @@ def _remedy(launch: Launch, started: int, library: str, command: list[str]) -> s
     lines = ["  " + line for line in _lines_to_use(launch, started, library, command)]
     return "\n".join(
         [
-            f"  started by   {launch.launcher.value}",
-            f"  MPI library  {library}",
-            "The two do not belong together. Start the same program with",
-            "\n  or\n".join(lines),
-            f"or set {SWITCH}=off if {started} separate runs are meant.",
+            f"{launch.launcher.value} and {library} did not find each other. Start the same program with",
+            "\nor\n".join(lines),
+            f"If {started} separate runs are meant, set {SWITCH}=off.",
         ]
     )
 
@@ -154,20 +192,6 @@ def _built_for() -> str:
         raise _no_library(error) from error
     parts = Path(spec.origin).name.split(".") if spec is not None and spec.origin else []
     return parts[1] if len(parts) > 1 and parts[1] in ("mpich", "openmpi", "mpiabi") else ""
-
-
-def _load(comm: MPI.Intracomm | None) -> World:
-    try:
-        from nnlo_common.transport import _world
-    except (ImportError, RuntimeError) as error:
-        raise _no_library(error) from error
-    if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
-        state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
-        raise StartupError(
-            f"MPI {state}, but training over it was asked for. Leave mpi4py.rc.initialize as it is, "
-            "or call MPI.Init_thread() before training and MPI.Finalize() after it."
-        )
-    return _world.World(comm)
 
 
 def _world_size() -> int:

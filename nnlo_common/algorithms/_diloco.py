@@ -69,13 +69,15 @@ class DiLoCo(Algorithm):
     :math:`c \leftarrow \mathrm{OuterOptimizer}(c, \Delta)`; all start again from the new c. Inner
     optimizer state stays with its worker.
 
-    The outer optimizer is the centre's; without one it is the paper's, SGD with Nesterov momentum 0.9
-    and learning rate 0.7. Outer SGD with learning rate 1 is federated averaging.
+    The outer optimizer is SGD with Nesterov momentum, unless another one is given for the centre. Outer
+    learning rate 1 without momentum is federated averaging.
 
     Deviation: with lag L the new centre comes L rounds late and is added to the progress made since.
 
     Attributes:
         every: H, inner steps per round.
+        outer_learning_rate: of the outer SGD.
+        outer_momentum: of the outer SGD.
 
     Example:
         >>> from nnlo_common import SGD
@@ -89,9 +91,13 @@ class DiLoCo(Algorithm):
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
 
     every: int = 500
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require(self.outer_learning_rate > 0, "outer_learning_rate", "above 0")
+        self._require(0 <= self.outer_momentum < 1, "outer_momentum", "at least 0 and below 1")
         self._require(self.every >= 1, "every", "a number of steps of at least 1")
 
     def worker(self, size: int, workers: int) -> DiLoCoWorker:
@@ -100,4 +106,6 @@ class DiLoCo(Algorithm):
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> DiLoCoCenter:
         """Make the centre's half."""
-        return DiLoCoCenter(center, optimizer or SGD(0.7, momentum=0.9, nesterov=True))
+        momentum = self.outer_momentum
+        outer = SGD(self.outer_learning_rate, momentum=momentum, nesterov=momentum > 0)
+        return DiLoCoCenter(center, optimizer or outer)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizers import SGD, VectorOptimizer
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 
 __all__ = ["GEM", "GEMCenter", "GEMWorker"]
@@ -154,3 +154,7 @@ class GEM(Algorithm):
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> GEMCenter:
         """Make the centre's half."""
         return GEMCenter(center)
+
+    def alone(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
+        """Return the user's optimizer, or else the proxy, as what trains plainly in a world of one."""
+        return optimizer or SGD(self.learning_rate, momentum=self.momentum)

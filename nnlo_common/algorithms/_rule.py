@@ -231,6 +231,10 @@ class Algorithm(ABC):
         """Return the optimizer that moves a worker's parameters, where the algorithm brings its own."""
         return None
 
+    def alone(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
+        """Return what trains plainly in a world of one: the user's optimizer, or the algorithm's own."""
+        return optimizer or self.local_optimizer() or self._needs_optimizer(None)
+
     def _require(self, condition: bool, name: str, expected: str) -> None:
         """Refuse the option `name` with a message that says what it may be."""
         if not condition:
@@ -241,7 +245,7 @@ class Algorithm(ABC):
 
     def _needs_optimizer(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
         if optimizer is None:
-            self._refuse("its centre is stepped by an optimizer; pass one, e.g. SGD(0.1)")
+            self._refuse("it needs an optimizer; pass one, e.g. SGD(0.1)")
         return optimizer
 
     def describe(self) -> str:

@@ -110,13 +110,17 @@ def encode(message: Message, frame: Frame) -> int:
     return HEADER_BYTES + 4 * size
 
 
-def decode(frame: Frame, received_bytes: int) -> Message:
+def decode(frame: Frame, received_bytes: int | None = None) -> Message:
     """Read the message in `frame`; its vector is a view of the frame.
+
+    Args:
+        frame: where it lies.
+        received_bytes: how many bytes came, if the transport knows.
 
     Raises:
         ProtocolError: these bytes are no message of this version.
     """
-    if received_bytes < HEADER_BYTES:
+    if received_bytes is not None and received_bytes < HEADER_BYTES:
         raise ProtocolError(
             f"received {received_bytes} bytes, which is less than a header of {HEADER_BYTES}; "
             "does anybody else send on this communicator?"
@@ -129,9 +133,10 @@ def decode(frame: Frame, received_bytes: int) -> Message:
             f"received a message that starts with {bytes(frame.bytes[:6])!r}; expected {_MAGIC!r}, version "
             f"{_VERSION}. Do all ranks run the same nnlo, on a communicator nobody else sends on?"
         )
-    if received_bytes != HEADER_BYTES + 4 * size:
+    if size > frame.vector.size or received_bytes not in (None, HEADER_BYTES + 4 * size):
         raise ProtocolError(
-            f"{_KINDS[kind].name} from rank {sender} announces {size} numbers but has {received_bytes} bytes"
+            f"{_KINDS[kind].name} from rank {sender} announces {size} numbers, but {received_bytes} bytes "
+            f"came and there is room for {frame.vector.size} numbers"
         )
     vector = frame.vector[:size] if _KINDS[kind] in WITH_VECTOR else None
     return Message(_KINDS[kind], sender, sequence, clock, pulled_at, weight, shard, bool(stop), vector)

@@ -52,6 +52,7 @@ class Server:
     Attributes:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
         peers: what is known of each worker, by rank.
+        guests: other servers, who only pull, and how often each has.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
         handled: the ranks whose requests were handled, in order, if `record` was asked for. Together
@@ -76,10 +77,12 @@ class Server:
         rank: int = 0,
         shard: int = 0,
         depth: int = 1,
+        guests: Iterable[int] = (),
         record: bool = False,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
         self.peers: dict[int, _Peer] = {worker: _Peer() for worker in workers}
+        self.guests = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping = False
         self.handled: list[int] | None = [] if record else None
@@ -115,6 +118,10 @@ class Server:
         """Whether every worker that is still there has finished `epoch` epochs."""
         return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in _AWAITED)
 
+    def pulled_by_guests(self, times: int) -> bool:
+        """Whether every guest has pulled the centre that often."""
+        return all(pulls >= times for pulls in self.guests.values())
+
     def handle(self, event: Event) -> list[Action]:
         """Take one event and return what is to be done.
 
@@ -125,6 +132,9 @@ class Server:
             return self._lost(event.rank)
         message = event.message
         self.story.tell("received", message)
+        if message.sender in self.guests and message.kind is Kind.PULL:
+            self.guests[message.sender] += 1
+            return [self._center_to(event)]
         peer = self._accept(message)
         peer.sequence = message.sequence
         if message.kind not in ONE_WAY:
@@ -317,7 +327,8 @@ class Server:
 
     def _reply(self, event: Received, *, with_vector: bool) -> Send:
         request = event.message
-        self.peers[request.sender].unanswered -= 1
+        if request.sender in self.peers:
+            self.peers[request.sender].unanswered -= 1
         reply = Message(
             Kind.CENTER if with_vector else Kind.ACK,
             self.rank,

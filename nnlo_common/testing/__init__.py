@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from nnlo_common.testing._training import VirtualRun, train_virtually
+from nnlo_common.transport._memory import InjectedFault, MemoryCluster, MemoryWorld
 from nnlo_common.transport._schedules import ByTime, Interleaved, RandomOrder, Replay, RoundRobin, Schedule
 from nnlo_common.transport._virtual import VirtualCluster
 
 __all__ = [
     "ByTime",
+    "InjectedFault",
     "Interleaved",
+    "MemoryCluster",
+    "MemoryWorld",
     "RandomOrder",
     "Replay",
     "RoundRobin",

@@ -1,0 +1,66 @@
+"""Fashion-MNIST for the examples: the full set where it is installed, else the subset that lies beside.
+
+Nothing is ever downloaded. The full set is found in a folder you name, where Debian's package
+`dataset-fashion-mnist` puts it, or where Keras does.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SUBSET = Path(__file__).with_name("data") / "fashion_mnist_2500.npz"
+FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), Path.home() / ".keras/datasets/fashion-mnist")
+FILES = {
+    "x_train": "train-images-idx3-ubyte.gz",
+    "y_train": "train-labels-idx1-ubyte.gz",
+    "x_test": "t10k-images-idx3-ubyte.gz",
+    "y_test": "t10k-labels-idx1-ubyte.gz",
+}
+
+
+class Fashion(NamedTuple):
+    """Images as rows of 784 float32 in [0, 1], labels as integers, and where they come from."""
+
+    x_train: npt.NDArray[np.float32]
+    y_train: npt.NDArray[np.int64]
+    x_test: npt.NDArray[np.float32]
+    y_test: npt.NDArray[np.int64]
+    source: str
+
+
+def load(folder: str | None = None) -> Fashion:
+    """Load the set from `folder`, or from the first place that has it."""
+    if folder is not None and not (Path(folder) / FILES["x_train"]).exists():
+        raise SystemExit(
+            f"--data {folder}: there is no {FILES['x_train']} in it; name the folder that holds the four "
+            "Fashion-MNIST .gz files, or leave --data out to use the embedded subset"
+        )
+    for place in [Path(folder)] if folder else FOLDERS:
+        if all((place / name).exists() for name in FILES.values()):
+            return _prepared({key: _idx(place / name) for key, name in FILES.items()}, str(place))
+    with np.load(SUBSET, allow_pickle=False) as arrays:
+        return _prepared({key: arrays[key] for key in FILES}, f"{SUBSET.name} (embedded subset)")
+
+
+def _prepared(arrays: dict[str, npt.NDArray[np.uint8]], source: str) -> Fashion:
+    x_train, x_test = (
+        (arrays[key].reshape(len(arrays[key]), -1) / np.float32(255)).astype(np.float32)
+        for key in ("x_train", "x_test")
+    )
+    return Fashion(
+        x_train, arrays["y_train"].astype(np.int64), x_test, arrays["y_test"].astype(np.int64), source
+    )
+
+
+def _idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read an IDX file: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+    with gzip.open(path) as file:
+        raw = file.read()
+    dimensions = raw[3]
+    shape = np.frombuffer(raw, ">i4", dimensions, offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)

@@ -1,0 +1,10 @@
+"""`python -m nnlo_common` is the `nnlo` command."""
+
+from __future__ import annotations
+
+import sys
+
+from nnlo_common._cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The `nnlo` command. Nothing else depends on it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nnlo_common import __version__
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    Args:
+        arguments: the words after `nnlo`; None means those of the process.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    # A terminal that cannot show a character shows a question mark instead of a traceback.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    status: int = options.run(options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nnlo",
+        description="Distributed training over MPI for Keras and PyTorch. Training itself needs no command: "
+        "start your own script with `mpiexec -n 3 python train.py`.",
+    )
+    parser.add_argument("--version", action="version", version=f"nnlo {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at the machine, the MPI library and the installation, and say what to mend",
+        description="Look at the machine, the MPI library and the installation, and say what to mend. Run it "
+        "alone, and as you train: `mpiexec -n 3 nnlo doctor`. The exit status is 1 if training would fail.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
+    doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from nnlo_common._doctor._run import run_doctor
+
+    return run_doctor(quick=options.quick, as_data=options.json)

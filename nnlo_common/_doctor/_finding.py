@@ -1,0 +1,54 @@
+"""What one check has to say."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Finding", "Status", "note", "ok", "problem", "worst"]
+
+
+class Status(enum.IntEnum):
+    """How bad it is; the greater the worse."""
+
+    OK = 0
+    NOTE = 1
+    PROBLEM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        name: what was looked at.
+        status: whether training can go well (OK), may go better (NOTE), or will fail (PROBLEM).
+        text: what was found.
+        advice: what to do about it; empty for OK.
+    """
+
+    name: str
+    status: Status
+    text: str
+    advice: str = ""
+
+
+def ok(name: str, text: str) -> Finding:
+    """Nothing to do."""
+    return Finding(name, Status.OK, text)
+
+
+def note(name: str, text: str, advice: str) -> Finding:
+    """It will work; something could be better."""
+    return Finding(name, Status.NOTE, text, advice)
+
+
+def problem(name: str, text: str, advice: str) -> Finding:
+    """It will not work as it is."""
+    return Finding(name, Status.PROBLEM, text, advice)
+
+
+def worst(findings: Iterable[Finding]) -> Status:
+    """The gravest status among the findings; OK if there are none."""
+    return max((finding.status for finding in findings), default=Status.OK)

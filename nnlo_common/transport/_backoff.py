@@ -1,0 +1,49 @@
+"""How to wait: look again at once at first, then ever less often, so that a waiting rank costs nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+__all__ = ["Backoff"]
+
+# A short message is answered within this time, so looking without a pause is worth the core...
+_SPIN_S = 300e-6
+# ...and afterwards pauses are a tenth of the time already waited: at most a tenth is lost on top of it,
+_PAUSE_PER_WAITED = 0.1
+_SHORTEST_PAUSE_S = 20e-6
+# up to this, so that a message is seen within a millisecond even after hours.
+_LONGEST_PAUSE_S = 600e-6
+
+
+class Backoff:
+    """Pauses between looks; one object for one wait.
+
+    Example:
+        >>> backoff = Backoff()
+        >>> backoff.pause()  # returns at once: the wait has only begun
+    """
+
+    __slots__ = ("_clock", "_sleep", "_start_s")
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._start_s = clock()
+
+    def pause(self) -> None:
+        """Pause before the next look."""
+        waited_s = self._clock() - self._start_s
+        if waited_s < _SPIN_S:
+            os.sched_yield()  # another rank may want this very core to answer us
+        else:
+            self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
+
+    @property
+    def waited_s(self) -> float:
+        """How long the wait has taken so far."""
+        return self._clock() - self._start_s

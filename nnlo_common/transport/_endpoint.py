@@ -1,0 +1,79 @@
+"""What every transport offers: a door through which one rank's messages come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from nnlo_common._flat import FlatVector, Frame
+from nnlo_common.protocol import Event, Message
+
+__all__ = ["Endpoint", "Link", "RankWorld"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One pair of ranks that exchange messages about one shard, as one of the two sees it.
+
+    Attributes:
+        peer: the other rank.
+        shard: what they talk about.
+        size: how many numbers a message may hold.
+        depth: how many messages may be on their way to this side at once.
+        serving: this side is the server.
+    """
+
+    peer: int
+    shard: int
+    size: int
+    depth: int
+    serving: bool
+
+
+class Endpoint(Protocol):
+    """One rank's door: sends, receives and owns the memory that messages lie in.
+
+    A vector that is sent without a frame must stay as it is until its reply has come (for one-way
+    messages: until the next reply from the same rank).
+    """
+
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+        """Send `message`; `frame`, in which it came, is given back once it has left."""
+
+    def receive(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for the next event, without burning a core; None if there was none in time.
+
+        Without a time limit there always is one.
+        """
+
+    def release(self, peer: int, frame: Frame) -> None:
+        """Give back the memory of a message from `peer` that is not replied to."""
+
+    def close(self) -> None:
+        """Let everything leave that was sent, and give all memory back."""
+
+
+class RankWorld(Protocol):
+    """A set of ranks, as one of them sees it: MPI's, or threads of one process."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    @property
+    def host(self) -> str:
+        """The machine that this rank is on."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """Give every rank the texts of all ranks (collective)."""
+
+    def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> Endpoint:
+        """Open this rank's door (collective); messages may be sent from the memory of `own` directly."""
+
+    def abort(self, code: int) -> NoReturn:
+        """End all ranks now."""
