@@ -5,7 +5,7 @@ Nothing here imports a rule: the maps are written down again, in float64, from t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnlo_common.algorithms import CenterRule
+from nnlo_common.testing import ByTime, Interleaved, RandomOrder, RoundRobin, Schedule
 
 Matrix = NDArray[np.float64]
+
+#: New schedules by name, from a seed: a schedule remembers where it stands, so no two runs share one.
+SCHEDULES: dict[str, Callable[[int], Schedule]] = {
+    "round_robin": lambda seed: RoundRobin(),
+    "random": RandomOrder,
+    "interleaved": Interleaved,
+    "by_time": ByTime,
+}
 
 
 @contextmanager
