@@ -29,15 +29,14 @@ _LOG = logging.getLogger(__name__)
 def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] | None = None) -> int:
     """Give this rank its fair share of the host's cores, unless the user has chosen already.
 
-    Sets the variables that libraries loaded later, and child processes, read; and the number of threads of
-    the libraries loaded by now. A framework that keeps a number of its own (torch, TensorFlow) is to be
-    given the returned one.
+    Limits the libraries loaded by now, and by variables those loaded later and child processes. A framework
+    that keeps a number of its own (torch, TensorFlow) is to be given the returned one.
 
     Args:
         local_size: how many ranks share the host.
         cores: how many different cores these ranks may use together, `Place.host_cores`. Where the
             launcher has bound each rank to cores of its own this is their sum, so nothing is divided twice.
-        env: the environment variables to read and to set; None means those of the process.
+        env: the variables to read and to set; None means those of the process.
 
     Returns:
         The threads that this rank is to use.
@@ -48,9 +47,8 @@ def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] 
     env = os.environ if env is None else env
     chosen = threads_chosen(env)
     if chosen is not None:
-        name, threads = chosen
-        _LOG.info("%s=%s is set, so the number of threads is left as it is", name, env[name])
-        return threads
+        _LOG.info("%s=%d was set by the user and is left as it is", *chosen)
+        return chosen[1]
     threads = threads_per_rank(local_size, cores, _own_cores())
     import threadpoolctl
 

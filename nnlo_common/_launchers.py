@@ -21,7 +21,7 @@ class Launcher(enum.Enum):
     OPEN_MPI = "Open MPI's mpiexec"
     MVAPICH = "MVAPICH's mpirun"
     JSRUN = "jsrun"
-    PMI = "an mpiexec of the MPICH family"
+    PMI = "an MPICH-style mpiexec"
     SRUN = "srun"
     PMIX = "a PMIx launcher"
 

@@ -45,8 +45,8 @@ _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None) -> World | None:
     """Join the MPI job this process belongs to, if there is one.
 
-    MPI is loaded only if a launcher started several processes, or if the program has loaded it already.
-    `NNLO_MPI=off` in the environment means that each process is to train alone.
+    MPI is loaded only if a launcher started several processes, or if the program has loaded it already;
+    never if the environment says `NNLO_MPI=off`.
 
     Args:
         comm: a communicator of the caller's; None means all processes of the job.
@@ -60,12 +60,11 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
         MissingExtraError: a launcher started several processes, but mpi4py is not installed.
     """
     env = os.environ if env is None else env
-    loaded = comm is not None or "mpi4py.MPI" in sys.modules
     if switched_off(env):
         _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
         return None
     launch = find_launch(env)
-    if not loaded:
+    if comm is None and "mpi4py.MPI" not in sys.modules:
         if launch is None or launch.size in (0, 1):
             return None
         _check_loadable(launch)

@@ -19,17 +19,22 @@ __all__ = ["alone", "launcher", "mpiexec", "running_mpi"]
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
 _INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
 
-_SETTINGS = {
+_WHEEL_SETTINGS = Path(__file__).parents[1] / ".ci" / "mpi.env"
+_TEST_SETTINGS = {
     "OMP_NUM_THREADS": "1",
-    # Open MPI: containers and CI run as root, with more ranks than cores.
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # Open MPI: a waiting rank gives its core to the others.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # MPICH: children of mpiexec by fork, no ssh and no batch system even inside one.
+    # MPICH: ranks are children of mpiexec, also on a machine with a batch system.
     "HYDRA_LAUNCHER": "fork",
     "HYDRA_RMK": "user",
 }
+
+
+@functools.cache
+def _settings() -> dict[str, str]:
+    """What the MPI of a pip wheel needs, and what tests need besides."""
+    lines = _WHEEL_SETTINGS.read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#") | _TEST_SETTINGS
 
 
 def launcher() -> Path:
@@ -83,7 +88,7 @@ def _run(
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
     process = subprocess.Popen(
         command,
-        env=kept | _SETTINGS | dict(env or {}),
+        env=kept | _settings() | dict(env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -160,7 +160,7 @@ def _answer(comm: MPI.Intracomm, effort: Effort) -> None:
 
 
 def _bounce(comm: MPI.Intracomm, partner: int, size: int, rounds: int, *, first: bool) -> list[float]:
-    """Send a message to and fro; return the seconds of each round trip where it starts."""
+    """Send a message there and back; return the seconds of each round trip where it starts."""
     message = np.zeros(size, dtype=np.uint8)
     times = []
     for _ in range(rounds):
