@@ -30,6 +30,7 @@ def total(run: VirtualRun) -> Matrix:
     return run.center.astype(np.float64) + np.sum(run.parameters, axis=0, dtype=np.float64)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(
     values=st.lists(VALUES, min_size=2, max_size=7),
