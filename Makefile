@@ -68,7 +68,7 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 
 clean: ## remove the environments and every cache
 	rm -rf .venv .venv-mpich build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find nnlo_common nnlo_keras nnlo_torch tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
 .venv/stamp-created .venv-mpich/stamp-created:
