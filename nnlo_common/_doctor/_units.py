@@ -34,4 +34,4 @@ def bandwidth(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < 10 else f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
