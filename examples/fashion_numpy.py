@@ -1,14 +1,15 @@
 """Train a small network on Fashion-MNIST with numpy alone, on any number of ranks.
 
-    python examples/fashion_numpy.py                    # plainly
-    mpiexec -n 3 python examples/fashion_numpy.py       # 1 server, 2 workers: Downpour SGD
-    mpiexec -n 3 python examples/fashion_numpy.py --algorithm easgd
+python examples/fashion_numpy.py                    # plainly
+mpiexec -n 3 python examples/fashion_numpy.py       # 1 server, 2 workers: Downpour SGD
+mpiexec -n 3 python examples/fashion_numpy.py --algorithm easgd
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from itertools import pairwise
 
 import fashion_data
 import numpy as np
@@ -31,10 +32,7 @@ ALGORITHMS = {
 def initial(hidden, seed=1):
     draw = np.random.default_rng(seed)
     sizes = [784, hidden, 10]
-    weights = [
-        (draw.standard_normal((a, b)) * np.sqrt(2 / a)).astype("f4")
-        for a, b in zip(sizes, sizes[1:], strict=False)
-    ]
+    weights = [(draw.standard_normal((a, b)) * np.sqrt(2 / a)).astype("f4") for a, b in pairwise(sizes)]
     return [weights[0], np.zeros(hidden, "f4"), weights[1], np.zeros(10, "f4")]
 
 

@@ -57,7 +57,7 @@ class Frame:
         raw = np.zeros(ALIGNMENT + HEADER_BYTES + 4 * size, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.bytes: npt.NDArray[np.uint8] = raw[start : start + HEADER_BYTES + 4 * size]
-        self.header = memoryview(self.bytes)[:HEADER_BYTES]
+        self.header: memoryview[int] = self.bytes.data[:HEADER_BYTES]
         self.vector: Vector = self.bytes[HEADER_BYTES:].view(np.float32)
 
 

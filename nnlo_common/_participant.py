@@ -161,6 +161,7 @@ class Participant:
         cuts = enumerate(zip(cell.servers, self._flat.layout.cut(len(cell.servers)), strict=True))
         shards = [Shard(index, server, part) for index, (server, part) in cuts]
         self._workers = len(cell.workers)
+        self.algorithm.check(self._workers, len(cell.servers))
         if assignment.role is Role.SERVER and assignment.shard is not None:
             self.role = f"server {assignment.shard}"
             return self._serving(world, cell, shards, assignment.shard)

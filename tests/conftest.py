@@ -17,7 +17,7 @@ FRAMEWORKS = {name for name in os.environ.get("NNLO_TEST_FRAMEWORKS", "").split(
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(1234)
-    np.random.seed(1234)  # noqa: NPY002: user code and frameworks draw from it
+    np.random.seed(1234)  # noqa: NPY002 - user code and frameworks draw from it
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

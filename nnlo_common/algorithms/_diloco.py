@@ -34,11 +34,13 @@ class DiLoCoWorker(LocalSGDWorker):
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return c_old - x."""
         np.subtract(self.anchor, parameters, out=self._moved)
+        # The next round starts here, unless the reply moves its start before the next step.
+        np.copyto(self.anchor, parameters)
         return self._moved
 
-    def incoming(self, parameters: Vector, reply: Vector, sent_at: Vector | None) -> None:
+    def incoming(self, parameters: Vector, reply: Vector) -> None:
         """x <- c, and measure the next round from there."""
-        super().incoming(parameters, reply, sent_at)
+        super().incoming(parameters, reply)
         np.copyto(self.anchor, parameters)
 
 

@@ -31,7 +31,7 @@ class ElasticWorker(WorkerRule):
         """Return x."""
         return parameters
 
-    def incoming(self, parameters: Vector, reply: Vector, sent_at: Vector | None) -> None:
+    def incoming(self, parameters: Vector, reply: Vector) -> None:
         """x <- x - E."""
         parameters -= reply
 
@@ -126,6 +126,10 @@ class EASGD(Algorithm):
                 "below 1; use a smaller beta or more workers"
             )
         return alpha
+
+    def check(self, workers: int, servers: int) -> None:
+        """Refuse so few workers that beta makes alpha 1 or more."""
+        self.moving_rate(workers)
 
     def worker(self, size: int, workers: int) -> ElasticWorker:
         """Make the worker's half."""

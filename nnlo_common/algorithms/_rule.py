@@ -70,7 +70,7 @@ class WorkerRule(Stateful, ABC):
 
     saved: ClassVar[tuple[str, ...]] = ("clock",)
     exchange_first: bool = False
-    # The reply replaces the parameters, so movement since the request was sent must be added to it.
+    # Where replies come late: add to them what the worker has moved since, instead of losing it.
     keeps_progress: ClassVar[bool] = False
 
     def __init__(self, *, pipeline: int = 0) -> None:
@@ -92,20 +92,15 @@ class WorkerRule(Stateful, ABC):
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return what travels; it stays as it is until the reply has come."""
 
-    def incoming(self, parameters: Vector, reply: Vector, sent_at: Vector | None) -> None:
-        """Absorb the reply; by default the centre replaces the parameters.
+    def incoming(self, parameters: Vector, reply: Vector) -> None:
+        """Absorb the reply; by default it replaces the parameters.
 
         Args:
             parameters: changed in place.
-            reply: may be overwritten.
-            sent_at: what the parameters were when the request was sent, for rules that keep the progress
-                made since; None if they have not moved.
+            reply: the server's vector. For rules that keep their progress, what the worker has moved by
+                itself since the request was sent has been added to it.
         """
-        if self.keeps_progress and sent_at is not None:
-            np.subtract(reply, sent_at, out=reply)
-            parameters += reply
-        else:
-            np.copyto(parameters, reply)
+        np.copyto(parameters, reply)
 
     def commit(self, parameters: Vector, center: Vector) -> Vector:
         """Answer a granted lock: move the parameters and return what is added to the centre."""
@@ -226,6 +221,9 @@ class Algorithm(ABC):
     @abstractmethod
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
+
+    def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
+        """Refuse a number of workers or servers that the options do not allow."""
 
     def local_optimizer(self) -> VectorOptimizer | None:
         """Return the optimizer that moves a worker's parameters, where the algorithm brings its own."""

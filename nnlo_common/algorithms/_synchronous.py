@@ -68,17 +68,26 @@ class Synchronous(Algorithm):
         super().__post_init__()
         self._require(self.backup >= 0, "backup", "a number of workers of at least 0")
 
+    def check(self, workers: int, servers: int) -> None:
+        """Refuse a backup of everybody, and a backup where servers could choose differently.
+
+        Each server takes its own first N. Were they several, each could be left with fewer than N because
+        the others' workers wait elsewhere, and all would wait for ever.
+        """
+        if self.backup >= workers:
+            self._refuse(
+                f"backup={self.backup} of {workers} workers leaves none to wait for; "
+                f"use backup <= {workers - 1} or start more workers"
+            )
+        if self.backup and servers > 1:
+            self._refuse(f"backup={self.backup} works with one server, not with {servers}; use servers=1")
+
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half: push every raw gradient, take the new centre."""
         return DownpourWorker(size, pipeline=self.lag)
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> SynchronousCenter:
         """Make the centre's half."""
-        if self.backup >= workers:
-            self._refuse(
-                f"backup={self.backup} of {workers} workers leaves none to wait for; "
-                f"use backup <= {workers - 1} or start more workers"
-            )
         return SynchronousCenter(
             center, self._needs_optimizer(optimizer), needed=workers - self.backup, max_staleness=self.lag
         )

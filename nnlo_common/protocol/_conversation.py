@@ -217,13 +217,25 @@ class Conversation:
             event = self._replies.popleft()
             message = event.message
             if message.vector is not None:
-                slot = self._absorbed % (self.rule.pipeline + 1)
-                sent_at = self._sent_at[slot] if self._sent_at else None
-                self.rule.incoming(self.parameters, message.vector, sent_at)
+                if self._sent_at:
+                    self._add_progress(message.vector)
+                self.rule.incoming(self.parameters, message.vector)
                 self.pulled_at = message.clock
             self._absorbed += 1
             actions.append(Release(self.shard.server, event.frame))
         return actions
+
+    def _add_progress(self, reply: Vector) -> None:
+        """Add to a late reply what the worker has moved by itself since it sent the request.
+
+        What it moves by absorbing this reply is no progress of its own, so it is taken out of the
+        requests that are still open.
+        """
+        slots = [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
+        reply -= self._sent_at[slots[0]]
+        for slot in slots[1:]:
+            self._sent_at[slot] += reply
+        reply += self.parameters
 
     def _request(self, kind: Kind, vector: Vector | None = None) -> Send:
         self._sequence += 1

@@ -88,7 +88,7 @@ class Server:
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._pending: list[Received] = []  # contributions, in order of arrival
-        self._lobby: deque[Received] = deque()  # joins that are not let in yet
+        self._lobby: list[Received] = []  # joins that are not let in yet
         self._locks: deque[Received] = deque()  # lock requests that wait
         self._holder: int | None = None  # who has the lock
         self._handlers: dict[Kind, Callable[[Received], list[Action]]] = {
@@ -227,7 +227,7 @@ class Server:
         peer.standing, peer.unanswered = Standing.LOST, 0
         gone = [item for item in (*self._pending, *self._lobby, *self._locks) if item.message.sender == rank]
         self._pending = [item for item in self._pending if item.message.sender != rank]
-        self._lobby = deque(item for item in self._lobby if item.message.sender != rank)
+        self._lobby = [item for item in self._lobby if item.message.sender != rank]
         self._locks = deque(item for item in self._locks if item.message.sender != rank)
         if self._holder == rank:
             self._holder = None
@@ -242,11 +242,13 @@ class Server:
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
         while self._lobby:
-            capacity = self.rule.capacity()
-            training = sum(peer.standing is Standing.TRAINING for peer in self.peers.values())
-            if capacity is not None and training >= capacity:
+            # By rank, not by arrival: all servers then let the same workers in first.
+            awaited = sorted(rank for rank, peer in self.peers.items() if peer.standing in _AWAITED)
+            allowed = awaited[: self.rule.capacity()]
+            event = next((event for event in self._lobby if event.message.sender in allowed), None)
+            if event is None:
                 break
-            event = self._lobby.popleft()
+            self._lobby.remove(event)
             self.peers[event.message.sender].standing = Standing.TRAINING
             resumes = event.message.stop
             actions.append(self._reply(event, with_vector=False) if resumes else self._center_to(event))

@@ -103,6 +103,7 @@ def train_virtually(
         (array([4.], dtype=float32), {0: 1, 1: 1})
     """
     require_workers(workers)
+    algorithm.check(workers, servers)
     arrays = _arrays(initial)
     flat = FlatVector.of(arrays)
     places = flat.layout.cut(servers)
