@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from nnlo_common import SGD, Adagrad, Adam, Synchronous, VectorOptimizer
+from nnlo_common import SGD, Adagrad, Adam, ConfigurationError, Synchronous, VectorOptimizer
 from nnlo_common.protocol import Standing
 from nnlo_common.testing import ByTime, Interleaved, RandomOrder, Schedule, train_virtually
 
@@ -212,27 +212,21 @@ def test_a_slow_worker_is_not_waited_for() -> None:
     assert waited.seconds > 33
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize(
-    ("workers", "backup", "servers"), [(3, 1, 2), (4, 2, 2), (4, 1, 3), (5, 2, 3), (4, 3, 2)]
-)
-def test_backup_workers_with_several_servers_never_hang(
-    workers: int, backup: int, servers: int, lag: int
-) -> None:
-    """Each server sees another order of arrival, so a worker may be early here and late there."""
-    for seed in range(30):
-        run = train_virtually(
-            Synchronous(backup=backup, lag=lag),
+@pytest.mark.parametrize(("workers", "backup", "servers"), [(3, 1, 2), (4, 2, 2), (4, 1, 3), (4, 3, 2)])
+def test_backup_workers_with_several_servers_are_refused(workers: int, backup: int, servers: int) -> None:
+    """Each server would see another order of arrival: a worker early here and late there hangs them all."""
+    with pytest.raises(
+        ConfigurationError, match=f"backup={backup} works with one server, not with {servers}"
+    ):
+        train_virtually(
+            Synchronous(backup=backup),
             Samples([1] * workers, servers),
             [START[:2], START[2:4], START[4:]],
             workers=workers,
             servers=servers,
             steps=6,
             optimizer=SGD(0.2),
-            schedule=Interleaved(seed),
         )
-        for server in run.servers:
-            assert all(peer.commits + peer.dropped == 6 for peer in server.peers.values())
 
 
 # --- who leaves or dies is not waited for ----------------------------------------------------------------
@@ -289,17 +283,16 @@ def test_a_worker_that_dies_before_its_first_request_is_as_good_as_none() -> Non
     assert np.array_equal(run.center, in_rank_order(samples, [STEPS, 0, STEPS], SGD(0.2)))
 
 
-@pytest.mark.parametrize("backup", [0, 1, 2])
+@pytest.mark.parametrize(("servers", "backup"), [(1, 0), (1, 1), (1, 2), (2, 0), (3, 0)])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("servers", [1, 2])
-def test_the_loss_of_a_worker_at_any_request_never_hangs(backup: int, lag: int, servers: int) -> None:
+def test_the_loss_of_a_worker_at_any_request_never_hangs(servers: int, backup: int, lag: int) -> None:
     steps = 4
     for handled in range(1, servers * (steps + 2) + 1):
         for seed in range(3):
             run = train_virtually(
                 Synchronous(backup=backup, lag=lag),
                 Samples([1] * 3, servers),
-                [START[:3], START[3:]],
+                [START[:2], START[2:4], START[4:]],
                 workers=3,
                 servers=servers,
                 steps=steps,
