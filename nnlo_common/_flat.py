@@ -234,8 +234,7 @@ class FlatVector:
                     f"{segment.name} is read-only, so the vector cannot be written back into it; "
                     "pass a writable array"
                 )
-            if segment.tied_to is None:
-                np.copyto(array, view, casting="unsafe")
+            np.copyto(array, view, casting="unsafe")
 
     def _matched(self, arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[Segment, npt.NDArray[Any], Vector]]:
         segments = self.layout.segments

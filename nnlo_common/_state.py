@@ -1,4 +1,4 @@
-"""Exact saving and loading: what an object is, as a plain tree of numbers and arrays."""
+"""Exact saving and loading: what an object is, as a plain tree of numbers, text and arrays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,35 @@ import numpy as np
 
 from nnlo_common._errors import ConfigurationError
 
-__all__ = ["State", "Stateful"]
+__all__ = ["State", "Stateful", "require"]
 
 State: TypeAlias = dict[str, Any]
+
+
+def require(owner: str, state: object, **patterns: object) -> None:
+    """Refuse a saved `state` that does not look like `patterns`, name by name.
+
+    A pattern is a type; an array, for its shape and dtype; a list with one pattern for all its items; or
+    any other value, for that very value.
+
+    Raises:
+        ConfigurationError: with the name of what does not fit.
+
+    Example:
+        >>> require("a worker", {"clock": 3, "sum": np.zeros(2)}, clock=int, sum=np.zeros(2))
+    """
+    if not isinstance(state, Mapping) or set(state) != set(patterns):
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else state
+        raise ConfigurationError(
+            f"the saved state of {owner} has to hold {sorted(patterns)}, but it holds {found}; "
+            "was it saved with another algorithm or version, or damaged?"
+        )
+    for name, pattern in patterns.items():
+        if not _fits(state[name], pattern):
+            raise ConfigurationError(
+                f"{name} in the saved state of {owner} has to be {_described(pattern)}, but it is "
+                f"{_described(state[name])}; was it saved with another model, algorithm or number of ranks?"
+            )
 
 
 class Stateful:
@@ -28,43 +54,66 @@ class Stateful:
 
     def state(self) -> State:
         """Return a copy of everything that the next step depends on."""
-        return {name: _copied(getattr(self, name)) for name in self.saved}
+        return {"type": type(self).__name__} | {name: _copied(getattr(self, name)) for name in self.saved}
+
+    def check(self, state: object) -> None:
+        """Refuse a state that `load` could not take, changing nothing.
+
+        Raises:
+            ConfigurationError: it is of another class, or a number or an array in it does not fit.
+        """
+        owner = type(self).__name__
+        patterns = {name: _pattern(getattr(self, name)) for name in self.saved}
+        require(f"a {owner}", state, type=owner, **patterns)
+        assert isinstance(state, Mapping)  # require has seen to it
+        for name in self.saved:
+            mine = getattr(self, name)
+            if isinstance(mine, Stateful):
+                mine.check(state[name])
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where the object that gave `state` stood.
 
         Raises:
-            ConfigurationError: a name or an array does not fit this object; nothing was changed then.
+            ConfigurationError: see `check`; nothing was changed then.
         """
-        if set(state) != set(self.saved):
-            raise ConfigurationError(
-                f"the saved state of a {type(self).__name__} holds {sorted(self.saved)}, "
-                f"but {sorted(state)} was given; was it saved with another algorithm or version?"
-            )
-        for name in self.saved:
-            self._check_fits(name, state[name])
-        for name in self.saved:
-            self._restore(name, state[name])
+        self.check(state)
+        # Optimizers of frameworks have no `check` and may still refuse, so they come first.
+        for name in sorted(self.saved, key=lambda name: not hasattr(getattr(self, name), "load")):
+            mine = getattr(self, name)
+            if hasattr(mine, "load"):
+                mine.load(state[name])
+            elif isinstance(mine, np.ndarray):
+                np.copyto(mine, state[name])
+            else:
+                setattr(self, name, _copied(state[name]))
 
-    def _check_fits(self, name: str, value: Any) -> None:
-        mine = getattr(self, name)
-        if isinstance(mine, np.ndarray) and (
-            not isinstance(value, np.ndarray) or (mine.shape, mine.dtype) != (value.shape, value.dtype)
-        ):
-            found = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
-            raise ConfigurationError(
-                f"{name} of a {type(self).__name__} is {mine.dtype}{list(mine.shape)} but the saved one is "
-                f"{found}; was it saved with another model?"
-            )
 
-    def _restore(self, name: str, value: Any) -> None:
-        mine = getattr(self, name)
-        if isinstance(mine, np.ndarray):
-            np.copyto(mine, value)
-        elif hasattr(mine, "load"):
-            mine.load(value)
-        else:
-            setattr(self, name, _copied(value))
+def _pattern(value: Any) -> object:
+    """What a saved value has to look like, to be loaded in place of `value`."""
+    if isinstance(value, np.ndarray):
+        return value
+    return Mapping if hasattr(value, "load") else type(value)
+
+
+def _fits(value: object, pattern: object) -> bool:
+    if isinstance(pattern, np.ndarray):
+        return isinstance(value, np.ndarray) and value.shape == pattern.shape and value.dtype == pattern.dtype
+    if isinstance(pattern, list):
+        return isinstance(value, list | tuple) and all(_fits(item, pattern[0]) for item in value)
+    if isinstance(pattern, type):
+        return isinstance(value, pattern)
+    return bool(value == pattern)
+
+
+def _described(thing: object) -> str:
+    if isinstance(thing, np.ndarray):
+        return f"{thing.dtype}{list(thing.shape)}"
+    if isinstance(thing, type):
+        return f"a {thing.__name__}"
+    if isinstance(thing, list):
+        return f"a list, each item {_described(thing[0])}" if thing else "an empty list"
+    return f"a {type(thing).__name__}" if isinstance(thing, Mapping) else repr(thing)
 
 
 def _copied(value: Any) -> Any:

@@ -57,8 +57,8 @@ class AGN(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.every >= 1, "every", "a number of steps of at least 1")
-        self._require(self.local_learning_rate >= 0, "local_learning_rate", "at least 0")
+        self._whole("every", least=1)
+        self._real("local_learning_rate", least=0)
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""

@@ -98,9 +98,9 @@ class DiLoCo(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.outer_learning_rate > 0, "outer_learning_rate", "above 0")
-        self._require(0 <= self.outer_momentum < 1, "outer_momentum", "at least 0 and below 1")
-        self._require(self.every >= 1, "every", "a number of steps of at least 1")
+        self._real("outer_learning_rate")
+        self._real("outer_momentum", least=0, below=1)
+        self._whole("every", least=1)
 
     def worker(self, size: int, workers: int) -> DiLoCoWorker:
         """Make the worker's half."""

@@ -110,10 +110,10 @@ class Downpour(Algorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("n_push", "n_fetch"):
-            self._require(getattr(self, name) >= 1, name, "a number of steps of at least 1")
-        self._require(self.schedule in ("dean", "aligned"), "schedule", "'dean' or 'aligned'")
-        self._require(self.local_learning_rate >= 0, "local_learning_rate", "at least 0")
-        self._require(self.warm_start >= 0, "warm_start", "a number of commits of at least 0")
+            self._whole(name, least=1)
+        self._one_of("schedule", "dean", "aligned")
+        self._real("local_learning_rate", least=0)
+        self._whole("warm_start", least=0)
 
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half."""

@@ -55,7 +55,7 @@ class DynSGD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.every >= 1, "every", "a number of steps of at least 1")
+        self._whole("every", least=1)
 
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half, which is Downpour's."""

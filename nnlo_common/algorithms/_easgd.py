@@ -108,11 +108,12 @@ class EASGD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.every >= 1, "every", "a number of steps of at least 1")
-        self._require(self.alpha is None or 0 < self.alpha < 1, "alpha", "above 0 and below 1, or None")
-        self._require(self.beta > 0, "beta", "above 0")
-        self._require(self.beta_per in ("exchange", "step"), "beta_per", "'exchange' or 'step'")
-        self._require(self.order in ("paper", "step_first"), "order", "'paper' or 'step_first'")
+        self._whole("every", least=1)
+        if self.alpha is not None:
+            self._real("alpha", below=1)
+        self._real("beta")
+        self._one_of("beta_per", "exchange", "step")
+        self._one_of("order", "paper", "step_first")
 
     def moving_rate(self, workers: int) -> float:
         """Return alpha for `workers` workers."""
@@ -166,8 +167,8 @@ class EAMSGD(EASGD):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.learning_rate > 0, "learning_rate", "above 0")
-        self._require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1")
+        self._real("learning_rate")
+        self._real("momentum", least=0, below=1)
 
     def local_optimizer(self) -> VectorOptimizer:
         """Return the look-ahead momentum optimizer of algorithm 2."""

@@ -25,7 +25,7 @@ class GEMWorker(WorkerRule):
         self.options = options
         self.proxy: Vector = np.zeros(size, np.float32)
         self.stale: Vector = np.zeros(size, np.float32)
-        self.delayed: list[Vector] = []  # the gradients of the last `lag` steps, oldest first
+        self.delayed = np.zeros((options.lag, size), np.float32)  # the last gradients, step t at t % lag
         self._delta: Vector = np.zeros(size, np.float32)
         self._rate: Vector = np.zeros(size, np.float32)
         self._update: Vector = np.zeros(size, np.float32)
@@ -39,11 +39,13 @@ class GEMWorker(WorkerRule):
     def observe(self, parameters: Vector, gradient: Vector) -> None:
         """d <- -eta g; m <- mu m + d."""
         if self.options.lag:
-            self.delayed.append(gradient.copy())
-            if len(self.delayed) <= self.options.lag:
+            slot = self.delayed[self.clock % self.options.lag]
+            np.multiply(slot, np.float32(-self.options.learning_rate), out=self._delta)
+            np.copyto(slot, gradient)
+            if self.clock < self.options.lag:
                 return
-            gradient = self.delayed.pop(0)
-        np.multiply(gradient, np.float32(-self.options.learning_rate), out=self._delta)
+        else:
+            np.multiply(gradient, np.float32(-self.options.learning_rate), out=self._delta)
         self.proxy *= np.float32(self.options.momentum)
         self.proxy += self._delta
 
@@ -139,13 +141,14 @@ class GEM(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.learning_rate > 0, "learning_rate", "above 0")
-        self._require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1")
-        self._require(self.kappa > 0, "kappa", "above 0")
-        self._require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
+        self._real("learning_rate")
+        self._real("momentum", least=0, below=1)
+        self._real("kappa")
+        if self.clip is not None:
+            self._real("clip")
         # Smaller ones vanish in float32 and let 0/0 through.
-        self._require(self.epsilon >= 1e-30, "epsilon", "at least 1e-30")
-        self._require(self.gradient_at in ("update", "center"), "gradient_at", "'update' or 'center'")
+        self._real("epsilon", least=1e-30)
+        self._one_of("gradient_at", "update", "center")
 
     def worker(self, size: int, workers: int) -> GEMWorker:
         """Make the worker's half."""

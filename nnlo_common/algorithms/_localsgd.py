@@ -79,8 +79,8 @@ class LocalSGD(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.every >= 1, "every", "a number of steps of at least 1")
-        self._require(self.warmup >= 0, "warmup", "a number of steps of at least 0")
+        self._whole("every", least=1)
+        self._whole("warmup", least=0)
 
     def worker(self, size: int, workers: int) -> LocalSGDWorker:
         """Make the worker's half."""

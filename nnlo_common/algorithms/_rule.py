@@ -14,6 +14,8 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import inf
+from numbers import Integral, Real
 from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -212,7 +214,7 @@ class Algorithm(ABC):
     lag: int = 0
 
     def __post_init__(self) -> None:
-        self._require(isinstance(self.lag, int) and self.lag >= 0, "lag", "a whole number of at least 0")
+        self._whole("lag", least=0)
 
     @abstractmethod
     def worker(self, size: int, workers: int) -> WorkerRule:
@@ -233,10 +235,28 @@ class Algorithm(ABC):
         """Return what trains plainly in a world of one: the user's optimizer, or the algorithm's own."""
         return optimizer or self.local_optimizer() or self._needs_optimizer(None)
 
-    def _require(self, condition: bool, name: str, expected: str) -> None:
-        """Refuse the option `name` with a message that says what it may be."""
-        if not condition:
-            self._refuse(f"{name}={getattr(self, name)!r} is not possible: it must be {expected}")
+    def _whole(self, name: str, *, least: int) -> None:
+        """Refuse the option `name` unless it is a whole number of at least `least`."""
+        value = getattr(self, name)
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            self._refuse_option(name, f"a whole number of at least {least}")
+
+    def _real(self, name: str, *, least: float | None = None, above: float = 0, below: float = inf) -> None:
+        """Refuse the option `name` unless it is a number in the given range."""
+        value = getattr(self, name)
+        if isinstance(value, Real) and not isinstance(value, bool):
+            if (value > above if least is None else value >= least) and value < below:
+                return
+        low = f"above {above}" if least is None else f"at least {least}"
+        self._refuse_option(name, f"a finite number {low}" + ("" if below == inf else f" and below {below}"))
+
+    def _one_of(self, name: str, *choices: str) -> None:
+        """Refuse the option `name` unless it is one of `choices`."""
+        if getattr(self, name) not in choices:
+            self._refuse_option(name, " or ".join(map(repr, choices)))
+
+    def _refuse_option(self, name: str, expected: str) -> NoReturn:
+        self._refuse(f"{name}={getattr(self, name)!r} is not possible: it must be {expected}")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ConfigurationError(f"{type(self).__name__}: {problem}")

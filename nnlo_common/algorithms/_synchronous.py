@@ -66,7 +66,7 @@ class Synchronous(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.backup >= 0, "backup", "a number of workers of at least 0")
+        self._whole("backup", least=0)
 
     def check(self, workers: int, servers: int) -> None:
         """Refuse a backup of everybody, and a backup where servers could choose differently.

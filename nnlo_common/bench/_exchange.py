@@ -68,9 +68,7 @@ def run(world: World, megabytes: Sequence[float], rounds: int) -> None:
     """Measure and print; ratios are taken within each round, so that drift of the machine cancels."""
     first = world.rank == SERVER
     if first:
-        print(
-            f"{world.library}; load {os.getloadavg()[0]:.2f} before; {rounds} rounds; median [lowest, highest]"
-        )
+        print(f"{world.library}; load {os.getloadavg()[0]:.2f} before; {rounds} rounds; median [min, max]")
         print(f"{'MB':>6} {'':>10} {'round trip':>12} {'over ping-pong':>24}")
     for size in megabytes:
         repeats = int(min(400, max(3, 60 / size)))

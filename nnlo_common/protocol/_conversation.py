@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common._flat import Frame, Vector
-from nnlo_common._state import State
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import Vector
+from nnlo_common._state import State, require
 from nnlo_common.algorithms import Ask, WorkerRule
 from nnlo_common.protocol._events import Action, Received, Release, Send, Story
-from nnlo_common.protocol._messages import Kind, Message
+from nnlo_common.protocol._kept import kept, restored
+from nnlo_common.protocol._messages import REPLIES, Kind, Message
 
 __all__ = ["Conversation", "Phase", "Shard"]
 
@@ -116,17 +118,17 @@ class Conversation:
         """
         message = event.message
         self.story.tell("received", message)
+        if message.kind not in REPLIES:
+            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only workers send")
+        if self.phase is Phase.JOINING and message.sequence == 0:
+            return self._welcome(event)
         if not self._asked or message.sequence != self._asked[0][1]:
             wanted = self._asked[0][1] if self._asked else "none"
             raise self.story.error(
                 f"rank {message.sender} replied to sequence {message.sequence}; the next due is {wanted}"
             )
-        if message.kind not in (Kind.CENTER, Kind.ACK):
-            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only workers send")
         asked, _ = self._asked.popleft()
         self.stop_requested |= message.stop
-        if asked is Kind.JOIN:
-            return self._welcome(event)
         if asked is Kind.LOCK:
             return self._granted(event)
         self._replies.append(event)
@@ -152,50 +154,63 @@ class Conversation:
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
         pending = self._opened - self._absorbed
-        joining = self.phase is Phase.JOINING
         limit = self.rule.pipeline + 1
         if not 0 <= pending <= limit:
             raise AssertionError(f"broken invariant: {pending} open exchanges are at most {limit}")
-        if len(self._asked) + len(self._replies) != pending + joining:
+        if len(self._asked) + len(self._replies) != pending:
             raise AssertionError("broken invariant: each open exchange is either asked or answered")
 
     def state(self) -> State:
-        """Return everything the next step depends on; every reply must have come.
-
-        Raises:
-            ProtocolError: replies are still under way.
-        """
-        if self._asked:
-            raise self.story.error(f"its state was asked for with {len(self._asked)} replies under way")
-        open_slots = [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
+        """Return everything the next step depends on, with what is under way."""
         return {
             "rule": self.rule.state(),
+            "pipeline": self.rule.pipeline,
             "pulled_at": self.pulled_at,
-            "replies": [
-                (event.message.kind.name, event.message.clock, None if v is None else v.copy())
-                for event in self._replies
-                for v in [event.message.vector]
-            ],
-            "sent_at": [self._sent_at[slot].copy() for slot in open_slots] if self._sent_at else [],
+            "sequence": self._sequence,
+            "asked": [[kind.name, sequence] for kind, sequence in self._asked],
+            "replies": [kept(event.message) for event in self._replies],
+            "sent_at": [self._sent_at[slot].copy() for slot in self._open_slots()],
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the conversation that gave `state` stood, after joining again."""
+    def check(self, state: object) -> None:
+        """Refuse a state that `load` could not take, changing nothing."""
         self._expect(Phase.OUTSIDE, "load a state")
+        owner, size = f"worker rank {self.rank}", self.parameters.size
+        numbers = {"pulled_at": int, "sequence": int}
+        sent_at = [np.zeros(size, np.float32)]
+        lists = {"asked": [list], "replies": [Mapping], "sent_at": sent_at}
+        require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists)
+        assert isinstance(state, Mapping)  # require has seen to it
+        self.rule.check(state["rule"])
+        opened = len(state["asked"]) + len(state["replies"])
+        for item in state["replies"]:
+            restored(owner, item, size)
+        if len(state["sent_at"]) != (opened if self._sent_at else 0) or opened > self.rule.pipeline:
+            raise ConfigurationError(f"{owner}: {opened} open exchanges do not fit; is the state damaged?")
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue where the conversation that gave `state` stood, after joining again.
+
+        Raises:
+            ConfigurationError: it was saved with other options or another model; nothing was changed then.
+        """
+        self.check(state)
         self.rule.load(state["rule"])
-        self.pulled_at = state["pulled_at"]
+        self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
         self.resumes = True
-        self._opened = len(state["replies"])
-        for slot, vector in enumerate(state["sent_at"]):
+        self._asked.extend((Kind[name], sequence) for name, sequence in state["asked"])
+        for item in state["replies"]:
+            self._replies.append(restored(f"worker rank {self.rank}", item, self.parameters.size))
+        self._opened = len(self._asked) + len(self._replies)
+        for slot, vector in zip(self._open_slots(), state["sent_at"], strict=True):
             np.copyto(self._sent_at[slot], vector)
-        for name, clock, vector in state["replies"]:
-            self._replies.append(_restored(self.shard, Kind[name], clock, vector))
 
     # -- inside ---------------------------------------------------------------------------------------
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING
         message = event.message
+        self.stop_requested |= message.stop
         if message.vector is not None:
             self.rule.begin(self.parameters, message.vector)
             self.pulled_at = message.clock
@@ -231,40 +246,37 @@ class Conversation:
         What it moves by absorbing this reply is no progress of its own, so it is taken out of the
         requests that are still open.
         """
-        slots = [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
-        reply -= self._sent_at[slots[0]]
-        for slot in slots[1:]:
+        first, *later = self._open_slots()
+        reply -= self._sent_at[first]
+        for slot in later:
             self._sent_at[slot] += reply
         reply += self.parameters
 
+    def _open_slots(self) -> list[int]:
+        """The memory of the exchanges whose replies are not absorbed, oldest first."""
+        if not self._sent_at:
+            return []
+        return [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
+
     def _request(self, kind: Kind, vector: Vector | None = None) -> Send:
-        self._sequence += 1
+        joining = kind is Kind.JOIN
+        self._sequence += not joining
         message = Message(
             kind,
             self.rank,
-            self._sequence,
+            0 if joining else self._sequence,
             self.rule.clock,
             self.pulled_at,
             self.weight,
             self.shard.index,
-            kind is Kind.JOIN and self.resumes,
+            joining and self.resumes,
             vector,
         )
         self.story.tell("sent", message)
-        if kind in (Kind.JOIN, Kind.EXCHANGE, Kind.PUSH, Kind.PULL, Kind.LOCK):
+        if kind in _ASKS.values():
             self._asked.append((kind, self._sequence))
         return Send(self.shard.server, message)
 
     def _expect(self, phase: Phase, what: str) -> None:
         if self.phase is not phase:
             raise self.story.error(f"cannot {what} now: it {self.phase.value}")
-
-
-def _restored(shard: Shard, kind: Kind, clock: int, vector: Vector | None) -> Received:
-    frame = Frame(0 if vector is None else vector.size)
-    if vector is not None:
-        np.copyto(frame.vector, vector)
-    message = Message(
-        kind, shard.server, 0, clock, shard=shard.index, vector=None if vector is None else frame.vector
-    )
-    return Received(message, frame)

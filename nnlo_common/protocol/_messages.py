@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nnlo_common._errors import ProtocolError
 from nnlo_common._flat import HEADER_BYTES, Frame, Vector
 
-__all__ = ["Kind", "Message", "decode", "encode"]
+__all__ = ["ONE_WAY", "REPLIES", "Kind", "Message", "decode", "encode"]
 
 
 class Kind(enum.IntEnum):
@@ -42,6 +42,8 @@ class Kind(enum.IntEnum):
 
 #: Requests that get no reply.
 ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE})
+#: What servers send.
+REPLIES = frozenset({Kind.CENTER, Kind.ACK})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER})
 
@@ -53,7 +55,8 @@ class Message:
     Attributes:
         kind: what it means.
         sender: the rank that sent it.
-        sequence: requests: 1, 2, 3, ... per worker and shard; replies: the request's.
+        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a resume;
+            replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last took it.
         weight: the sender's share in a mean.

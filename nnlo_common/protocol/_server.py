@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nnlo_common._state import State
+from nnlo_common._state import State, require
 from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
+from nnlo_common.protocol._kept import kept, restored
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 
 __all__ = ["Server", "Standing"]
@@ -64,7 +65,7 @@ class Server:
         >>> rule = EASGD(alpha=0.5).center(np.zeros(1, np.float32), workers=1, optimizer=None)
         >>> server = Server(rule, workers=[1])
         >>> frame = Frame(1)
-        >>> (reply,) = server.handle(Received(Message(Kind.JOIN, sender=1, sequence=1), frame))
+        >>> (reply,) = server.handle(Received(Message(Kind.JOIN, sender=1, sequence=0), frame))
         >>> reply.message.kind.name, reply.message.vector
         ('CENTER', array([0.], dtype=float32))
     """
@@ -136,7 +137,8 @@ class Server:
             self.guests[message.sender] += 1
             return [self._center_to(event)]
         peer = self._accept(message)
-        peer.sequence = message.sequence
+        if message.kind is not Kind.JOIN:
+            peer.sequence = message.sequence
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
         if self.handled is not None:
@@ -168,19 +170,37 @@ class Server:
                 raise AssertionError("\n  ".join([f"broken invariant: {what}", *self.story.lines()]))
 
     def state(self) -> State:
-        """Return the centre and all counts; no contribution may be waiting.
+        """Return the centre, all counts, and the contributions that wait for others.
 
         Raises:
-            ProtocolError: contributions wait for a commit, so the state is between two commits.
+            ProtocolError: a worker holds the lock or waits for it, or to be let in.
         """
-        if self._pending or self._locks or self._holder is not None:
+        if self._locks or self._holder is not None or self._lobby:
             raise self.story.error("its state was asked for amid a commit; let the workers pause first")
-        return {"rule": self.rule.state(), "staleness": dict(self.staleness)}
+        return {
+            "rule": self.rule.state(),
+            "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
+            "sequences": {str(rank): peer.sequence for rank, peer in sorted(self.peers.items())},
+            "pending": [kept(event.message) for event in self._pending],
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the server that gave `state` stood; workers have to join again."""
+        """Continue where the server that gave `state` stood; the workers have to join again.
+
+        Raises:
+            ConfigurationError: it was saved with other options, another model or other ranks; nothing was
+                changed then.
+        """
+        owner = f"server shard {self.shard}"
+        require(owner, state, rule=Mapping, staleness=[[int]], sequences=Mapping, pending=[Mapping])
+        require(f"{owner}, workers", state["sequences"], **{str(rank): int for rank in self.peers})
+        pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
         self.rule.load(state["rule"])
-        self.staleness = Counter(state["staleness"])
+        self.staleness = Counter(dict(state["staleness"]))
+        for rank, peer in self.peers.items():
+            peer.sequence = state["sequences"][str(rank)]
+            peer.unanswered = sum(event.message.sender == rank for event in pending)
+        self._pending = pending
 
     # -- one method per kind of message ---------------------------------------------------------------
 
@@ -349,7 +369,7 @@ class Server:
             raise self.story.error(f"rank {message.sender} is none of its workers {sorted(self.peers)}")
         if message.kind not in self._handlers:
             raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only servers send")
-        if message.sequence != peer.sequence + 1:
+        if message.sequence != (0 if message.kind is Kind.JOIN else peer.sequence + 1):
             raise self.story.error(
                 f"rank {message.sender} sent sequence {message.sequence} after {peer.sequence}: "
                 "a message was lost or doubled"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizers import VectorOptimizer
-from nnlo_common._state import State
+from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol._conversation import Conversation, Shard
 from nnlo_common.protocol._events import Action, Received, Wait
@@ -108,14 +110,10 @@ class Worker:
         """Tell all servers that one more epoch is done."""
         yield from self._all(Conversation.finish_epoch)
 
-    def pause(self) -> Activity:
-        """Wait until no reply is under way, so that the state can be taken."""
-        while any(conversation.unanswered for conversation in self.conversations):
-            yield Wait()
-
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
-        yield from self.pause()
+        while any(conversation.unanswered for conversation in self.conversations):
+            yield Wait()
         yield from self._all(Conversation.settle)
         yield from self._all(Conversation.leave)
 
@@ -129,7 +127,7 @@ class Worker:
             conversation.validate()
 
     def state(self) -> State:
-        """Return parameters, local optimizer and the state of every conversation; see `pause`."""
+        """Return parameters, local optimizer and the state of every conversation."""
         return {
             "parameters": self.parameters.vector.copy(),
             "local": None if self.local is None else self.local.state(),
@@ -137,17 +135,27 @@ class Worker:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the worker that gave `state` stood; call it before `join`."""
+        """Continue where the worker that gave `state` stood; call it before `join`.
+
+        Raises:
+            ConfigurationError: it was saved with other options, another model, another number of servers
+                or another local optimizer; nothing was changed then.
+        """
+        owner = f"worker rank {self.rank}"
+        local = type(None) if self.local is None else Mapping
+        require(owner, state, parameters=self.parameters.vector, local=local, conversations=[Mapping])
         if len(state["conversations"]) != len(self.conversations):
             raise ConfigurationError(
-                f"rank {self.rank}: the state was saved with {len(state['conversations'])} servers and now "
-                f"there are {len(self.conversations)}; resume with the same number"
+                f"{owner}: the state was saved with {len(state['conversations'])} servers and now there are "
+                f"{len(self.conversations)}; resume with the same number"
             )
         for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
-            conversation.load(saved)
-        self.parameters.vector[:] = state["parameters"]
+            conversation.check(saved)
         if self.local is not None:
-            self.local.load(state["local"])
+            self.local.load(state["local"])  # may refuse, so it comes first
+        for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
+            conversation.load(saved)
+        np.copyto(self.parameters.vector, state["parameters"])
 
     def _all(self, what: Callable[[Conversation], list[Action]]) -> Activity:
         for conversation in self.conversations:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizers import VectorOptimizer
 from nnlo_common._state import State
@@ -88,7 +89,7 @@ def train_virtually(
         servers: how many shards the centre is cut into, at the boundaries of the arrays.
         schedule: who is served next; `RoundRobin` by default.
         begin: where each worker starts, if not at the centre.
-        leave: workers leave at the end; False: they pause, so that the state can be taken.
+        leave: workers leave at the end; False: they pause where they are, so that the run can be resumed.
         resume: the `state()` of an earlier run to continue from.
         losses: ranks that die, and after how many handled requests.
         observe: called as observe(worker, step) after each step.
@@ -132,6 +133,7 @@ def train_virtually(
         for rank in ranks
     }
     if resume is not None:
+        _check_counts(resume, servers, workers)
         for machine, state in zip(machines, resume["servers"], strict=True):
             machine.load(state)
         for member, state in zip(members.values(), resume["workers"], strict=True):
@@ -145,6 +147,15 @@ def train_virtually(
     cluster = VirtualCluster(machines, members, programs, schedule=schedule, losses=losses, check=check)
     cluster.run()
     return VirtualRun(machines, list(members.values()), cluster.trace, cluster.now_s)
+
+
+def _check_counts(resume: Mapping[str, Any], servers: int, workers: int) -> None:
+    found = (len(resume["servers"]), len(resume["workers"]))
+    if found != (servers, workers):
+        raise ConfigurationError(
+            f"the state was saved with {found[0]} servers and {found[1]} workers, but {servers} and "
+            f"{workers} were asked for; resume with the same numbers"
+        )
 
 
 def _arrays(initial: Sequence[Any] | npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -173,4 +184,5 @@ def _program(
         yield from worker.step()
         if observe is not None:
             observe(worker, step)
-    yield from worker.leave() if leave else worker.pause()
+    if leave:
+        yield from worker.leave()

@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 
 from nnlo_common._flat import FlatVector, Frame, Vector
-from nnlo_common.protocol import Event, Message, Received, decode, encode
+from nnlo_common.protocol import REPLIES, Event, Message, Received, decode, encode
 from nnlo_common.transport._backoff import Backoff
 from nnlo_common.transport._endpoint import Link
 from nnlo_common.transport._world import MPI, World
@@ -122,10 +122,10 @@ class MPIEndpoint:
         slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
             slot.replying = True
-            self._active[slot.index] = self._start(peer, message, frame, to_server=False)
+            self._active[slot.index] = self._start(peer, message, frame)
         else:
             frame = self._frame_for(peer, message)
-            self._leaving[id(frame)] = self._start(peer, message, frame, to_server=True)
+            self._leaving[id(frame)] = self._start(peer, message, frame)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next message; None if none came within `timeout_s`."""
@@ -180,8 +180,9 @@ class MPIEndpoint:
                 self._ready.append(Received(decode(frame), frame))
         return bool(self._ready)
 
-    def _start(self, peer: int, message: Message, frame: Frame, *, to_server: bool) -> MPI.Request:
+    def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)
+        to_server = message.kind not in REPLIES
         return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
 
     def _frame_for(self, peer: int, message: Message) -> Frame:

@@ -73,7 +73,7 @@ class VirtualCluster:
         self._clock_s = dict.fromkeys(self.workers, 0.0)
         self._free_s = {server.shard: 0.0 for server in servers}
         self._frames: dict[int, list[Frame]] = defaultdict(list)
-        self._server_ranks = {server.rank for server in servers}
+        self._lost: set[int] = set()
 
     def run(self) -> None:
         """Run until every program has ended, or blocks for ever, and nothing waits.
@@ -82,7 +82,10 @@ class VirtualCluster:
             PeerLostError: a worker waits for a reply that nobody will ever send.
         """
         for rank in list(self._programs):
-            self._advance(rank)
+            if self._losses.get(rank) == 0:
+                self._lose(rank)
+            else:
+                self._advance(rank)
         while True:
             waiting = self._waiting()
             chosen = self._schedule.choose(waiting) if waiting else None
@@ -127,11 +130,12 @@ class VirtualCluster:
         event = self._carried(reply.message)
         assert reply.frame is not None  # servers answer from the request's frame
         self._free(reply.frame)
-        if rank not in self._programs:
+        if rank in self._lost:
             return
         self._clock_s[rank] = max(self._clock_s[rank], self._free_s[shard] + self._travel_s(event))
         self._perform_worker(rank, self.workers[rank].deliver(event))
-        self._advance(rank)
+        if rank in self._programs:
+            self._advance(rank)
 
     def _advance(self, rank: int) -> None:
         """Run a worker's program up to the next reply that has not come."""
@@ -160,6 +164,7 @@ class VirtualCluster:
 
     def _lose(self, rank: int) -> None:
         self._programs.pop(rank, None)
+        self._lost.add(rank)
         for (_, worker), channel in self._channels.items():
             if worker == rank:
                 channel.clear()
