@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import inf
-from numbers import Integral, Real
 from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -238,17 +237,16 @@ class Algorithm(ABC):
     def _whole(self, name: str, *, least: int) -> None:
         """Refuse the option `name` unless it is a whole number of at least `least`."""
         value = getattr(self, name)
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             self._refuse_option(name, f"a whole number of at least {least}")
 
     def _real(self, name: str, *, least: float | None = None, above: float = 0, below: float = inf) -> None:
         """Refuse the option `name` unless it is a number in the given range."""
         value = getattr(self, name)
-        if isinstance(value, Real) and not isinstance(value, bool):
-            if (value > above if least is None else value >= least) and value < below:
-                return
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         low = f"above {above}" if least is None else f"at least {least}"
-        self._refuse_option(name, f"a finite number {low}" + ("" if below == inf else f" and below {below}"))
+        if not number or not (value > above if least is None else value >= least) or not value < below:
+            self._refuse_option(name, low + (", finite" if below == inf else f" and below {below}"))
 
     def _one_of(self, name: str, *choices: str) -> None:
         """Refuse the option `name` unless it is one of `choices`."""
