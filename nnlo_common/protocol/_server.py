@@ -56,8 +56,8 @@ class Server:
         guests: other servers, who only pull, and how often each has.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
-        handled: the ranks whose requests were handled, in order, if `record` was asked for. Together
-            with those of the other shards this is all that a replay needs.
+        handled: the ranks whose requests were handled, in order, if `record` was asked for; the ends of
+            epochs change nothing and are left out. With the other shards' this is all a replay needs.
 
     Example:
         >>> import numpy as np
@@ -141,7 +141,7 @@ class Server:
             peer.sequence = message.sequence
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
-        if self.handled is not None:
+        if self.handled is not None and message.kind is not Kind.EPOCH:
             self.handled.append(message.sender)
         return self._handlers[message.kind](event)
 
