@@ -31,7 +31,13 @@ __all__ = [
 
 
 class NNLOError(Exception):
-    """Base of every error that nnlo raises on purpose."""
+    """Base of every error that nnlo raises on purpose.
+
+    Attributes:
+        collective: all ranks raise the same, so that one of them can speak for all.
+    """
+
+    collective: bool = False
 
 
 class ConfigurationError(NNLOError, ValueError):

@@ -8,6 +8,7 @@ Without this the other ranks wait for the dead one until the batch system's time
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -15,15 +16,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
-__all__ = ["GuardedWorld", "describe_failure", "guard"]
+from nnlo_common._errors import NNLOError
+
+__all__ = ["GuardedWorld", "describe_failure", "engage", "guard"]
 
 # For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
 _DELIVERY_S = 0.2
 # For flushing, for an earlier hook and for MPI_Abort together; then the process ends without them.
 _DEADLINE_S = 5.0
+# For rank 0 to speak for everybody.
+_COLLECTIVE_S = 2.0
 _FAILED, _INTERRUPTED = 1, 130
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -56,6 +62,31 @@ def guard(world: GuardedWorld) -> None:
         _Guard.active.install()
 
 
+def engage(world: GuardedWorld) -> Callable[[], None]:
+    """Make this rank's end everybody's end, until the returned function is called.
+
+    Beyond `guard` this covers a program that ends without an exception while others count on it: it calls
+    `sys.exit`, or its script is simply over.
+
+    Args:
+        world: the job.
+    """
+    guard(world)
+    pid = os.getpid()
+
+    def ended_early() -> None:
+        if os.getpid() == pid:
+            _say(
+                f"nnlo: rank {world.rank} of {world.size} on {world.host} ended in the middle of a training "
+                "that the other ranks go on with; ending the job\n"
+            )
+            time.sleep(_DELIVERY_S)
+            world.abort(_FAILED)
+
+    atexit.register(ended_early)
+    return lambda: atexit.unregister(ended_early)
+
+
 def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:
     """Say who failed and how, in one block; one line for a Ctrl-C.
 
@@ -70,8 +101,19 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was interrupted; ending the job\n"
     where = f" in thread {thread!r}" if thread else ""
-    lines = "".join(traceback.format_exception(error))
-    return f"{who} failed{where}; ending the job\n{lines}"
+    return f"{who} failed{where}; ending the job\n{_traced(error)}"
+
+
+def _traced(error: BaseException) -> str:
+    """The traceback; for an error of ours without our own frames, which say nothing to the user."""
+    if not isinstance(error, NNLOError) or error.__cause__ is not None:
+        return "".join(traceback.format_exception(error))
+    ours = str(Path(__file__).parent)
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
+    ]
+    where = traceback.format_list(frames)
+    return "".join(["Traceback (most recent call last):\n", *where, f"{type(error).__name__}: {error}\n"])
 
 
 class _Guard:
@@ -116,6 +158,8 @@ class _Guard:
         deadline.start()
         world = self._world
         try:
+            if world.rank and getattr(error, "collective", False):
+                time.sleep(_COLLECTIVE_S)  # rank 0 says the same for all, and ends the job meanwhile
             _say(describe_failure(world.rank, world.size, world.host, error, thread))
             if earlier is not None:
                 earlier()

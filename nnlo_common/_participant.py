@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from nnlo_common._flat import FlatVector, Layout, Vector
 from nnlo_common._optimizers import VectorOptimizer
 from nnlo_common._places import describe_here, locate
 from nnlo_common._roles import Alone, Part, Report, Serving, Working
-from nnlo_common._startup import connect, guard, limit_threads
+from nnlo_common._startup import connect, limit_threads
 from nnlo_common._topology import Arrangement, Cell, Role, Topology
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Server, Shard, Worker
@@ -77,6 +77,7 @@ class Participant:
         self._server: Server | None = None
         self.rank, self.size, self.role = 0, 1, "alone"
         self._workers, self._worker = 1, 0
+        self._disengage: Callable[[], None] = lambda: None
 
     @property
     def parameters(self) -> list[Vector]:
@@ -127,18 +128,24 @@ class Participant:
         if world is None or world.size == 1:
             self._part = Alone(self._flat, self._gradient, self.algorithm.alone(self.optimizer))
         else:
-            guard(world)
+            self._disengage = world.engage()
             self.rank, self.size = world.rank, world.size
-            self._part = self._join(world)
+            try:
+                self._part = self._join(world)
+            except ConfigurationError as error:
+                error.collective = True  # all ranks compare the same facts and find the same
+                raise
         self._part.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the others must not be made to believe that all is well; the guard ends the job.
+        # After an error the others must not be made to believe that all is well. Whether the error is caught
+        # further up or not: the end of this process ends the job.
         if kind is None:
             self._running.finish()
+            self._disengage()
             if self._log_order is not None and self._server is not None:
                 self._write_order(self._log_order, self._server)
 
@@ -234,9 +241,9 @@ def _agree(world: RankWorld, layout: Layout, algorithm: str) -> None:
             problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
-            problem = f"the model differs, with rank 0 here and that rank there: {difference}"
+            problem = f"the model differs (here: rank 0, there: that rank): {difference}"
         else:
             continue
         raise ConfigurationError(
-            f"{problem} on rank {rank} (host {other['host']}); give all {world.size} ranks the same script"
+            f"{problem}, on rank {rank} (host {other['host']}); give all {world.size} ranks the same script"
         )

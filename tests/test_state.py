@@ -64,7 +64,7 @@ def test_a_loaded_object_goes_on_bit_for_bit() -> None:
     for outer in (one, other):
         outer.step()
     assert plain(other.state()) == plain(one.state())
-    assert set(one.state()) == {"clock", "rate", "vector", "waiting", "inner", "optimizer"}
+    assert set(one.state()) == {"type", "clock", "rate", "vector", "waiting", "inner", "optimizer"}
 
 
 def test_a_state_shares_no_memory_with_what_it_was_taken_from_or_loaded_into() -> None:
@@ -95,23 +95,22 @@ def test_arrays_are_loaded_in_place_so_that_views_of_them_stay_valid() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"clock": None}, "Outer holds .*'clock'.* but .* was given"),
+        ({"clock": None}, r"Outer has to hold \['clock', .*it holds \['inner'"),
         ({"extra": 1}, "saved with another algorithm or version"),
-        (
-            {"vector": np.zeros(4, np.float32)},
-            r"vector of a.* Outer is float32\[3\] but the saved one is float32\[4\]",
-        ),
-        (
-            {"vector": np.zeros(1, np.float32)},
-            r"the saved one is float32\[1\]; was it saved with another model",
-        ),
-        ({"vector": np.zeros((3, 1), np.float32)}, r"the saved one is float32\[3, 1\]"),
-        ({"vector": np.zeros(3)}, r"is float32\[3\] but the saved one is float64\[3\]"),
-        ({"vector": [0.0, 0.0, 0.0]}, r"is float32\[3\] but the saved one is \[0.0, 0.0, 0.0\]"),
-        ({"vector": 0.0}, r"is float32\[3\] but the saved one is 0.0"),
-        ({"inner": {"vector": np.zeros(2, np.float32)}}, "Inner holds .*'count'.* but .* was given"),
-        ({"inner": {"vector": np.zeros(3, np.float32), "count": 1}}, "vector of a.* Inner"),
+        ({"clock": 1.5}, "clock in .* Outer has to be a int, but it is 1.5"),
+        ({"clock": "3"}, "clock in .* Outer has to be a int, but it is '3'"),
+        ({"waiting": 3}, "waiting in .* Outer has to be a list, but it is 3"),
+        ({"vector": np.zeros(4, np.float32)}, r"vector .* has to be float32\[3\], but it is float32\[4\]"),
+        ({"vector": np.zeros(1, np.float32)}, r"it is float32\[1\]; was it saved with another model"),
+        ({"vector": np.zeros((3, 1), np.float32)}, r"it is float32\[3, 1\]"),
+        ({"vector": np.zeros(3)}, r"has to be float32\[3\], but it is float64\[3\]"),
+        ({"vector": [0.0, 0.0, 0.0]}, r"has to be float32\[3\], but it is a list"),
+        ({"vector": 0.0}, r"has to be float32\[3\], but it is 0.0"),
+        ({"inner": {"type": "Inner", "vector": np.zeros(2, np.float32)}}, r"Inner has to hold \['count'"),
+        ({"inner": {"type": "Inner", "vector": np.zeros(3, np.float32), "count": 1}}, "vector in .* Inner"),
+        ({"inner": {"type": "Other", "vector": np.zeros(2, np.float32), "count": 1}}, "type in .* Inner"),
         ({"inner": None}, "inner"),
+        ({"type": "Other"}, "type in .* Outer has to be 'Outer', but it is 'Other'"),
         ({"optimizer": {"learning_rate": 0.1}}, "SGD"),
         ({"optimizer": None}, "optimizer"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -74,6 +74,9 @@ class RankWorld(Protocol):
 
     def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> Endpoint:
         """Open this rank's door (collective); messages may be sent from the memory of `own` directly."""
+
+    def engage(self) -> Callable[[], None]:
+        """Make this rank's failure or early end everybody's, until the returned function is called."""
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

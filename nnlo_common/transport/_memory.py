@@ -175,6 +175,10 @@ class MemoryWorld:
         self._doors += 1
         return MemoryEndpoint(self._cluster, self, links, self._doors)
 
+    def engage(self) -> Callable[[], None]:
+        """Do nothing: the cluster sees to it that a failure ends the run."""
+        return lambda: None
+
     def abort(self, code: int) -> NoReturn:
         """End this rank, and with it the run."""
         raise SystemExit(code)

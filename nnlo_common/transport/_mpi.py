@@ -13,12 +13,13 @@ Requirements that shaped this module:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from nnlo_common._flat import FlatVector, Frame, Vector
+from nnlo_common._guard import engage
 from nnlo_common.protocol import REPLIES, Event, Message, Received, decode, encode
 from nnlo_common.transport._backoff import Backoff
 from nnlo_common.transport._endpoint import Link
@@ -50,6 +51,10 @@ class MPIWorld:
     def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> MPIEndpoint:
         """Open this rank's door on a communicator of its own (collective)."""
         return MPIEndpoint(self.facts.comm.Dup(), links, own)
+
+    def engage(self) -> Callable[[], None]:
+        """Make this rank's failure or early end everybody's, until the returned function is called."""
+        return engage(self.facts)
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

@@ -1,0 +1,42 @@
+"""What goes wrong on one rank ends the job within seconds and says who, where and what to do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from launch import mpiexec
+
+PROGRAM = Path(__file__).with_name("mpi") / "misuse.py"
+
+ENDS = {
+    "exit": ["rank 1 of 3", "ended in the middle of a training"],
+    "server_exits": ["rank 0 of 3", "ended in the middle of a training"],
+    "exception": ["rank 1 of 3", "failed", "ValueError: no such sample", "in raises"],
+    "swallowed": ["rank 1 of 3", "ended in the middle of a training"],
+    "other_model": ["'kernel' float32[3] here and 'kernel' float32[4] there", "rank 2", "same script"],
+    "other_algorithm": ["Downpour(", "EASGD(", "on rank 2", "same script"],
+    "too_many_servers": ["3 - 3 servers = 0 worker ranks", "servers=2"],
+    "unusable_array": ["array 0 is float64[3]", "allow_narrowing=True"],
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ENDS)
+def test_a_failure_on_one_rank_ends_all_and_says_why(what):
+    start = time.monotonic()
+    done = mpiexec(3, PROGRAM, what, timeout_s=30)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 10
+    for words in ENDS[what]:
+        assert words in done.stderr
+    assert "done" not in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_workers_without_batches_are_no_trouble():
+    done = mpiexec(5, PROGRAM, "no_batches")
+    assert (done.returncode, done.stdout.strip()) == (0, "done")
