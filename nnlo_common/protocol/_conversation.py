@@ -118,16 +118,17 @@ class Conversation:
         """
         message = event.message
         self.story.tell("received", message)
-        if message.kind not in REPLIES:
-            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only workers send")
         if self.phase is Phase.JOINING and message.sequence == 0:
+            self._check_reply(message, Kind.ACK if self.resumes else Kind.CENTER)
             return self._welcome(event)
-        if not self._asked or message.sequence != self._asked[0][1]:
-            wanted = self._asked[0][1] if self._asked else "none"
+        asked, sequence = self._asked[0] if self._asked else (None, None)
+        if message.sequence != sequence:
             raise self.story.error(
-                f"rank {message.sender} replied to sequence {message.sequence}; the next due is {wanted}"
+                f"rank {message.sender} replied to sequence {message.sequence}; "
+                f"the next due is {'none' if sequence is None else sequence}"
             )
-        asked, _ = self._asked.popleft()
+        self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
+        self._asked.popleft()
         self.stop_requested |= message.stop
         if asked is Kind.LOCK:
             return self._granted(event)
@@ -206,6 +207,20 @@ class Conversation:
             np.copyto(self._sent_at[slot], vector)
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _check_reply(self, message: Message, expected: Kind) -> None:
+        size = None if message.vector is None else message.vector.size
+        if message.kind not in REPLIES:
+            problem = f"sent {message.kind.name}, which only workers send"
+        elif message.sender != self.shard.server:
+            problem = f"sent a reply that only rank {self.shard.server} can give"
+        elif message.kind is not expected:
+            problem = f"sent {message.kind.name} where {expected.name} was due"
+        elif size not in (None, self.parameters.size):
+            problem = f"sent {size} numbers for {self.parameters.size} parameters; is its model another one?"
+        else:
+            return
+        raise self.story.error(f"rank {message.sender} {problem}")
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING

@@ -52,6 +52,7 @@ class Server:
 
     Attributes:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
+        awaited: how many workers may still contribute.
         peers: what is known of each worker, by rank.
         guests: other servers, who only pull, and how often each has.
         staleness: how many contributions were committed at each staleness.
@@ -83,6 +84,7 @@ class Server:
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
         self.peers: dict[int, _Peer] = {worker: _Peer() for worker in workers}
+        self.awaited = len(self.peers)
         self.guests = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping = False
@@ -104,11 +106,6 @@ class Server:
         }
 
     # -- what others may ask --------------------------------------------------------------------------
-
-    @property
-    def awaited(self) -> int:
-        """How many workers may still contribute."""
-        return sum(peer.standing in _AWAITED for peer in self.peers.values())
 
     @property
     def finished(self) -> bool:
@@ -163,6 +160,7 @@ class Server:
             (all(owed[rank] == peer.unanswered for rank, peer in peers.items()), "what waits is unanswered"),
             (all(peers[rank].standing in _AWAITED for rank in waiting), "only the living are waited for"),
             (self._holder is None or peers[self._holder].standing is Standing.TRAINING, "a lock is held"),
+            (self.awaited == sum(peer.standing in _AWAITED for peer in peers.values()), "all are counted"),
             (self._holder is not None or not self._locks, "nobody waits for a free lock"),
             (not contributing or len(contributing) < self.rule.quorum(self.awaited), "no commit is overdue"),
         ):
@@ -210,6 +208,11 @@ class Server:
         return self._admit()
 
     def _contribution(self, event: Received) -> list[Action]:
+        if not self._pending and self.rule.max_staleness is None and self.rule.quorum(self.awaited) <= 1:
+            # The way of every asynchronous exchange; what follows does the same, only slower.
+            self._apply([event])
+            reply = self._reply_to_contribution(event)
+            return [reply, *self._admit()] if self._lobby else [reply]
         self._pending.append(event)
         return self._commit_ready()
 
@@ -238,13 +241,13 @@ class Server:
         sender = event.message.sender
         if self.peers[sender].unanswered or self._holder == sender:
             raise self.story.error(f"rank {sender} left before it had all its replies")
-        self.peers[sender].standing = Standing.LEFT
+        self._depart(sender, Standing.LEFT)
         return [Release(sender, event.frame), *self._move_on()]
 
     def _lost(self, rank: int) -> list[Action]:
         self.story.tell("lost rank", rank)
-        peer = self.peers[rank]
-        peer.standing, peer.unanswered = Standing.LOST, 0
+        self._depart(rank, Standing.LOST)
+        self.peers[rank].unanswered = 0
         gone = [item for item in (*self._pending, *self._lobby, *self._locks) if item.message.sender == rank]
         self._pending = [item for item in self._pending if item.message.sender != rank]
         self._lobby = [item for item in self._lobby if item.message.sender != rank]
@@ -252,6 +255,10 @@ class Server:
         if self._holder == rank:
             self._holder = None
         return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
+
+    def _depart(self, rank: int, standing: Standing) -> None:
+        self.awaited -= self.peers[rank].standing in _AWAITED
+        self.peers[rank].standing = standing
 
     # -- what may have become possible ----------------------------------------------------------------
 
@@ -367,6 +374,8 @@ class Server:
         peer = self.peers.get(message.sender)
         if peer is None:
             raise self.story.error(f"rank {message.sender} is none of its workers {sorted(self.peers)}")
+        if message.shard != self.shard:
+            raise self.story.error(f"rank {message.sender} sent a request about shard {message.shard}")
         if message.kind not in self._handlers:
             raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only servers send")
         if message.sequence != (0 if message.kind is Kind.JOIN else peer.sequence + 1):

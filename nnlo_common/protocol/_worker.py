@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError, ProtocolError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizers import VectorOptimizer
 from nnlo_common._state import State, require
@@ -119,7 +119,13 @@ class Worker:
 
     def deliver(self, event: Received) -> list[Action]:
         """Hand a reply to the conversation that it belongs to."""
-        return self.conversations[event.message.shard].receive(event)
+        shard = event.message.shard
+        if shard >= len(self.conversations):
+            raise ProtocolError(
+                f"worker rank {self.rank}: rank {event.message.sender} sent a reply about shard {shard}, but "
+                f"the centre has {len(self.conversations)}"
+            )
+        return self.conversations[shard].receive(event)
 
     def validate(self) -> None:
         """Check every invariant of every conversation."""
