@@ -68,7 +68,7 @@ class Stateful:
         assert isinstance(state, Mapping)  # require has seen to it
         for name in self.saved:
             mine = getattr(self, name)
-            if isinstance(mine, Stateful):
+            if self._ours(name):
                 mine.check(state[name])
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -78,8 +78,9 @@ class Stateful:
             ConfigurationError: see `check`; nothing was changed then.
         """
         self.check(state)
-        # Optimizers of frameworks have no `check` and may still refuse, so they come first.
-        for name in sorted(self.saved, key=lambda name: not hasattr(getattr(self, name), "load")):
+        # Optimizers of others have no `check` and may still refuse, so they come first.
+        others = {name: hasattr(getattr(self, name), "load") and not self._ours(name) for name in self.saved}
+        for name in sorted(self.saved, key=lambda name: not others[name]):
             mine = getattr(self, name)
             if hasattr(mine, "load"):
                 mine.load(state[name])
@@ -87,6 +88,9 @@ class Stateful:
                 np.copyto(mine, state[name])
             else:
                 setattr(self, name, _copied(state[name]))
+
+    def _ours(self, name: str) -> bool:
+        return isinstance(getattr(self, name), Stateful)
 
 
 def _pattern(value: Any) -> object:

@@ -239,6 +239,7 @@ class Algorithm(ABC):
         value = getattr(self, name)
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             self._refuse_option(name, f"a whole number of at least {least}")
+        object.__setattr__(self, name, int(value))  # so that equal options are described alike
 
     def _real(self, name: str, *, least: float | None = None, above: float = 0, below: float = inf) -> None:
         """Refuse the option `name` unless it is a number in the given range."""
@@ -247,6 +248,7 @@ class Algorithm(ABC):
         low = f"above {above}" if least is None else f"at least {least}"
         if not number or not (value > above if least is None else value >= least) or not value < below:
             self._refuse_option(name, low + (", finite" if below == inf else f" and below {below}"))
+        object.__setattr__(self, name, float(value))
 
     def _one_of(self, name: str, *choices: str) -> None:
         """Refuse the option `name` unless it is one of `choices`."""
