@@ -124,7 +124,7 @@ def test_an_option_may_be_this_and_not_that(
     kind: type[Algorithm], name: str, right: Sequence[Any], wrong: Sequence[Any], expected: str
 ) -> None:
     for value in right:
-        assert getattr(make(kind, **{name: value}), name) is value
+        assert getattr(make(kind, **{name: value}), name) == value
     for value in wrong:
         text = f"{kind.__name__}: {name}={value!r} is not possible: it must be {expected}"
         assert refusal(kind, name, value) == text

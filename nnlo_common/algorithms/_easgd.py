@@ -123,7 +123,7 @@ class EASGD(Algorithm):
         alpha = self.beta / (workers * steps)
         if alpha >= 1:
             self._refuse(
-                f"beta={self.beta!r} with {workers} workers makes alpha={alpha:.3g}, but alpha must be "
+                f"beta={self.beta:g} with {workers} workers makes alpha={alpha:.3g}, but alpha must be "
                 "below 1; use a smaller beta or more workers"
             )
         return alpha

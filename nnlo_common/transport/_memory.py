@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -48,38 +49,40 @@ class MemoryCluster:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._lock = threading.Lock()
-        self._barrier = threading.Barrier(size)
-        self._texts: list[str] = [""] * size
+        self._faults: set[tuple[int, str, int]] = set()
+        self._gates: dict[tuple[int, str, int], threading.Event] = {}
+        self._changed = threading.Condition()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew; what was asked of `fail` and `hold` stays."""
+        self._texts: list[list[str]] = [[] for _ in range(self.size)]
         self._mail: dict[tuple[int, int], queue.SimpleQueue[Event | _Broken]] = {}
-        self._faults: dict[tuple[int, str], int] = {}
-        self._gates: dict[tuple[int, str], tuple[int, threading.Event]] = {}
+        self._ended: dict[int, Lost | _Broken | None] = {}  # by rank; None: in good order
         self._reached: Counter[tuple[int, str]] = Counter()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _count, gate in self._gates.values():
-            gate.set()
+        self._open_gates()
 
     def fail(self, rank: int, point: str, occurrence: int = 1) -> None:
         """Let `rank` die when it reaches `point` for the given time; the others then see it as lost."""
-        self._faults[rank, point] = occurrence
+        self._faults.add((rank, point, occurrence))
 
     def hold(self, rank: int, point: str, occurrence: int = 1) -> threading.Event:
-        """Let `rank` wait at `point` until the returned event is set."""
-        gate = threading.Event()
-        self._gates[rank, point] = (occurrence, gate)
-        return gate
+        """Let `rank` wait at `point` until the returned event is set, or another rank fails."""
+        return self._gates.setdefault((rank, point, occurrence), threading.Event())
 
     def run(self, program: Callable[[MemoryWorld], Any], timeout_s: float = 60.0) -> list[Any]:
         """Run `program` on every rank and return what each returned (an `InjectedFault` if it died).
 
         Raises:
-            PeerLostError: a rank has not ended in time; the message names where it was last.
+            PeerLostError: ranks have not ended in time; the message names them and where they were last.
             BaseException: what the first rank that failed raised, with a note that names the rank.
         """
+        self._forget()
         results: list[Any] = [None] * self.size
         worlds = [MemoryWorld(self, rank) for rank in range(self.size)]
         threads = [
@@ -88,62 +91,87 @@ class MemoryCluster:
         ]
         for thread in threads:
             thread.start()
-        for world, thread in zip(worlds, threads, strict=True):
-            thread.join(timeout_s)
-            if thread.is_alive():
-                raise PeerLostError(world.rank, f"has not ended after {timeout_s} s; last at {world.last!r}")
+        self._join(threads, worlds, timeout_s)
         failures = [error for error in results if isinstance(error, BaseException)]
         for error in sorted(failures, key=lambda error: isinstance(error, PeerLostError)):
             if not isinstance(error, InjectedFault):
                 raise error
         return results
 
+    def _join(self, threads: list[threading.Thread], worlds: list[MemoryWorld], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        late = [world for world, thread in zip(worlds, threads, strict=True) if thread.is_alive()]
+        if not late:
+            return
+        where = ", ".join(f"rank {world.rank} last at {world.last!r}" for world in late)
+        error = PeerLostError(late[0].rank, f"has not ended after {timeout_s} s: {where}")
+        broken = next((event for event in self._ended.values() if isinstance(event, _Broken)), None)
+        self._end(late[0].rank, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
+        for thread in threads:
+            thread.join(1.0)
+        raise error from (broken and broken.error)
+
     def _run_rank(
         self, program: Callable[[MemoryWorld], Any], world: MemoryWorld, results: list[Any]
     ) -> None:
+        end: Lost | _Broken | None = None
         try:
             results[world.rank] = program(world)
         except InjectedFault as fault:
             results[world.rank] = fault
-            self._post_to_others(world.rank, Lost(world.rank))
+            end = Lost(world.rank)
         except BaseException as error:  # it is raised again, by run
             error.add_note(f"on rank {world.rank} of {self.size}, last at {world.last!r}")
             results[world.rank] = error
-            self._barrier.abort()
-            self._post_to_others(world.rank, _Broken(world.rank, error))
+            end = _Broken(world.rank, error)
+        self._end(world.rank, end)
 
-    def _post_to_others(self, rank: int, event: Lost | _Broken) -> None:
-        with self._lock:
+    def _end(self, rank: int, event: Lost | _Broken | None) -> None:
+        with self._changed:
+            self._ended[rank] = event
             for (other, _), mail in self._mail.items():
-                if other != rank:
+                if other != rank and event is not None:
                     mail.put(event)
+            self._changed.notify_all()
+        if isinstance(event, _Broken):
+            self._open_gates()
+
+    def _open_gates(self) -> None:
+        for gate in self._gates.values():
+            gate.set()
 
     def mail(self, rank: int, door: int) -> queue.SimpleQueue[Event | _Broken]:
-        """Return the letter box behind the given door of a rank."""
-        with self._lock:
-            return self._mail.setdefault((rank, door), queue.SimpleQueue())
+        """Return the letter box behind the given door of a rank; it begins with who has died before."""
+        with self._changed:
+            if (rank, door) not in self._mail:
+                self._mail[rank, door] = queue.SimpleQueue()
+                for other, event in self._ended.items():
+                    if other != rank and event is not None:
+                        self._mail[rank, door].put(event)
+            return self._mail[rank, door]
 
     def gather(self, rank: int, text: str) -> list[str]:
         """Collect a text from every rank."""
-        self._texts[rank] = text
-        try:
-            self._barrier.wait()
-            texts = list(self._texts)
-            self._barrier.wait()
-        except threading.BrokenBarrierError:
-            raise PeerLostError(rank, "waited for the others, but another rank has failed") from None
-        return texts
+        with self._changed:
+            self._texts[rank].append(text)
+            self._changed.notify_all()
+            turn = len(self._texts[rank])
+            while behind := [other for other, texts in enumerate(self._texts) if len(texts) < turn]:
+                if gone := [other for other in behind if other in self._ended]:
+                    raise PeerLostError(gone[0], f"ended while rank {rank} waits for it in gather_text")
+                self._changed.wait()
+            return [texts[turn - 1] for texts in self._texts]
 
     def pass_point(self, rank: int, point: str) -> None:
         """Die or wait here, if somebody asked for it."""
-        key = (rank, point)
-        with self._lock:
-            self._reached[key] += 1
-            count = self._reached[key]
-        if self._faults.get(key) == count:
+        with self._changed:
+            self._reached[rank, point] += 1
+            count = self._reached[rank, point]
+        if (rank, point, count) in self._faults:
             raise InjectedFault(f"rank {rank} dies at {point!r}, occurrence {count}")
-        occurrence, gate = self._gates.get(key, (0, None))
-        if gate is not None and occurrence == count:
+        if gate := self._gates.get((rank, point, count)):
             gate.wait()
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reference import Matrix, radius, watched_centers
+from reference import SCHEDULES, Matrix, radius, watched_centers
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import Algorithm, Downpour, DynSGD, Synchronous
@@ -110,6 +110,31 @@ def test_synchronous_gradient_lag_is_sgd_with_that_delay_bit_for_bit(p: int, lag
     assert run.servers[0].staleness == {
         staleness: p * count for staleness, count in [*((early, 1) for early in range(lag)), (lag, 40 - lag)]
     }
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("lag", [0, 1, 2, 4])
+@pytest.mark.parametrize(("algorithm", "p"), [(Downpour, 1), (DynSGD, 1), (Synchronous, 1), (Synchronous, 3)])
+def test_the_delay_depends_on_no_timing_and_on_no_number_of_servers(
+    algorithm: type[Algorithm], p: int, lag: int, schedule: str
+) -> None:
+    """A reply that comes early, of one server or of all, still counts only `lag` exchanges later."""
+    run = train_virtually(
+        algorithm(lag=lag),
+        slope,
+        np.split(START, [7, 20]),
+        workers=p,
+        servers=3,
+        steps=25,
+        optimizer=SGD(0.05),
+        schedule=SCHEDULES[schedule](lag),
+    )
+
+    def gradient(x: Vector, t: int) -> Vector:
+        g = sum([slope(x)] * p) / np.float32(p)
+        return g / np.float32(min(t, lag) + 1) if algorithm is DynSGD else g
+
+    assert np.array_equal(run.center, sgd_with_delay(gradient, lag, 25, 0.05)[-1])
 
 
 @pytest.mark.parametrize("delay", [*range(9), 11, 15])

@@ -1,0 +1,41 @@
+"""The README's code runs as it stands, and its commands are the real ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launch import mpiexec
+
+README = Path(__file__).parent.with_name("README.md").read_text()
+
+
+def code(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_block_runs_alone(capsys):
+    (block,) = code("python")
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: [ 1.")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_python_block_runs_on_three_ranks(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(code("python")[0])
+    done = mpiexec(3, program)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"epoch {n}" for n in range(5)]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_demo_trains():
+    done = mpiexec(3, Path(__file__).parent.with_name("examples") / "fashion_numpy.py")
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert max(accuracies) > 0.7
