@@ -14,6 +14,9 @@ from nnlo_common._errors import (
     StartupError,
 )
 from nnlo_common._flat import FlatVector, Frame, Layout, Segment
+from nnlo_common._lars import LARS
+from nnlo_common._noise_scale import NoiseScale
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._optimizers import (
     SGD,
     Adadelta,
@@ -21,7 +24,6 @@ from nnlo_common._optimizers import (
     Adam,
     LookaheadMomentum,
     RMSprop,
-    VectorOptimizer,
 )
 from nnlo_common._participant import Participant
 from nnlo_common._roles import Report
@@ -55,11 +57,13 @@ __all__ = [
     "FlatVector",
     "Frame",
     "GEM",
+    "LARS",
     "Layout",
     "LocalSGD",
     "LookaheadMomentum",
     "MissingExtraError",
     "NNLOError",
+    "NoiseScale",
     "Participant",
     "PeerLostError",
     "ProtocolError",

@@ -17,149 +17,22 @@ A gradient that is not finite, or whose square is not, meets NumPy's own error s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import Vector
+from nnlo_common._optimizer import Optimizer, descend, described, is_vector
 
-__all__ = ["Adadelta", "Adagrad", "Adam", "LookaheadMomentum", "RMSprop", "SGD", "VectorOptimizer"]
+__all__ = ["Adadelta", "Adagrad", "Adam", "LookaheadMomentum", "RMSprop", "SGD"]
 
-Vector: TypeAlias = NDArray[np.float32]
 EpsilonForm: TypeAlias = Literal["torch", "keras"]
-
-_BLOCK = 65536  # values: two work rows and a block of each operand fit a second-level cache
-
-
-@runtime_checkable
-class VectorOptimizer(Protocol):
-    """What a server needs of an optimizer; `learning_rate` may be changed between steps.
-
-    Example:
-        >>> isinstance(SGD(0.1), VectorOptimizer)
-        True
-    """
-
-    learning_rate: float
-
-    def step(self, x: Vector, gradient: Vector) -> None:
-        """Step `x` in place; `gradient` is only read."""
-
-    def state(self) -> dict[str, Any]:
-        """Return copies of everything that changes from step to step."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over copies of what `state` returned."""
-
-
-@dataclass(eq=False)
-class _Optimizer:
-    """Checks, buffers and state; a subclass adds its slots and its equation."""
-
-    learning_rate: float
-
-    _names: ClassVar[tuple[str, ...]] = ()  # of the slots
-    # Far below 1e-30 float32 rounds an epsilon to 0, and 0/0 would make a coordinate without gradient nan.
-    _ranges: ClassVar[dict[str, tuple[float, float]]] = {
-        **dict.fromkeys(("learning_rate", "weight_decay", "initial_accumulator"), (0.0, math.inf)),
-        **dict.fromkeys(("momentum", "decay", "beta1", "beta2"), (0.0, 1.0)),
-        "epsilon": (1e-30, math.inf),
-    }
-
-    def __post_init__(self) -> None:
-        for name in self._ranges.keys() & vars(self).keys():
-            self._check_number(name)
-        if getattr(self, "epsilon_form", "torch") not in ("torch", "keras"):
-            self._refuse("epsilon_form", "'torch' or 'keras'")
-        self._steps = 0
-        self._size: int | None = None
-        self._slots: dict[str, Vector] = {}
-        self._work = np.empty((2, 0), np.float32)
-
-    def step(self, x: Vector, gradient: Vector) -> None:
-        """Step `x` in place.
-
-        Args:
-            x: contiguous float32 vector, of the same size in every step.
-            gradient: another one, of that size, that shares no memory with `x`; it is only read.
-
-        Raises:
-            ConfigurationError: if an array or a changed learning rate cannot work; nothing is changed then.
-        """
-        self._check_number("learning_rate")
-        both = _is_vector(x) and _is_vector(gradient) and x.size == gradient.size
-        if not (both and x.flags.writeable and not np.may_share_memory(x, gradient)):
-            raise ConfigurationError(
-                f"{type(self).__name__}.step needs two contiguous float32 vectors of one size, in memory of "
-                f"their own, x writable; got x: {_describe(x)}, gradient: {_describe(gradient)}"
-            )
-        self._prepare(x.size)
-        self._steps += 1
-        for start in range(0, x.size, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            slots = [slot[block] for slot in self._slots.values()]
-            self._update(x[block], gradient[block], slots, self._work[:, : x[block].size])
-
-    def state(self) -> dict[str, Any]:
-        """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""
-        slots = {name: slot.copy() for name, slot in self._slots.items() if self._steps}
-        return {"learning_rate": self.learning_rate, "steps": self._steps, **slots}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over copies of the `state` of an optimizer of this class with these options.
-
-        Raises:
-            ConfigurationError: if it is another optimizer's state; nothing is changed then.
-        """
-        rate, steps = float(state.get("learning_rate", math.nan)), int(state.get("steps", -1))
-        names = list(self._initial()) if steps else []
-        slots = {name: state[name] for name in names if name in state and _is_vector(state[name])}
-        sizes = {slot.size for slot in slots.values()}
-        known = state.keys() == {"learning_rate", "steps", *slots} and 0 <= rate < math.inf and steps >= 0
-        if not known or len(slots) < len(names) or len(sizes) > 1:
-            got = {name: _describe(value) for name, value in state.items()}
-            raise ConfigurationError(
-                f"{type(self).__name__}.load needs learning_rate >= 0, steps >= 0 and, unless steps is 0, "
-                f"contiguous float32 vectors {list(self._initial())} of one size; got {got}"
-            )
-        self.learning_rate, self._steps, self._size = rate, steps, None
-        for name, slot in slots.items():
-            self._prepare(slot.size)
-            np.copyto(self._slots[name], slot)
-
-    def _initial(self) -> dict[str, float]:
-        return dict.fromkeys(self._names, 0.0)
-
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        raise NotImplementedError
-
-    def _prepare(self, size: int) -> None:
-        """Allocate on the first use; from then on insist on that size."""
-        if self._size is None:
-            self._size = size
-            self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
-            self._work = np.empty((2, min(size, _BLOCK)), np.float32)
-        if size != self._size:
-            raise ConfigurationError(
-                f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "
-                "make one optimizer per vector"
-            )
-
-    def _check_number(self, name: str) -> None:
-        value, (low, below) = getattr(self, name), self._ranges[name]
-        if not (isinstance(value, int | float | np.floating) and low <= value < below):
-            self._refuse(name, f"a number with {low:g} <= {name} < {below:g}")
-        setattr(self, name, float(value))  # a NumPy float64 would widen the float32 arithmetic
-
-    def _refuse(self, name: str, allowed: str) -> None:
-        raise ConfigurationError(f"{type(self).__name__} got {name}={getattr(self, name)!r}; give {allowed}")
 
 
 @dataclass(eq=False, kw_only=True)
-class SGD(_Optimizer):
+class SGD(Optimizer):
     """Gradient descent with momentum, in PyTorch's form; g is the gradient plus `weight_decay * x`.
 
         b <- momentum * b + g                           b starts at 0
@@ -202,11 +75,11 @@ class SGD(_Optimizer):
             direction = np.add(np.multiply(buffer, self.momentum, out=buffer), gradient, out=buffer)
             if self.nesterov:
                 direction = np.add(gradient, np.multiply(buffer, self.momentum, out=scratch), out=total)
-        _descend(x, direction, self.learning_rate, scratch)
+        descend(x, direction, self.learning_rate, scratch)
 
 
 @dataclass(eq=False, kw_only=True)
-class LookaheadMomentum(_Optimizer):
+class LookaheadMomentum(Optimizer):
     """Momentum with g taken at `x + momentum * v`: EAMSGD, arXiv:1412.6651, Algorithm 2.
 
         v <- momentum * v - learning_rate * g           v starts at 0
@@ -234,8 +107,8 @@ class LookaheadMomentum(_Optimizer):
 
     def gradient_point(self, x: Vector) -> Vector:
         """Return `x + momentum * v`, where the gradient is due, in a buffer that the next call reuses."""
-        if not _is_vector(x):
-            raise ConfigurationError(f"gradient_point needs a contiguous float32 vector; got {_describe(x)}")
+        if not is_vector(x):
+            raise ConfigurationError(f"gradient_point needs a contiguous float32 vector; got {described(x)}")
         self._prepare(x.size)
         if self._point.size != x.size:
             self._point = np.empty_like(x)
@@ -245,12 +118,12 @@ class LookaheadMomentum(_Optimizer):
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
         (velocity,) = slots
         np.multiply(velocity, self.momentum, out=velocity)
-        _descend(velocity, gradient, self.learning_rate, work[0])
+        descend(velocity, gradient, self.learning_rate, work[0])
         np.add(x, velocity, out=x)
 
 
 @dataclass(eq=False, kw_only=True)
-class Adagrad(_Optimizer):
+class Adagrad(Optimizer):
     """A step size per coordinate that falls with the gradients seen: Duchi et al., JMLR 12, 2011.
 
         s <- s + g^2                                    s starts at initial_accumulator
@@ -275,7 +148,7 @@ class Adagrad(_Optimizer):
     epsilon: float = 0.0
     initial_accumulator: float = 0.0
     epsilon_form: EpsilonForm = "torch"
-    _ranges = _Optimizer._ranges | {"epsilon": (0.0, math.inf)}
+    _ranges = Optimizer._ranges | {"epsilon": (0.0, math.inf)}
 
     def _initial(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator}
@@ -286,11 +159,11 @@ class Adagrad(_Optimizer):
         _root(accumulator, self.epsilon, self.epsilon_form, out=root)
         # A gradient whose square underflows is not 0: only an infinite root keeps its coordinate in place.
         np.copyto(root, np.inf, where=np.equal(root, 0.0, out=ratio.view(np.bool_)[: root.size]))
-        _descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
+        descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
 
 
 @dataclass(eq=False, kw_only=True)
-class RMSprop(_Optimizer):
+class RMSprop(Optimizer):
     """Steps divided by a running root mean square: Tieleman and Hinton, Coursera lecture 6e, 2012.
 
         s <- decay * s + (1 - decay) * g^2              s starts at 0
@@ -321,11 +194,11 @@ class RMSprop(_Optimizer):
         (square_average,), (root, ratio) = slots, work
         _average_square(square_average, gradient, self.decay, ratio)
         _root(square_average, self.epsilon, self.epsilon_form, out=root)
-        _descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
+        descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
 
 
 @dataclass(eq=False, kw_only=True)
-class Adadelta(_Optimizer):
+class Adadelta(Optimizer):
     """Steps in the unit of the coordinate itself: Zeiler, arXiv:1212.5701, Algorithm 1.
 
         s <- decay * s + (1 - decay) * g^2              s and a start at 0
@@ -358,11 +231,11 @@ class Adadelta(_Optimizer):
         _root(delta_average, self.epsilon, "keras", out=delta)
         np.multiply(np.divide(delta, scratch, out=delta), gradient, out=delta)
         _average_square(delta_average, delta, self.decay, scratch)
-        _descend(x, delta, self.learning_rate, scratch)
+        descend(x, delta, self.learning_rate, scratch)
 
 
 @dataclass(eq=False, kw_only=True)
-class Adam(_Optimizer):
+class Adam(Optimizer):
     """Momentum over a running root mean square, both corrected for their start at 0: arXiv:1412.6980.
 
         m <- beta1 * m + (1 - beta1) * g                m and v start at 0
@@ -393,18 +266,14 @@ class Adam(_Optimizer):
 
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
         (average, square_average), (root, ratio) = slots, work
-        _descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, ratio)
+        descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, ratio)
         _average_square(square_average, gradient, self.beta2, ratio)
         # The corrections go into scalars: sqrt(v / c^2) + epsilon is (sqrt(v) + epsilon * c) / c.
         correction = math.sqrt(1.0 - self.beta2**self._steps)
         epsilon = self.epsilon * (correction if self.epsilon_form == "torch" else 1.0)
         rate = self.learning_rate * correction / (1.0 - self.beta1**self._steps)
         _root(square_average, epsilon, "torch", out=root)
-        _descend(x, np.divide(average, root, out=ratio), rate, ratio)
-
-
-def _descend(x: Vector, direction: Vector, rate: float, scratch: Vector) -> None:
-    np.subtract(x, np.multiply(direction, rate, out=scratch), out=x)
+        descend(x, np.divide(average, root, out=ratio), rate, ratio)
 
 
 def _average_square(average: Vector, values: Vector, decay: float, scratch: Vector) -> None:
@@ -419,16 +288,3 @@ def _root(square: Vector, epsilon: float, form: EpsilonForm, out: Vector) -> Non
         np.sqrt(np.add(square, epsilon, out=out), out=out)
     else:
         np.add(np.sqrt(square, out=out), epsilon, out=out)
-
-
-def _is_vector(array: object) -> bool:
-    if not isinstance(array, np.ndarray):
-        return False
-    return array.dtype == np.float32 and array.ndim == 1 and array.flags.c_contiguous
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, np.ndarray):
-        return f"{value!r}" if isinstance(value, int | float) else f"a {type(value).__name__}"
-    details = ("" if value.flags.c_contiguous else " strided", "" if value.flags.writeable else " read-only")
-    return f"{value.dtype}{value.shape}{''.join(details)}"

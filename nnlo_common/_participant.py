@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Layout, Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer, fitted
 from nnlo_common._places import describe_here, locate
 from nnlo_common._roles import Alone, Part, Report, Serving, Working
 from nnlo_common._startup import connect, limit_threads
@@ -126,7 +126,8 @@ class Participant:
     def __enter__(self) -> Self:
         world = self._world or _launched()
         if world is None or world.size == 1:
-            self._part = Alone(self._flat, self._gradient, self.algorithm.alone(self.optimizer))
+            plain = self._fitted(self.algorithm.alone(self.optimizer))
+            self._part = Alone(self._flat, self._gradient, plain)
         else:
             self._disengage = world.engage()
             self.rank, self.size = world.rank, world.size
@@ -177,7 +178,9 @@ class Participant:
         return self._working(world, shards)
 
     def _working(self, world: RankWorld, shards: list[Shard]) -> Working:
-        local = self.algorithm.alone(self.optimizer) if self.algorithm.optimizer_runs == "worker" else None
+        local = None
+        if self.algorithm.optimizer_runs == "worker":
+            local = self._fitted(self.algorithm.alone(self.optimizer))
         depth = self.algorithm.lag + 1
         links = [Link(s.server, s.index, s.place.stop - s.place.start, depth, serving=False) for s in shards]
         worker = Worker(
@@ -201,7 +204,9 @@ class Participant:
             links.append(
                 Link(shard.server, shard.index, shard.place.stop - shard.place.start, 1, serving=False)
             )
-        optimizer = self.optimizer if self.algorithm.optimizer_runs == "center" else None
+        optimizer = None
+        if self.algorithm.optimizer_runs == "center" and self.optimizer is not None:
+            optimizer = self._fitted(self.optimizer, mine.place)
         self._server = Server(
             self.algorithm.center(self._flat.vector[mine.place], self._workers, optimizer),
             cell.workers,
@@ -212,6 +217,11 @@ class Participant:
             record=self._log_order is not None,
         )
         return Serving(world.open(links), self._server, self._flat, others)
+
+    def _fitted(self, optimizer: VectorOptimizer, place: slice | None = None) -> VectorOptimizer:
+        """An optimizer of this training's own: the user's object may serve several."""
+        layout = self._flat.layout
+        return fitted(optimizer, layout, slice(0, layout.size) if place is None else place)
 
     @staticmethod
     def _write_order(path: Path, server: Server) -> None:

@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from nnlo_common._drive import perform, serve, work
+from nnlo_common._errors import PeerLostError
 from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._noise_scale import NoiseScale
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Worker
 from nnlo_common.transport._endpoint import Endpoint
 
@@ -26,12 +28,14 @@ class Report:
         exchanges: contributions that this rank's shard of the centre has taken up.
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: how many commits old a contribution was, on average.
+        noise_scale: the gradient noise scale of this rank's shard (synchronous training only).
     """
 
     steps: int = 0
     exchanges: int = 0
     dropped: int = 0
     mean_staleness: float = 0.0
+    noise_scale: float | None = None
 
 
 class Part(Protocol):
@@ -170,7 +174,13 @@ class Serving:
         staleness, peers = self._server.staleness, self._server.peers.values()
         count = sum(staleness.values())
         mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
-        return Report(exchanges=count, dropped=sum(peer.dropped for peer in peers), mean_staleness=mean)
+        noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
+        return Report(
+            exchanges=count,
+            dropped=sum(peer.dropped for peer in peers),
+            mean_staleness=mean,
+            noise_scale=noise.value if noise is not None and noise.count else None,
+        )
 
     def finish(self) -> None:
         """Serve until every worker has left."""
@@ -194,6 +204,8 @@ class Serving:
         if isinstance(event, Lost):
             if event.rank in self._server.peers:
                 perform(self._endpoint, self._server.handle(event))
+            elif any(event.rank == shard.server for shard in self._others.values()):
+                raise PeerLostError(event.rank, "its part of the centre is lost with it")
         elif event.message.shard == self._server.shard:
             perform(self._endpoint, self._server.handle(event))
         else:

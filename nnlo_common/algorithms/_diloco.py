@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import SGD, VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizers import SGD
 from nnlo_common.algorithms._localsgd import LocalSGDWorker
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 

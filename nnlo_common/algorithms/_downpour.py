@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import SGD, VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizers import SGD
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,

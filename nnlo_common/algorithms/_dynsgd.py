@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, Contribution
 

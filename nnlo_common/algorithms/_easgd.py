@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import LookaheadMomentum, VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
@@ -73,11 +74,13 @@ class EASGD(Algorithm):
       Stable iff 0 <= e <= 2 and 0 <= alpha <= (4 - 2e)/(4 - e). The default beta=0.9 with ONE worker
       therefore diverges for e > 4/11; use more workers or a smaller beta there.
     * order="step_first": the local step, then the exchange. Stable iff alpha is below
-      (4 - 2e)/(4 - 3e) for e < 4/3 and below e/(2(e - 1)) for e > 1.
+      (4 - 2e)/(4 - 3e) for e < 4/3 and below e/(2(e - 1)) for e > 1; for e > 2 it must also be above
+      (4 - 2e)/(4 - 3e).
 
     Deviations: x travels up and E comes back (the paper sends c down and E up), so that both sides move
-    by the same float32 numbers in one round trip without a lock. "step_first" is the default because it
-    is stable wherever "paper" is and right for optimizers that look at x (weight decay).
+    by the same float32 numbers in one round trip without a lock. "step_first" is the default because,
+    asynchronously, it is stable wherever "paper" is, and because it is right for optimizers that look at
+    x (weight decay).
 
     Attributes:
         every: tau, steps between exchanges.

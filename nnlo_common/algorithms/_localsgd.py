@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule, mean_of
 
 __all__ = ["LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]

@@ -21,7 +21,7 @@ import numpy as np
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._state import Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnlo_common._flat import Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._noise_scale import NoiseScale, mean_square
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._downpour import DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 
@@ -14,15 +15,20 @@ __all__ = ["Synchronous", "SynchronousCenter"]
 
 
 class SynchronousCenter(CenterRule):
-    """c <- Optimizer(c, mean of the first N gradients taken at c); later ones are dropped."""
+    """c <- Optimizer(c, mean of the first N gradients taken at c); later ones are dropped.
 
-    saved = ("center", "clock", "optimizer")
+    Attributes:
+        noise_scale: the gradient noise scale, from every commit of several equal batches at one centre.
+    """
+
+    saved = ("center", "clock", "optimizer", "noise_scale")
 
     def __init__(
         self, center: Vector, optimizer: VectorOptimizer, *, needed: int, max_staleness: int = 0
     ) -> None:
         super().__init__(center)
         self.optimizer, self.needed, self.max_staleness = optimizer, needed, max_staleness
+        self.noise_scale = NoiseScale()
 
     def quorum(self, awaited: int) -> int:
         """Wait for N contributions, or for all where fewer than N workers are left."""
@@ -30,7 +36,15 @@ class SynchronousCenter(CenterRule):
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Step with the mean."""
-        self.optimizer.step(self.center, mean_of(contributions))
+        weights = {contribution.weight for contribution in contributions}
+        ages = {contribution.staleness for contribution in contributions}
+        comparable = len(contributions) > 1 and len(weights) == len(ages) == 1
+        small = mean_square([contribution.vector for contribution in contributions]) if comparable else 0.0
+        mean = mean_of(contributions)
+        if comparable:
+            large = mean_square([mean])
+            self.noise_scale.observe(small, large, batch=weights.pop(), workers=len(contributions))
+        self.optimizer.step(self.center, mean)
 
 
 @dataclass(frozen=True, kw_only=True)

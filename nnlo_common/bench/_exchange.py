@@ -13,7 +13,8 @@ import numpy as np
 
 from nnlo_common._drive import perform, serve, work
 from nnlo_common._flat import FlatVector, Frame, Vector
-from nnlo_common._optimizers import SGD, VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizers import SGD
 from nnlo_common.algorithms import EASGD, Algorithm, Ask, CenterRule, Contribution, Downpour, WorkerRule
 from nnlo_common.protocol import Server, Shard, Worker
 from nnlo_common.transport._endpoint import Link

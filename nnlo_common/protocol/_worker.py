@@ -9,7 +9,7 @@ import numpy as np
 
 from nnlo_common._errors import ConfigurationError, ProtocolError
 from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol._conversation import Conversation, Shard

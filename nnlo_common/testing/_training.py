@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._optimizers import VectorOptimizer
+from nnlo_common._optimizer import VectorOptimizer, fitted
 from nnlo_common._state import State
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Activity, Compute, Server, Shard, Worker
@@ -112,7 +111,11 @@ def train_virtually(
     shards = [Shard(index, index, place) for index, place in enumerate(places)]
     machines = [
         Server(
-            algorithm.center(flat.vector[shard.place].copy(), workers, copy.deepcopy(optimizer)),
+            algorithm.center(
+                flat.vector[shard.place].copy(),
+                workers,
+                None if optimizer is None else fitted(optimizer, flat.layout, shard.place),
+            ),
             ranks,
             rank=shard.server,
             shard=shard.index,
@@ -128,7 +131,7 @@ def train_virtually(
             FlatVector(flat.layout),
             shards,
             workers=workers,
-            local=None if local is None else local(),
+            local=None if local is None else fitted(local(), flat.layout, slice(0, flat.layout.size)),
         )
         for rank in ranks
     }

@@ -19,6 +19,8 @@ from nnlo_common.transport._endpoint import Link
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
+_NOBODY = -1  # no rank's number: for what is told to all ranks
+
 
 class InjectedFault(NNLOError):
     """The death that `MemoryCluster.fail` asked for; the other ranks see the rank as lost."""
@@ -108,10 +110,10 @@ class MemoryCluster:
         where = ", ".join(f"rank {world.rank} last at {world.last!r}" for world in late)
         error = PeerLostError(late[0].rank, f"has not ended after {timeout_s} s: {where}")
         broken = next((event for event in self._ended.values() if isinstance(event, _Broken)), None)
-        self._end(late[0].rank, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
+        self._end(_NOBODY, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
         for thread in threads:
             thread.join(1.0)
-        raise error from (broken and broken.error)
+        raise error from (None if broken is None else broken.error)
 
     def _run_rank(
         self, program: Callable[[MemoryWorld], Any], world: MemoryWorld, results: list[Any]
@@ -159,8 +161,9 @@ class MemoryCluster:
             self._changed.notify_all()
             turn = len(self._texts[rank])
             while behind := [other for other, texts in enumerate(self._texts) if len(texts) < turn]:
-                if gone := [other for other in behind if other in self._ended]:
-                    raise PeerLostError(gone[0], f"ended while rank {rank} waits for it in gather_text")
+                for other, event in self._ended.items():
+                    if other in behind or isinstance(event, _Broken):
+                        raise PeerLostError(other, f"ended while rank {rank} waited in gather_text")
                 self._changed.wait()
             return [texts[turn - 1] for texts in self._texts]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -74,6 +74,7 @@ class VirtualCluster:
         self._free_s = {server.shard: 0.0 for server in servers}
         self._frames: dict[int, list[Frame]] = defaultdict(list)
         self._lost: set[int] = set()
+        self._handled: Counter[int] = Counter()
 
     def run(self) -> None:
         """Run until every program has ended, or blocks for ever, and nothing waits.
@@ -107,13 +108,14 @@ class VirtualCluster:
         shard, rank = chosen.shard, chosen.worker
         _, event = self._channels[shard, rank].popleft()
         self.trace[shard].append(rank)
+        self._handled[rank] += 1
         if isinstance(self._schedule, ByTime):
             start_s = max(chosen.arrival_s, self._free_s[shard])
             size = 0 if event.message.vector is None else event.message.vector.nbytes
             self._free_s[shard] = start_s + self._schedule.serve_s(size)
             self.now_s = max(self.now_s, self._free_s[shard])
         self._perform_server(shard, self.servers[shard].handle(event))
-        if self._losses.get(rank) == sum(order.count(rank) for order in self.trace.values()):
+        if self._losses.get(rank) == self._handled[rank]:
             self._lose(rank)
 
     def _perform_server(self, shard: int, actions: Sequence[Action]) -> None:
