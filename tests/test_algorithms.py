@@ -213,7 +213,7 @@ def test_a_beta_that_makes_alpha_1_or_more_is_refused(options: dict[str, Any], w
     for ask in (algorithm.moving_rate, lambda p: algorithm.check(p, 1)):
         with pytest.raises(
             ConfigurationError,
-            match=f"EASGD: beta={options["beta"]:g} with {workers} workers makes alpha=.*use a smaller beta",
+            match=f"EASGD: beta={options['beta']:g} with {workers} workers makes alpha=.*use a smaller beta",
         ):
             ask(workers)
     assert algorithm.moving_rate(workers + 4) < 1
