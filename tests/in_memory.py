@@ -1,0 +1,67 @@
+"""Trainings on threads as ranks: the ordinary loop, and how to run it and look at it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnlo_common import Participant
+from nnlo_common.testing import MemoryCluster
+
+sys.path.insert(0, str(Path(__file__).with_name("mpi")))
+from cases import gradient
+
+__all__ = ["flat", "no_new_threads", "ranks", "train"]
+
+
+@contextmanager
+def no_new_threads() -> Iterator[None]:
+    """Whatever goes wrong inside, no thread of a rank stays behind."""
+    before = set(threading.enumerate())
+    yield
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+@contextmanager
+def ranks(size: int) -> Iterator[MemoryCluster]:
+    """A cluster whose ranks change places far more often than threads usually do."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with no_new_threads(), MemoryCluster(size) as cluster:
+            yield cluster
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def flat(arrays: list[np.ndarray]) -> np.ndarray:
+    """A copy of all arrays, one after another."""
+    return np.concatenate([array.ravel() for array in arrays])
+
+
+def train(
+    me: Participant,
+    batches: int | list[int],
+    *,
+    before_step: Callable[[int], object] = lambda step: None,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> list[Any]:
+    """Train with the gradient of `cases.py`, an epoch for each entry of `batches`; what each epoch showed."""
+    step, seen = 0, []
+    for count in [batches] if isinstance(batches, int) else batches:
+        for _ in me.batches(range(count)):
+            before_step(step)
+            value, start = gradient(flat(me.point), me.rank, step), 0
+            for part in me.gradients:
+                part.flat[:] = value[start : start + part.size]
+                start += part.size
+            me.step()
+            step += 1
+        seen.append(after_epoch())
+    return seen
