@@ -159,7 +159,12 @@ def test_local_steps_decay_the_gradients_that_are_pushed(every: int, local: floa
 
 
 def warm(
-    warm_start: int, steps: list[int], seed: int, *, servers: int = 1, losses: dict[int, int] | None = None
+    warm_start: int,
+    steps: list[int],
+    seed: int | None = None,
+    *,
+    servers: int = 1,
+    losses: dict[int, int] | None = None,
 ) -> tuple[VirtualRun, list[tuple[int, float]]]:
     """Push 1 in each step; return also who took gradients in which order, and at which centre."""
     calls: list[tuple[int, float]] = []
@@ -176,10 +181,17 @@ def warm(
         servers=servers,
         steps=steps,
         optimizer=SGD(1.0),
-        schedule=Interleaved(seed),
+        schedule=None if seed is None else Interleaved(seed),
         losses=losses,
     )
     return run, calls
+
+
+@pytest.mark.parametrize("warm_start", [0, 1, 6])
+def test_the_others_are_let_in_at_the_last_commit_of_the_warm_start(warm_start: int) -> None:
+    _, calls = warm(warm_start, [9, 9, 9])
+    entered = [(1, 0.0), *((1, -float(n)) for n in range(1, warm_start + 1))]
+    assert calls[: warm_start + 3] == [*entered, (2, -float(warm_start)), (3, -float(warm_start))]
 
 
 @pytest.mark.parametrize("seed", range(8))
