@@ -772,6 +772,7 @@ def trials(names: Sequence[str]) -> st.SearchStrategy[Trial]:
     return draw_trial()
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=250)
 @given(trials(list(ALGORITHMS)))
 def test_in_any_order_nothing_hangs_and_every_contribution_is_counted_once(trial: Trial) -> None:
@@ -802,6 +803,7 @@ def test_in_any_order_nothing_hangs_and_every_contribution_is_counted_once(trial
     assert all(a.tobytes() == b.tobytes() for a, b in zip(replayed.parameters, run.parameters, strict=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=250)
 @given(trials(PUSHING))
 @example(Trial("gem", (4, 4), 2, 1, {}, 0))
