@@ -77,6 +77,7 @@ class Participant:
         self._server: Server | None = None
         self.rank, self.size, self.role = 0, 1, "alone"
         self._workers, self._worker = 1, 0
+        self._over = False
         self._disengage: Callable[[], None] = lambda: None
 
     @property
@@ -120,8 +121,8 @@ class Participant:
             print(text, flush=True)
 
     def report(self) -> Report:
-        """Return what this rank has seen so far."""
-        return self._running.report()
+        """Return what this rank has seen so far; also after the `with` block."""
+        return self._running.report() if self._part is None else self._part.report()
 
     def __enter__(self) -> Self:
         world = self._world or _launched()
@@ -136,6 +137,7 @@ class Participant:
             except ConfigurationError as error:
                 error.collective = True  # all ranks compare the same facts and find the same
                 raise
+        self._over = False
         self._part.start()
         return self
 
@@ -149,16 +151,17 @@ class Participant:
             self._disengage()
             if self._log_order is not None and self._server is not None:
                 self._write_order(self._log_order, self._server)
+        self._over = True
 
     @property
     def _running(self) -> Part:
-        if self._part is None:
+        if self._part is None or self._over:
             raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
         return self._part
 
     def _join(self, world: RankWorld) -> Part:
+        _agree(world, self._flat.layout, self.algorithm.describe(), self._arrangement.servers)
         topology = Topology.plan(world.size, self._arrangement)
-        _agree(world, self._flat.layout, self.algorithm.describe())
         reports = [json.loads(text) for text in world.gather_text(json.dumps(describe_here()))]
         places = locate(reports)
         place = places[world.rank]
@@ -241,14 +244,18 @@ def _launched() -> RankWorld | None:
     return MPIWorld(world)
 
 
-def _agree(world: RankWorld, layout: Layout, algorithm: str) -> None:
+def _agree(world: RankWorld, layout: Layout, algorithm: str, servers: int) -> None:
     """Refuse, on all ranks alike, to train different models or algorithms together."""
-    mine = json.dumps({"host": world.host, "algorithm": algorithm, "layout": layout.to_json()})
+    mine = json.dumps(
+        {"host": world.host, "algorithm": algorithm, "servers": servers, "layout": layout.to_json()}
+    )
     everyone = [json.loads(text) for text in world.gather_text(mine)]
     first = everyone[0]
     for rank, other in enumerate(everyone):
         if other["algorithm"] != first["algorithm"]:
             problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
+        elif other["servers"] != first["servers"]:
+            problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
             problem = f"the model differs (here: rank 0, there: that rank): {difference}"
