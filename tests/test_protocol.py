@@ -598,7 +598,7 @@ def test_a_run_that_is_stopped_ends_in_good_order(algorithm: Algorithm, seed: in
 
     def program(worker: Worker) -> Iterator[Action]:
         yield from worker.join()
-        while not worker.stop_requested:
+        for _ in itertools.takewhile(lambda _: not worker.stop_requested, range(50)):
             yield Compute()
             table.server.stopping |= table.server.rule.clock >= 7
             worker.gradient.vector[:] = 0.01
@@ -766,7 +766,7 @@ def trials(names: Sequence[str]) -> st.SearchStrategy[Trial]:
         steps = tuple(draw(st.lists(st.integers(0, 5), min_size=2, max_size=4)))
         servers = 1 if "backup" in name else draw(st.integers(1, 2))
         workers = st.integers(0, len(steps) - 1)
-        losses = draw(st.dictionaries(workers, st.integers(1, 8 * servers), max_size=2))
+        losses = draw(st.dictionaries(workers, st.integers(0, 8 * servers), max_size=2))
         return Trial(name, steps, draw(st.integers(0, 2)), servers, losses, draw(st.integers(0, 999)))
 
     return draw_trial()
