@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -84,6 +85,12 @@ def test_one_worker_with_servers_is_the_optimizer_alone_bit_for_bit(name, server
         assert np.array_equal(rank[-1], expected[-1])
 
 
+def jitter(rank, step):
+    """Let other ranks pass, more or less often: mixes the ranks up."""
+    for _ in range(np.random.default_rng([rank, step]).integers(4)):
+        time.sleep(0)
+
+
 def train_in_memory(case, size, servers, log, epochs):
     """Run a case with threads as ranks; each rank's parameters and steps, and the order of each server."""
 
@@ -92,7 +99,7 @@ def train_in_memory(case, size, servers, log, epochs):
         with Participant(
             case.algorithm, initial(), optimizer=optimizer, servers=servers, world=world, log_order=log
         ) as me:
-            train(me, epochs)
+            train(me, epochs, before_step=lambda step: jitter(world.rank, step))
         return flat(me.parameters), me.report().steps
 
     with ranks(size) as cluster:
