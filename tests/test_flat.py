@@ -215,6 +215,12 @@ def test_partly_overlapping_arrays_are_refused_by_name(name: str) -> None:
             Layout.of(model, ["a", "left", "b", "right"])
 
 
+def test_an_overlap_is_found_behind_arrays_that_lie_in_between() -> None:
+    base = numbers((24,))
+    with pytest.raises(ConfigurationError, match="even and late share"):
+        Layout.of([base[::2], base[1:4:2], base[5:6], base[7:9]], ["even", "odd", "one", "late"])
+
+
 @pytest.mark.parametrize(
     "arrays",
     [

@@ -829,6 +829,24 @@ def test_the_centre_holds_exactly_what_was_pushed(trial: Trial) -> None:
             assert set(divisors) <= {2.0 if trial.name == "agn" else 1.0}
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("name", ["downpour", "dynsgd", "gem", "easgd"])
+def test_in_turns_a_contribution_is_as_stale_as_there_are_others(name: str, workers: int) -> None:
+    """After the first turn each is p - 1 commits old: what a worker commits itself makes it no staler."""
+    algorithm = EASGD(every=1, beta=0.5) if name == "easgd" else ALGORITHMS[name]
+    run = train_virtually(
+        algorithm,
+        lambda x, rank: x,
+        [1.0],
+        workers=workers,
+        steps=4,
+        optimizer=SGD(0.1),
+        local=lambda: SGD(0.1),
+    )
+    first = Counter(range(workers))
+    assert run.servers[0].staleness == first + Counter({workers - 1: 3 * workers})
+
+
 @pytest.mark.parametrize("name", ["easgd", "easgd, paper", "easgd, synchronous", "eamsgd"])
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_elastic_exchanges_move_what_is_there_and_make_nothing(name: str, lag: int) -> None:
