@@ -14,34 +14,48 @@ _SPIN_S = 300e-6
 _PAUSE_PER_WAITED = 0.1
 _SHORTEST_PAUSE_S = 20e-6
 # up to this, so that a message is seen within a millisecond even after hours.
-_LONGEST_PAUSE_S = 600e-6
+_LONGEST_S = 500e-6
 
 
 class Backoff:
     """Pauses between looks; one object for one wait.
 
+    Args:
+        longest_s: the longest pause.
+        clock: tells the time.
+        sleep: pauses; says whether it was woken, and so something is about to come.
+
     Example:
         >>> backoff = Backoff()
         >>> backoff.pause()  # returns at once: the wait has only begun
+        True
     """
 
-    __slots__ = ("_clock", "_sleep", "_start_s")
+    __slots__ = ("_clock", "_longest_s", "_sleep", "_start_s")
 
     def __init__(
         self,
+        longest_s: float = _LONGEST_S,
         clock: Callable[[], float] = time.perf_counter,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._longest_s, self._clock, self._sleep = longest_s, clock, sleep
         self._start_s = clock()
 
-    def pause(self) -> None:
-        """Pause before the next look."""
+    def pause(self, hurry: Callable[[], bool] = lambda: False) -> bool:
+        """Pause before the next look; say whether that is to be one of many in a row.
+
+        Args:
+            hurry: whether something is on its way that will not arrive unless we keep looking.
+        """
         waited_s = self._clock() - self._start_s
-        if waited_s < _SPIN_S:
+        if waited_s < _SPIN_S or hurry():
             os.sched_yield()  # another rank may want this very core to answer us
-        else:
-            self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
+            return True
+        woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), self._longest_s))
+        if woken:
+            self._start_s = self._clock()
+        return bool(woken)
 
     @property
     def waited_s(self) -> float:

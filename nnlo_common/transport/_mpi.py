@@ -7,13 +7,15 @@ Requirements that shaped this module:
   vector (several servers) and one-way updates are copied into a frame first.
 * A server has memory for every worker's next request, with the receive already posted; the request is
   answered from that same memory, and the receive posted again when the answer has left.
-* Nobody spins: a wait looks with growing pauses (`Backoff`), since blocking MPI calls burn a core.
+* Nobody spins: a wait looks with growing pauses (`Backoff`), since blocking MPI calls burn a core; a
+  `Doorbell` ends a pause on the same host.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -22,6 +24,7 @@ from nnlo_common._flat import FlatVector, Frame, Vector
 from nnlo_common._guard import engage
 from nnlo_common.protocol import REPLIES, Event, Message, Received, decode, encode
 from nnlo_common.transport._backoff import Backoff
+from nnlo_common.transport._doorbell import Doorbell
 from nnlo_common.transport._endpoint import Link
 from nnlo_common.transport._world import MPI, World
 
@@ -50,7 +53,11 @@ class MPIWorld:
 
     def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> MPIEndpoint:
         """Open this rank's door on a communicator of its own (collective)."""
-        return MPIEndpoint(self.facts.comm.Dup(), links, own)
+        bell = Doorbell()
+        addresses = enumerate(self.gather_text(f"{self.host} {bell.address}"))
+        parts = ((rank, text.rpartition(" ")) for rank, text in addresses)
+        bells = {rank: bell for rank, (host, _, bell) in parts if bell and host == self.host}
+        return MPIEndpoint(self.facts.comm.Dup(), links, own, bell, bells)
 
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
@@ -59,6 +66,16 @@ class MPIWorld:
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
         self.facts.abort(code)
+
+
+# Looks in a row while a message is expected or moving: long messages move only while somebody looks.
+_LOOKS = 64
+# Who does not answer within this time may be asleep.
+_PATIENCE_S = 500e-6
+# And who has had nothing to do with us for this time, too.
+_DROWSY_S = 1e-3
+# The longest pause where every peer can ring; others are looked out for more often.
+_LONGEST_PAUSE_S = 2e-3
 
 
 class _Channel:
@@ -95,6 +112,7 @@ class _Slot:
     def post(self) -> None:
         """Be ready for a message again."""
         self.arrived = self.replying = False
+        self.frame.header[0] = 0  # see MPIEndpoint._moving
         self.channel.posted.append(self)
         self.receive.Start()
 
@@ -106,10 +124,22 @@ class MPIEndpoint:
         comm: the communicator; freed by `close`.
         links: whom it talks with.
         own: vectors whose frames messages may be sent from directly.
+        bell: what wakes this rank.
+        bells: the addresses of the bells of this rank's host, by rank.
     """
 
-    def __init__(self, comm: MPI.Intracomm, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        links: Sequence[Link],
+        own: Iterable[FlatVector],
+        bell: Doorbell,
+        bells: Mapping[int, str],
+    ) -> None:
+        self._comm, self._bell, self._bells = comm, bell, bells
+        self._unrung: set[str] = set()  # to whom something was sent since they were rung for
+        self._heard_s = time.perf_counter()  # when the last message came
+        self._longest_s = _LONGEST_PAUSE_S if all(link.peer in bells for link in links) else 500e-6
         self._channels = {(link.peer, link.shard): _Channel(link) for link in links}
         self._own = {_address(flat.vector): flat.frame for flat in own}
         self._slots: list[_Slot] = []
@@ -124,6 +154,8 @@ class MPIEndpoint:
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
+        if peer in self._bells:
+            self._announce(self._bells[peer])
         slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
             slot.replying = True
@@ -136,12 +168,24 @@ class MPIEndpoint:
         """Return the next message; None if none came within `timeout_s`."""
         if self._ready:
             return self._ready.popleft()
-        backoff = Backoff()
-        while not self._look():
+        event = self._wait(timeout_s)
+        self._heard_s = time.perf_counter()
+        return event
+
+    def _wait(self, timeout_s: float | None) -> Event | None:
+        backoff, looks = Backoff(self._longest_s, sleep=self._bell.wait), _LOOKS
+        while True:
+            for _ in range(looks):
+                done = MPI.Request.Testsome(self._active)
+                if done:
+                    self._take(done)
+                    if self._ready:
+                        return self._ready.popleft()
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return None
-            backoff.pause()
-        return self._ready.popleft()
+            if self._unrung and backoff.waited_s > _PATIENCE_S:
+                self._ring()
+            looks = _LOOKS if backoff.pause(self._moving) else 1
 
     def release(self, peer: int, frame: Frame) -> None:  # noqa: ARG002
         """Post the receive of `frame` again; a frame that is not ours needs nothing."""
@@ -159,7 +203,21 @@ class MPIEndpoint:
                 slot.receive.Wait()
             slot.receive.Free()
         self._slots.clear()
+        self._ring()
+        self._bell.close()
         self._comm.Free()
+
+    def _announce(self, address: str) -> None:
+        """Ring for a message that is about to be sent: at once if the peer may be asleep, else later."""
+        if time.perf_counter() - self._heard_s > _DROWSY_S:
+            self._bell.ring(address)
+        else:
+            self._unrung.add(address)
+
+    def _ring(self) -> None:
+        for address in self._unrung:
+            self._bell.ring(address)
+        self._unrung.clear()
 
     def _add_slot(self, channel: _Channel) -> None:
         link, frame = channel.link, Frame(channel.link.size)
@@ -170,9 +228,9 @@ class MPIEndpoint:
         self._by_frame[id(frame)] = slot
         slot.post()
 
-    def _look(self) -> bool:
-        """Take what has come and what has left; say whether a message is there."""
-        for index in MPI.Request.Testsome(self._active) or ():
+    def _take(self, done: Iterable[int]) -> None:
+        """Take what has come and what has left."""
+        for index in done:
             slot = self._slots[index]
             if slot.replying:
                 self._active[index] = slot.receive
@@ -183,7 +241,18 @@ class MPIEndpoint:
             while posted and posted[0].arrived:
                 frame = posted.popleft().frame
                 self._ready.append(Received(decode(frame), frame))
-        return bool(self._ready)
+
+    def _moving(self) -> bool:
+        """Whether a message is on its way in or out right now, as far as one can see.
+
+        MPI moves long messages piece by piece, and only while it is called. The first piece that comes in
+        holds the header; should a library write it last, a long message merely takes a little longer.
+        """
+        if self._leaving:
+            if not MPI.Request.Testall(list(self._leaving.values())):
+                return True
+            self._leaving.clear()
+        return any(slot.replying or (slot.frame.header[0] and not slot.arrived) for slot in self._slots)
 
     def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)

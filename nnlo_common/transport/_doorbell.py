@@ -1,0 +1,59 @@
+"""A bell between ranks of one host: it ends a pause at once, so that pauses may be long.
+
+MPI cannot wake a sleeping process, and looking often costs a core even where nothing happens. So a rank
+that waits sleeps on a socket, and whoever has sent it something and sees no answer rings. A bell that is
+not heard (another host, another network namespace, another operating system) does no harm: the pause
+simply lasts its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import select
+import socket
+import sys
+
+__all__ = ["Doorbell"]
+
+
+class Doorbell:
+    """This rank's bell.
+
+    Attributes:
+        address: what others ring; empty where there is no such socket.
+
+    Example:
+        >>> mine, other = Doorbell(), Doorbell()
+        >>> other.ring(mine.address)
+        >>> mine.wait(60)  # returns at once
+        True
+        >>> mine.close(), other.close()
+        (None, None)
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self.address = ""
+        if sys.platform == "linux":  # a name without a file, gone with the process
+            self.address = f"nnlo-{secrets.token_hex(16)}"
+            self._socket.bind(f"\0{self.address}")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until somebody rings, or for `seconds`; say whether somebody rang."""
+        heard, _, _ = select.select([self._socket], [], [], seconds)
+        if heard:
+            with contextlib.suppress(OSError):
+                while True:  # several may have rung
+                    self._socket.recv(1)
+        return bool(heard)
+
+    def ring(self, address: str) -> None:
+        """Wake the rank with this address if it can hear us."""
+        with contextlib.suppress(OSError):
+            self._socket.sendto(b"", f"\0{address}")
+
+    def close(self) -> None:
+        """Take the bell down."""
+        self._socket.close()
