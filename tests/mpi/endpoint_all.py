@@ -1,0 +1,308 @@
+"""MPI doors without any training: rank 0 serves, all others talk with it. Says which checks went well."""
+
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from nnlo_common import FlatVector
+from nnlo_common.protocol import Kind, Message
+from nnlo_common.transport._endpoint import Link
+from nnlo_common.transport._mpi import MPIWorld
+from nnlo_common.transport._world import World
+
+world = MPIWorld(World())
+rank, workers = world.rank, range(1, world.size)
+
+
+def door(size, depth=1, shards=1, own=(), world=world):
+    """Open a door; every worker has a link to rank 0 for each shard."""
+    peers = workers if rank == 0 else [0]
+    links = [Link(peer, shard, size, depth, serving=rank == 0) for peer in peers for shard in range(shards)]
+    return world.open(links, own)
+
+
+def message(kind, sequence=1, vector=None, shard=0):
+    return Message(kind, rank, sequence, 2**40 + sequence, 7, 0.5, shard, vector=vector)
+
+
+def together():
+    MPI.COMM_WORLD.Barrier()
+
+
+def numbers(size, of=rank):
+    """Different on every rank and at every place."""
+    return np.arange(size, dtype="f4") + np.float32(of) / 4
+
+
+def order():
+    """A long message, a header, a short one and a header arrive in this order, in both directions."""
+    size, kinds = 1_000_000, [Kind.PUSH, Kind.PULL, Kind.COMMIT, Kind.LEAVE]
+    here = door(size, depth=4)
+    for turn in range(5):
+        if rank:
+            for index, kind in enumerate(kinds):
+                vector = {0: numbers(size), 2: numbers(3)}.get(index)
+                here.send(0, message(kind, 10 * turn + index, vector))
+            for index in range(4):
+                event = here.receive()
+                assert event.message.sequence == 10 * turn + index, (turn, index, event.message)
+                assert event.message.kind is [Kind.CENTER, Kind.ACK, Kind.CENTER, Kind.ACK][index]
+                if index in (0, 2):
+                    assert np.array_equal(event.message.vector, numbers([size, 0, 3][index]) * 2)
+                here.release(0, event.frame)
+        else:
+            came = {worker: [] for worker in workers}
+            while any(len(events) < 4 for events in came.values()):
+                event = here.receive()
+                came[event.message.sender].append(event)
+            for worker, events in came.items():
+                found = [(event.message.kind, event.message.sequence) for event in events]
+                assert found == [(kind, 10 * turn + index) for index, kind in enumerate(kinds)], found
+                for index, event in enumerate(events):
+                    vector = event.message.vector
+                    if index in (0, 2):
+                        assert np.array_equal(vector, numbers([size, 0, 3][index], worker))
+                        vector *= 2
+                    kind = Kind.ACK if vector is None else Kind.CENTER
+                    here.send(worker, message(kind, event.message.sequence, vector), event.frame)
+    here.close()
+
+
+def own():
+    """Whole vectors of one's own leave from where they are: the header is written in front of them."""
+    flats = [FlatVector.of([numbers(5)]), FlatVector.of([numbers(5) + 100])]
+    here = door(5, own=flats)
+    for turn in range(20):
+        if rank:
+            flat = flats[turn % 2]
+            flat.vector += 1
+            here.send(0, message(Kind.EXCHANGE, turn, flat.vector))
+            assert bytes(flat.frame.header[:4]) == b"nnlo"
+            event = here.receive()
+            assert np.array_equal(event.message.vector, flat.vector * 2)
+            here.release(0, event.frame)
+        else:
+            for _ in workers:
+                event = here.receive()
+                got, at = event.message, event.message.sequence
+                assert np.array_equal(got.vector, numbers(5, got.sender) + at // 2 + 1 + 100 * (at % 2)), got
+                got.vector[:] *= 2
+                here.send(got.sender, message(Kind.CENTER, at, got.vector), event.frame)
+    here.close()
+
+
+def slices():
+    """A piece of a vector is copied: what lies around it stays, and changing it afterwards does no harm."""
+    flat = FlatVector.of([numbers(5)])
+    places = [slice(0, 3), slice(3, 5)]
+    here = door(3, shards=2, own=[flat])
+    if rank:
+        for shard, place in enumerate(places):
+            here.send(0, message(Kind.PUSH, 1, flat.vector[place], shard))
+            flat.vector[place] = -1
+        assert bytes(flat.frame.header) == bytes(64)
+        for _ in places:
+            event = here.receive()
+            assert (event.message.kind, event.message.vector) == (Kind.ACK, None)
+            here.release(0, event.frame)
+    else:
+        for _ in range(2 * len(workers)):
+            event = here.receive()
+            got = event.message
+            assert np.array_equal(got.vector, numbers(5, got.sender)[places[got.shard]]), got
+            here.send(got.sender, message(Kind.ACK, 1, shard=got.shard), event.frame)
+    here.close()
+
+
+def one_way():
+    """Many messages without a reply: none is lost, and the sender's vector may change at once."""
+    here, vector = door(4), numbers(4)
+    if rank:
+        for sequence in range(100):
+            if sequence % 3:
+                here.send(0, message(Kind.COMMIT, sequence, vector))
+                vector += 1
+            else:
+                here.send(0, message(Kind.EPOCH, sequence))
+    else:
+        seen = dict.fromkeys(workers, 0)
+        for _ in range(100 * len(workers)):
+            event = here.receive()
+            got = event.message
+            assert got.sequence == seen[got.sender]
+            if got.sequence % 3:
+                made = got.sequence - got.sequence // 3 - 1
+                assert np.array_equal(got.vector, numbers(4, got.sender) + made), got
+            else:
+                assert (got.kind, got.vector) == (Kind.EPOCH, None)
+            seen[got.sender] += 1
+            here.release(got.sender, event.frame)
+    here.close()
+
+
+def header():
+    """Everything in the header arrives; a message without a vector leaves the frame's numbers alone."""
+    here = door(2)
+    if rank:
+        here.send(0, message(Kind.JOIN, 2**63))
+        here.release(0, here.receive().frame)
+    for _ in workers if rank == 0 else ():
+        event = here.receive()
+        got = event.message
+        assert (got.kind, got.sequence, got.clock, got.pulled_at) == (Kind.JOIN, 2**63, 2**40 + 2**63, 7)
+        assert (got.weight, got.shard, got.stop, got.vector) == (0.5, 0, False, None)
+        assert event.frame.vector.tolist() == [0, 0]
+        here.send(got.sender, message(Kind.ACK, 0), event.frame)
+    here.close()
+
+
+def frames():
+    """However many messages: the memory they lie in is that of the links, `depth` each."""
+    here, seen = door(2, depth=2), set()
+    for turn in range(50):
+        if rank:
+            here.send(0, message(Kind.PULL, turn))
+            event = here.receive()
+            assert event.message.vector.tolist() == [turn, rank]
+            here.release(0, event.frame)
+        for _ in workers if rank == 0 else ():
+            event = here.receive()
+            event.frame.vector[:] = event.message.sequence, event.message.sender
+            answer = message(Kind.CENTER, event.message.sequence, event.frame.vector)
+            here.send(event.message.sender, answer, event.frame)
+            seen.add(id(event.frame))
+        seen.add(id(event.frame))
+    assert len(seen) <= 2 * (1 if rank else len(workers))
+    here.close()
+
+
+def posted():
+    """Closing withdraws the receives that nothing came for, and frees the communicator.
+
+    MPICH has about two thousand communicators, so that none may be left behind.
+    """
+    for _ in range(2200):
+        door(1, depth=2).close()
+
+
+def unread():
+    """Closing is possible although a message came that nobody has looked at."""
+    here = door(4)
+    if rank:
+        here.send(0, message(Kind.COMMIT, 1, numbers(4)))
+    together()
+    here.close()
+
+
+def big():
+    """20 MB there and back, changed on the way, from all workers at once."""
+    size = 5_000_000
+    flat = FlatVector.of([numbers(size)])
+    here = door(size, own=[flat])
+    for turn in range(3):
+        if rank:
+            here.send(0, message(Kind.EXCHANGE, turn, flat.vector))
+            event = here.receive()
+            assert np.array_equal(event.message.vector, numbers(size) + (turn + 1))
+            np.copyto(flat.vector, event.message.vector)
+            here.release(0, event.frame)
+        for _ in workers if rank == 0 else ():
+            event = here.receive()
+            event.message.vector[:] += 1
+            answer = message(Kind.CENTER, turn, event.message.vector)
+            here.send(event.message.sender, answer, event.frame)
+    here.close()
+
+
+def timeout():
+    """Nothing comes in time, and what comes later is not lost."""
+    here = door(1)
+    for seconds in (0.0, 0.05):
+        start = time.perf_counter()
+        assert here.receive(seconds) is None
+        assert seconds <= time.perf_counter() - start < 10
+    together()
+    if rank:
+        here.send(0, message(Kind.LEAVE, 9))
+    for _ in workers if rank == 0 else ():
+        event = here.receive(10)
+        assert event.message.sequence == 9
+        here.release(event.message.sender, event.frame)
+    here.close()
+
+
+def several():
+    """Doors that are open at the same time do not hear each other; they may be closed in any order."""
+    doors = [door(3) for _ in range(3)]
+    if rank:
+        for index in (2, 0, 1):
+            doors[index].send(0, message(Kind.COMMIT, index, numbers(3) + 10 * index))
+    for index in (0, 1, 2) if rank == 0 else ():
+        for _ in workers:
+            event = doors[index].receive()
+            assert event.message.sequence == index
+            assert np.array_equal(event.message.vector, numbers(3, event.message.sender) + 10 * index)
+            doors[index].release(event.message.sender, event.frame)
+        assert doors[index].receive(0) is None
+    for index in (1, 2, 0):
+        doors[index].close()
+
+
+def foreign():
+    """What the program itself sends on its communicator, with our very tags, comes to the program."""
+    comm = MPI.COMM_WORLD.Dup()
+    theirs = np.full(40, 77, "u1")
+    here = door(4, depth=2, world=MPIWorld(World(comm)))
+    peers = workers if rank == 0 else [0]
+    sent = [comm.Isend(theirs, peer, tag) for peer in peers for tag in range(4)]
+    if rank:
+        here.send(0, message(Kind.EXCHANGE, 1, numbers(4)))
+        event = here.receive()
+        assert event.message.vector.tolist() == [9] * 4
+        here.release(0, event.frame)
+    for _ in workers if rank == 0 else ():
+        event = here.receive()
+        assert np.array_equal(event.message.vector, numbers(4, event.message.sender))
+        event.message.vector[:] = 9
+        answer = message(Kind.CENTER, 1, event.message.vector)
+        here.send(event.message.sender, answer, event.frame)
+    assert here.receive(0) is None
+    here.close()
+    for peer in peers:
+        for tag in range(4):
+            buffer = np.zeros(40, "u1")
+            comm.Recv(buffer, peer, tag)
+            assert (buffer == 77).all()
+    MPI.Request.Waitall(sent)
+    comm.Free()
+
+
+def empty():
+    """A shard may be empty: its vector has no numbers, but it is there."""
+    here = door(0)
+    if rank:
+        here.send(0, message(Kind.EXCHANGE, 1, np.empty(0, "f4")))
+        event = here.receive()
+        assert event.message.vector.size == 0
+        here.release(0, event.frame)
+    for _ in workers if rank == 0 else ():
+        event = here.receive()
+        assert event.message.vector.size == 0
+        answer = message(Kind.CENTER, 1, event.message.vector)
+        here.send(event.message.sender, answer, event.frame)
+    here.close()
+
+
+CHECKS = [order, own, slices, one_way, header, frames, unread, big, timeout, several, foreign, empty, posted]
+
+if __name__ == "__main__":
+    disengage = world.engage()
+    for check in CHECKS:
+        if len(sys.argv) < 2 or check.__name__ in sys.argv[1:]:
+            check()
+            together()
+            if rank == 0:
+                print(f"<{check.__name__}>", flush=True)
+    disengage()
