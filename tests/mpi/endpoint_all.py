@@ -97,9 +97,10 @@ def slices():
     """A piece of a vector is copied: what lies around it stays, and changing it afterwards does no harm."""
     flat = FlatVector.of([numbers(5)])
     places = [slice(0, 3), slice(3, 5)]
-    here = door(3, shards=2, own=[flat])
+    peers = workers if rank == 0 else [0]
+    here = world.open([Link(p, shard, 3 - shard, 1, rank == 0) for p in peers for shard in (0, 1)], [flat])
     if rank:
-        for shard, place in enumerate(places):
+        for shard, place in reversed(list(enumerate(places))):
             here.send(0, message(Kind.PUSH, 1, flat.vector[place], shard))
             flat.vector[place] = -1
         assert bytes(flat.frame.header) == bytes(64)
@@ -112,6 +113,7 @@ def slices():
             event = here.receive()
             got = event.message
             assert np.array_equal(got.vector, numbers(5, got.sender)[places[got.shard]]), got
+            assert event.frame.vector.size == 3 - got.shard  # it came in its own shard's memory
             here.send(got.sender, message(Kind.ACK, 1, shard=got.shard), event.frame)
     here.close()
 
