@@ -228,12 +228,14 @@ class FlatVector:
 
     def write_to(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         """Copy the vector back into `arrays`, rounding to their dtype."""
-        for segment, array, view in self._matched(arrays):
+        matched = self._matched(arrays)
+        for segment, array, _ in matched:
             if not array.flags.writeable:
                 raise ConfigurationError(
                     f"{segment.name} is read-only, so the vector cannot be written back into it; "
                     "pass a writable array"
                 )
+        for _, array, view in matched:
             np.copyto(array, view, casting="unsafe")
 
     def _matched(self, arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[Segment, npt.NDArray[Any], Vector]]:
@@ -279,6 +281,9 @@ def _checked_names(arrays: Sequence[object], names: Sequence[str] | None) -> lis
 def _check_array(array: object, name: str, allow_narrowing: bool) -> None:
     if not isinstance(array, np.ndarray):
         raise ConfigurationError(f"{name} is {_described(array)}, not a numpy array; use numpy.asarray on it")
+    lengths = zip(array.strides, array.shape, strict=True)
+    if array.size and any(stride == 0 and length > 1 for stride, length in lengths):
+        raise ConfigurationError(f"{name} overlaps itself, as a broadcast array does; pass a copy of it")
     if array.dtype.name in _EXACT or (allow_narrowing and array.dtype == np.float64):
         if array.dtype.isnative:
             return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -13,19 +11,15 @@ from typing import Any, Self, TypeVar
 import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import FlatVector, Layout, Vector
+from nnlo_common._flat import FlatVector, Vector
+from nnlo_common._joining import Member, Plan, join, launched
 from nnlo_common._optimizer import VectorOptimizer, fitted
-from nnlo_common._places import describe_here, locate
-from nnlo_common._roles import Alone, Part, Report, Serving, Working
-from nnlo_common._startup import connect, limit_threads
-from nnlo_common._topology import Arrangement, Cell, Role, Topology
+from nnlo_common._roles import Alone, Part, Report
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.protocol import Server, Shard, Worker
-from nnlo_common.transport._endpoint import Link, RankWorld
+from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["Participant"]
 
-_LOG = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
 
 
@@ -69,16 +63,14 @@ class Participant:
         log_order: str | Path | None = None,
     ) -> None:
         self.algorithm, self.optimizer = algorithm, optimizer
-        self._arrangement = Arrangement(servers=servers)
+        self._servers = servers
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
         self._part: Part | None = None
-        self._server: Server | None = None
+        self._member: Member | None = None
         self.rank, self.size, self.role = 0, 1, "alone"
-        self._workers, self._worker = 1, 0
         self._over = False
-        self._disengage: Callable[[], None] = lambda: None
 
     @property
     def parameters(self) -> list[Vector]:
@@ -103,8 +95,11 @@ class Participant:
         waits for a worker that has none left.
         """
         running = self._running
-        if running.trains:
-            yield from islice(batches, self._worker, None, self._workers)
+        member = self._member
+        if member is None:
+            yield from batches
+        elif member.worker is not None:
+            yield from islice(batches, member.worker, None, member.workers)
         running.end_epoch()
 
     def step(self, weight: float = 1.0) -> None:
@@ -117,7 +112,7 @@ class Participant:
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose parameters are the centre."""
-        if isinstance(self._part, Alone) or (self._server is not None and self._server.shard == 0):
+        if self._part is not None and self.role in ("alone", "server 0"):
             print(text, flush=True)
 
     def report(self) -> Report:
@@ -125,18 +120,16 @@ class Participant:
         return self._running.report() if self._part is None else self._part.report()
 
     def __enter__(self) -> Self:
-        world = self._world or _launched()
+        world = self._world or launched()
         if world is None or world.size == 1:
-            plain = self._fitted(self.algorithm.alone(self.optimizer))
+            plain = fitted(
+                self.algorithm.alone(self.optimizer), self._flat.layout, slice(0, self._flat.layout.size)
+            )
             self._part = Alone(self._flat, self._gradient, plain)
         else:
-            self._disengage = world.engage()
             self.rank, self.size = world.rank, world.size
-            try:
-                self._part = self._join(world)
-            except ConfigurationError as error:
-                error.collective = True  # all ranks compare the same facts and find the same
-                raise
+            self._member = join(world, self._plan())
+            self._part, self.role = self._member.part, self._member.role
         self._over = False
         self._part.start()
         return self
@@ -148,9 +141,10 @@ class Participant:
         # further up or not: the end of this process ends the job.
         if kind is None:
             self._running.finish()
-            self._disengage()
-            if self._log_order is not None and self._server is not None:
-                self._write_order(self._log_order, self._server)
+            if self._member is not None:
+                self._member.disengage()
+                if self._log_order is not None:
+                    self._member.write_order(self._log_order)
         self._over = True
 
     @property
@@ -159,108 +153,20 @@ class Participant:
             raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
         return self._part
 
-    def _join(self, world: RankWorld) -> Part:
-        _agree(world, self._flat.layout, self.algorithm.describe(), self._arrangement.servers)
-        topology = Topology.plan(world.size, self._arrangement)
-        reports = [json.loads(text) for text in world.gather_text(json.dumps(describe_here()))]
-        places = locate(reports)
-        place = places[world.rank]
-        limit_threads(place.local_size, place.host_cores)
-        _LOG.info("rank %d of %d:\n%s", world.rank, world.size, topology.table(places))
-        cell = topology.cell_of(world.rank)
-        assignment = topology.assignment(world.rank)
-        cuts = enumerate(zip(cell.servers, self._flat.layout.cut(len(cell.servers)), strict=True))
-        shards = [Shard(index, server, part) for index, (server, part) in cuts]
-        self._workers = len(cell.workers)
-        self.algorithm.check(self._workers, len(cell.servers))
-        if assignment.role is Role.SERVER and assignment.shard is not None:
-            self.role = f"server {assignment.shard}"
-            return self._serving(world, cell, shards, assignment.shard)
-        self._worker = assignment.worker or 0
-        self.role = f"worker {self._worker}"
-        return self._working(world, shards)
+    def _plan(self) -> Plan:
+        algorithm, layout = self.algorithm, self._flat.layout
+        given, runs = self.optimizer, self.algorithm.optimizer_runs
+        whole = slice(0, layout.size)
 
-    def _working(self, world: RankWorld, shards: list[Shard]) -> Working:
-        local = None
-        if self.algorithm.optimizer_runs == "worker":
-            local = self._fitted(self.algorithm.alone(self.optimizer))
-        depth = self.algorithm.lag + 1
-        links = [Link(s.server, s.index, s.place.stop - s.place.start, depth, serving=False) for s in shards]
-        worker = Worker(
-            world.rank,
-            self.algorithm,
-            self._flat,
-            self._gradient,
-            shards,
-            workers=self._workers,
-            local=local,
-        )
-        return Working(world.open(links, own=(self._flat, self._gradient)), worker)
+        def at_center(place: slice) -> VectorOptimizer | None:
+            return fitted(given, layout, place) if runs == "center" and given is not None else None
 
-    def _serving(self, world: RankWorld, cell: Cell, shards: list[Shard], index: int) -> Serving:
-        mine, others = shards[index], [shard for shard in shards if shard.index != index]
-        depth = self.algorithm.lag + 1
-        size = mine.place.stop - mine.place.start
-        links = [Link(rank, index, size, depth, serving=True) for rank in cell.workers]
-        for shard in others:
-            links.append(Link(shard.server, index, size, 1, serving=True))
-            links.append(
-                Link(shard.server, shard.index, shard.place.stop - shard.place.start, 1, serving=False)
-            )
-        optimizer = None
-        if self.algorithm.optimizer_runs == "center" and self.optimizer is not None:
-            optimizer = self._fitted(self.optimizer, mine.place)
-        self._server = Server(
-            self.algorithm.center(self._flat.vector[mine.place], self._workers, optimizer),
-            cell.workers,
-            rank=world.rank,
-            shard=index,
-            depth=depth,
-            guests=[shard.server for shard in others],
+        return Plan(
+            algorithm=algorithm,
+            parameters=self._flat,
+            gradient=self._gradient,
+            servers=self._servers,
+            center_optimizer=at_center,
+            local_optimizer=fitted(algorithm.alone(given), layout, whole) if runs == "worker" else None,
             record=self._log_order is not None,
-        )
-        return Serving(world.open(links), self._server, self._flat, others)
-
-    def _fitted(self, optimizer: VectorOptimizer, place: slice | None = None) -> VectorOptimizer:
-        """An optimizer of this training's own: the user's object may serve several."""
-        layout = self._flat.layout
-        return fitted(optimizer, layout, slice(0, layout.size) if place is None else place)
-
-    @staticmethod
-    def _write_order(path: Path, server: Server) -> None:
-        """Write whole or not at all: somebody may read it while the job ends."""
-        path = path if server.shard == 0 else path.with_name(f"{path.name}.shard{server.shard}")
-        fresh = path.with_name(path.name + ".part")
-        fresh.write_text(json.dumps({"shard": server.shard, "handled": server.handled}))
-        fresh.replace(path)
-
-
-def _launched() -> RankWorld | None:
-    world = connect()
-    if world is None:
-        return None
-    from nnlo_common.transport._mpi import MPIWorld
-
-    return MPIWorld(world)
-
-
-def _agree(world: RankWorld, layout: Layout, algorithm: str, servers: int) -> None:
-    """Refuse, on all ranks alike, to train different models or algorithms together."""
-    mine = json.dumps(
-        {"host": world.host, "algorithm": algorithm, "servers": servers, "layout": layout.to_json()}
-    )
-    everyone = [json.loads(text) for text in world.gather_text(mine)]
-    first = everyone[0]
-    for rank, other in enumerate(everyone):
-        if other["algorithm"] != first["algorithm"]:
-            problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
-        elif other["servers"] != first["servers"]:
-            problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
-        elif other["layout"] != first["layout"]:
-            difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
-            problem = f"the model differs (here: rank 0, there: that rank): {difference}"
-        else:
-            continue
-        raise ConfigurationError(
-            f"{problem}, on rank {rank} (host {other['host']}); give all {world.size} ranks the same script"
         )

@@ -41,8 +41,6 @@ class Report:
 class Part(Protocol):
     """What a rank does at each turn of an ordinary training loop."""
 
-    trains: bool
-
     def start(self) -> None:
         """Take up the part."""
 
@@ -64,8 +62,6 @@ class Part(Protocol):
 
 class Alone:
     """Trains plainly: a world of one."""
-
-    trains = True
 
     def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
         self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
@@ -97,8 +93,6 @@ class Alone:
 
 class Working:
     """Computes gradients and exchanges with the servers."""
-
-    trains = True
 
     def __init__(self, endpoint: Endpoint, worker: Worker) -> None:
         self._endpoint, self._worker = endpoint, worker
@@ -141,8 +135,6 @@ class Serving:
         parameters: the model's parameters on this rank.
         others: the shards that other servers hold.
     """
-
-    trains = False
 
     def __init__(
         self, endpoint: Endpoint, server: Server, parameters: FlatVector, others: Sequence[Shard]

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from in_memory import flat, no_new_threads, ranks, train
+from in_memory import flat, no_new_threads, ranks, server_of, train
 
 from nnlo_common import (
     EASGD,
@@ -92,7 +92,7 @@ def training(algorithm, steps=STEPS, servers=1, shape=(3,)):
         arrays = [np.ones(shape, "f4") for _ in range(servers)]
         with Participant(algorithm, arrays, optimizer=SGD(0.1), servers=servers, world=world) as me:
             train(me, steps * (me.size - servers))
-        return me.report() if me._server is None else me._server
+        return server_of(me) or me.report()
 
     return program
 
@@ -321,7 +321,7 @@ def test_a_held_worker_is_as_stale_as_was_wanted():
             train(me, 2 * STEPS)
             if me.rank == 2:
                 late.set()
-        return me.report(), me._server and dict(me._server.staleness)
+        return me.report(), server_of(me) and dict(server_of(me).staleness)
 
     with ranks(3) as cluster:
         late, joined = cluster.hold(1, "send EXCHANGE"), cluster.hold(2, "send EXCHANGE")

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from in_memory import flat, ranks, train
+from in_memory import flat, ranks, server_of, train
 from test_mpi_replay import LAYOUTS, again
 
 from nnlo_common import (
@@ -180,7 +180,7 @@ def test_after_each_epoch_and_at_the_end_the_servers_have_the_whole_centre(serve
 
     def program(world):
         with Participant(Downpour(), initial(), optimizer=Adam(0.01), servers=servers, world=world) as me:
-            own = me._server and me._server.rule
+            own = server_of(me) and server_of(me).rule
 
             def look():
                 world.gather_text("nobody is in the epoch any more")

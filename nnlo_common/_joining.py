@@ -1,0 +1,203 @@
+"""Taking up a part in a training: who is there, do all agree, and who does what."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import FlatVector, Layout
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._places import Place, describe_here, locate
+from nnlo_common._roles import Part, Serving, Working
+from nnlo_common._startup import connect, limit_threads
+from nnlo_common._topology import Arrangement, Cell, Topology
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.protocol import Server, Shard, Worker
+from nnlo_common.transport._endpoint import Link, RankWorld
+
+__all__ = ["Member", "Plan", "join", "launched"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a rank brings along; equal on all ranks but for the numbers in the vectors.
+
+    Attributes:
+        algorithm: how workers and centre exchange.
+        parameters: the model.
+        gradient: where gradients are put.
+        servers: how many ranks share the serving of the centre.
+        center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
+        local_optimizer: what moves a worker's parameters; None where something else does.
+        record: keep the order of all requests.
+    """
+
+    algorithm: Algorithm
+    parameters: FlatVector
+    gradient: FlatVector
+    servers: int = 1
+    center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
+    local_optimizer: VectorOptimizer | None = None
+    record: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A rank that has joined.
+
+    Attributes:
+        part: what it does.
+        role: that in words.
+        place: where it is.
+        threads: how many compute threads it is to use.
+        workers: how many workers there are.
+        worker: which of them it is; None on a server.
+        server: its half of the centre, on a server.
+        disengage: to be called when it has left in good order.
+    """
+
+    part: Part
+    role: str
+    place: Place
+    threads: int
+    workers: int
+    worker: int | None = None
+    server: Server | None = None
+    disengage: Callable[[], None] = field(repr=False)
+
+    def write_order(self, path: Path) -> None:
+        """Write the recorded order of requests, whole or not at all; workers have none."""
+        if self.server is None:
+            return
+        shard = self.server.shard
+        path = path if shard == 0 else path.with_name(f"{path.name}.shard{shard}")
+        fresh = path.with_name(path.name + ".part")
+        fresh.write_text(json.dumps({"shard": shard, "handled": self.server.handled}))
+        fresh.replace(path)
+
+
+def launched() -> RankWorld | None:
+    """Return MPI's ranks if a launcher has started this process as one of several."""
+    world = connect()
+    if world is None or world.size == 1:
+        return None
+    from nnlo_common.transport._mpi import MPIWorld
+
+    return MPIWorld(world)
+
+
+def join(world: RankWorld, plan: Plan) -> Member:
+    """Take up this rank's part (collective).
+
+    Raises:
+        ConfigurationError: the ranks do not agree, or their number does not fit; on all of them alike.
+    """
+    disengage = world.engage()
+    try:
+        _agree(world, plan)
+        topology = Topology.plan(world.size, Arrangement(servers=plan.servers))
+        cell = topology.cell_of(world.rank)
+        plan.algorithm.check(len(cell.workers), len(cell.servers))
+        parts = plan.parameters.layout.cut(len(cell.servers))
+    except ConfigurationError as error:
+        error.collective = True  # all ranks compare the same facts and find the same
+        raise
+    places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
+    place = places[world.rank]
+    threads = limit_threads(place.local_size, place.host_cores)
+    _LOG.info("rank %d of %d:\n%s", world.rank, world.size, topology.table(places))
+    shards = [
+        Shard(index, server, part)
+        for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
+    ]
+    assignment = topology.assignment(world.rank)
+    part: Part
+    server: Server | None = None
+    if assignment.shard is None:
+        part, role = _work(world, plan, cell, shards), f"worker {assignment.worker}"
+    else:
+        part, server = _serve(world, plan, cell, shards, assignment.shard)
+        role = f"server {assignment.shard}"
+    return Member(
+        part=part,
+        role=role,
+        place=place,
+        threads=threads,
+        workers=len(cell.workers),
+        worker=assignment.worker,
+        server=server,
+        disengage=disengage,
+    )
+
+
+def _work(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Working:
+    links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
+    worker = Worker(
+        world.rank,
+        plan.algorithm,
+        plan.parameters,
+        plan.gradient,
+        shards,
+        workers=len(cell.workers),
+        local=plan.local_optimizer,
+    )
+    return Working(world.open(links, own=(plan.parameters, plan.gradient)), worker)
+
+
+def _serve(
+    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], index: int
+) -> tuple[Serving, Server]:
+    mine, others = shards[index], [shard for shard in shards if shard.index != index]
+    links = [_link(plan, rank, mine, serving=True) for rank in cell.workers]
+    for shard in others:
+        links += [
+            _link(plan, shard.server, mine, serving=True),
+            _link(plan, shard.server, shard, serving=False),
+        ]
+    center = plan.parameters.vector[mine.place]
+    server = Server(
+        plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place)),
+        cell.workers,
+        rank=world.rank,
+        shard=index,
+        depth=plan.algorithm.lag + 1,
+        guests=[shard.server for shard in others],
+        record=plan.record,
+    )
+    return Serving(world.open(links), server, plan.parameters, others), server
+
+
+def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
+    size = shard.place.stop - shard.place.start
+    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
+
+
+def _agree(world: RankWorld, plan: Plan) -> None:
+    """Refuse, on all ranks alike, to train different models or algorithms together."""
+    mine = {
+        "host": world.host,
+        "algorithm": plan.algorithm.describe(),
+        "servers": plan.servers,
+        "layout": plan.parameters.layout.to_json(),
+    }
+    everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        if other["algorithm"] != first["algorithm"]:
+            problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
+        elif other["servers"] != first["servers"]:
+            problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
+        elif other["layout"] != first["layout"]:
+            difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
+            problem = f"the model differs (here: rank 0, there: that rank): {difference}"
+        else:
+            continue
+        raise ConfigurationError(
+            f"{problem}, on rank {rank} (host {other['host']}); give all {world.size} ranks the same script"
+        )
