@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from nnlo_common import Participant
+from nnlo_common.protocol import Server
 from nnlo_common.testing import MemoryCluster
 
 sys.path.insert(0, str(Path(__file__).with_name("mpi")))
 from cases import gradient
 
-__all__ = ["flat", "no_new_threads", "ranks", "train"]
+__all__ = ["flat", "no_new_threads", "ranks", "server_of", "train"]
 
 
 @contextmanager
@@ -38,6 +39,11 @@ def ranks(size: int) -> Iterator[MemoryCluster]:
 def flat(arrays: list[np.ndarray]) -> np.ndarray:
     """A copy of all arrays, one after another."""
     return np.concatenate([array.ravel() for array in arrays])
+
+
+def server_of(me: Participant) -> Server | None:
+    """The protocol's server on a rank that serves."""
+    return me._member and me._member.server
 
 
 def train(
