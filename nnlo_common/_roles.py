@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Work
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Alone", "Part", "Report", "Serving", "Working"]
+
+#: Moves the parameters of a worker, as a framework's optimizer does.
+LocalStep: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +47,8 @@ class Part(Protocol):
     def start(self) -> None:
         """Take up the part."""
 
-    def step(self, weight: float) -> None:
-        """Make one step with the gradient that lies ready."""
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
+        """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
 
     def end_epoch(self) -> None:
         """Tell, or wait for, the end of an epoch."""
@@ -70,7 +73,7 @@ class Alone:
     def start(self) -> None:
         """Nobody has to be asked."""
 
-    def step(self, weight: float) -> None:  # noqa: ARG002
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Step the optimizer."""
         self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
@@ -102,10 +105,10 @@ class Working:
         """Join; returns once the centre has come."""
         work(self._endpoint, self._worker, self._worker.join())
 
-    def step(self, weight: float) -> None:
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step, with the exchange that is due."""
         self._worker.set_weight(weight)
-        work(self._endpoint, self._worker, self._worker.step())
+        work(self._endpoint, self._worker, self._worker.step(local_step))
         self._steps += 1
 
     def end_epoch(self) -> None:
@@ -115,6 +118,10 @@ class Working:
     def point(self) -> Vector:
         """Return the parameters, or what lies ahead of them."""
         return self._worker.gradient_point()
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as it is now into `into`; the training does not notice."""
+        work(self._endpoint, self._worker, self._worker.look(into))
 
     def report(self) -> Report:
         """Return the steps made."""
@@ -147,7 +154,7 @@ class Serving:
     def start(self) -> None:
         """Workers are let in when they ask."""
 
-    def step(self, weight: float) -> None:
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Refuse: a server gets no batches."""
         raise NotImplementedError(f"rank {self._server.rank} serves the centre and makes no steps")
 

@@ -68,6 +68,8 @@ class Conversation:
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
+        self._look_into: Vector | None = None  # where a look at the centre goes
+        self._look_at = 0  # and the sequence that it was asked with
         self._asked: deque[tuple[Kind, int]] = deque()  # requests whose reply has not come
         self._replies: deque[Received] = deque()  # replies that came and are not absorbed
         self._opened = 0  # exchanges opened
@@ -80,6 +82,11 @@ class Conversation:
     def blocked(self) -> bool:
         """Whether the worker must not go on before the next reply."""
         return self.phase is Phase.JOINING or self._absorbed < self._opened - self.rule.pipeline
+
+    @property
+    def looking(self) -> bool:
+        """Whether a look at the centre is still under way."""
+        return self._look_into is not None
 
     @property
     def unanswered(self) -> int:
@@ -130,10 +137,20 @@ class Conversation:
         self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
         self._asked.popleft()
         self.stop_requested |= message.stop
+        if sequence == self._look_at:
+            return self._seen(event)
         if asked is Kind.LOCK:
             return self._granted(event)
         self._replies.append(event)
         return self._absorb(self.rule.pipeline)
+
+    def look(self, into: Vector) -> list[Action]:
+        """Ask for a copy of the centre that is not absorbed."""
+        self._expect(Phase.TRAINING, "look at the centre")
+        self._look_into = into
+        request = self._request(Kind.PULL)
+        self._look_at = self._sequence
+        return [request]
 
     def settle(self) -> list[Action]:
         """Absorb what has come of a pipeline, without waiting for the steps it was meant for."""
@@ -158,7 +175,7 @@ class Conversation:
         limit = self.rule.pipeline + 1
         if not 0 <= pending <= limit:
             raise AssertionError(f"broken invariant: {pending} open exchanges are at most {limit}")
-        if len(self._asked) + len(self._replies) != pending:
+        if len(self._asked) + len(self._replies) != pending + self.looking:
             raise AssertionError("broken invariant: each open exchange is either asked or answered")
 
     def state(self) -> State:
@@ -229,6 +246,13 @@ class Conversation:
         if message.vector is not None:
             self.rule.begin(self.parameters, message.vector)
             self.pulled_at = message.clock
+        return [Release(self.shard.server, event.frame)]
+
+    def _seen(self, event: Received) -> list[Action]:
+        assert self._look_into is not None  # look has set it
+        assert event.message.vector is not None  # the reply to a pull is a CENTER
+        np.copyto(self._look_into, event.message.vector)
+        self._look_into, self._look_at = None, 0
         return [Release(self.shard.server, event.frame)]
 
     def _granted(self, event: Received) -> list[Action]:

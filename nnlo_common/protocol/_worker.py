@@ -87,7 +87,7 @@ class Worker:
         """Join all servers and start from the centre."""
         yield from self._all(Conversation.join)
 
-    def step(self, local_step: Callable[[], None] | None = None) -> Activity:
+    def step(self, local_step: Callable[[], object] | None = None) -> Activity:
         """Make one step with the gradient that lies in `gradient`.
 
         Args:
@@ -105,6 +105,13 @@ class Worker:
             yield from self._all(Conversation.exchange)
         for conversation in self.conversations:
             conversation.rule.advance()
+
+    def look(self, into: Vector) -> Activity:
+        """Copy the centre as it is now into `into`, without taking part in it."""
+        for conversation in self.conversations:
+            yield from conversation.look(into[conversation.shard.place])
+        while any(conversation.looking for conversation in self.conversations):
+            yield Wait()
 
     def finish_epoch(self) -> Activity:
         """Tell all servers that one more epoch is done."""
