@@ -36,6 +36,8 @@ def work(endpoint: Endpoint, worker: Worker, activity: Activity) -> None:
                 raise PeerLostError(event.rank, "the server of this worker's centre is gone")
         elif event is not None:
             perform(endpoint, worker.deliver(event))
+    # The worker now computes, perhaps for long, and what it has sent must not wait for that.
+    endpoint.flush()
 
 
 def serve(endpoint: Endpoint, handle: Callable[[Event], None], until: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
-from nnlo_common._errors import NNLOError
+from nnlo_common._errors import ConfigurationError, NNLOError
 
 __all__ = ["GuardedWorld", "describe_failure", "engage", "guard"]
 
@@ -71,7 +71,13 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
     Args:
         world: the job.
     """
+    if _Guard.engaged:
+        raise ConfigurationError(
+            f"rank {world.rank}: a training is open on this rank already; finish it before you begin another "
+            "(two at once would wait for each other)"
+        )
     guard(world)
+    _Guard.engaged = True
     pid = os.getpid()
 
     def ended_early() -> None:
@@ -83,8 +89,12 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
             time.sleep(_DELIVERY_S)
             world.abort(_FAILED)
 
+    def disengage() -> None:
+        _Guard.engaged = False
+        atexit.unregister(ended_early)
+
     atexit.register(ended_early)
-    return lambda: atexit.unregister(ended_early)
+    return disengage
 
 
 def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:
@@ -118,6 +128,7 @@ def _traced(error: BaseException) -> str:
 
 class _Guard:
     active: ClassVar[_Guard | None] = None
+    engaged: ClassVar[bool] = False
 
     def __init__(self, world: GuardedWorld) -> None:
         self._world = world

@@ -70,7 +70,7 @@ class Participant:
         self._part: Part | None = None
         self._member: Member | None = None
         self.rank, self.size, self.role = 0, 1, "alone"
-        self._over = False
+        self._over = self._epoch_open = False
 
     @property
     def parameters(self) -> list[Vector]:
@@ -94,13 +94,14 @@ class Participant:
         On a server rank this serves the epoch and yields nothing. However uneven the shares are, nobody
         waits for a worker that has none left.
         """
-        running = self._running
         member = self._member
+        self._end_open_epoch()
+        self._epoch_open = True
         if member is None:
             yield from batches
         elif member.worker is not None:
             yield from islice(batches, member.worker, None, member.workers)
-        running.end_epoch()
+        self._end_open_epoch()
 
     def step(self, weight: float = 1.0) -> None:
         """Make one step with the gradient that lies in `gradients`.
@@ -120,17 +121,22 @@ class Participant:
         return self._running.report() if self._part is None else self._part.report()
 
     def __enter__(self) -> Self:
+        # On every rank alike, also where the optimizer is not needed.
+        plain = self.algorithm.alone(self.optimizer)
+        if self.optimizer is not None and self.algorithm.optimizer_runs == "nowhere":
+            raise ConfigurationError(
+                f"{type(self.algorithm).__name__} brings its own way of stepping and would not use "
+                f"optimizer={self.optimizer!r}; leave it out"
+            )
         world = self._world or launched()
         if world is None or world.size == 1:
-            plain = fitted(
-                self.algorithm.alone(self.optimizer), self._flat.layout, slice(0, self._flat.layout.size)
-            )
+            plain = fitted(plain, self._flat.layout, slice(0, self._flat.layout.size))
             self._part = Alone(self._flat, self._gradient, plain)
         else:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan())
             self._part, self.role = self._member.part, self._member.role
-        self._over = False
+        self._over = self._epoch_open = False
         self._part.start()
         return self
 
@@ -140,12 +146,19 @@ class Participant:
         # After an error the others must not be made to believe that all is well. Whether the error is caught
         # further up or not: the end of this process ends the job.
         if kind is None:
+            self._end_open_epoch()
             self._running.finish()
             if self._member is not None:
                 self._member.disengage()
                 if self._log_order is not None:
                     self._member.write_order(self._log_order)
         self._over = True
+
+    def _end_open_epoch(self) -> None:
+        """End the epoch that is open; one that a `break` has left is open until the next begins."""
+        running, is_open, self._epoch_open = self._running, self._epoch_open, False
+        if is_open:
+            running.end_epoch()
 
     @property
     def _running(self) -> Part:

@@ -9,11 +9,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from nnlo_common._drive import perform, serve, work
-from nnlo_common._errors import PeerLostError
+from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Worker
+from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Worker, check_weight
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Alone", "Part", "Report", "Serving", "Working"]
@@ -75,6 +75,7 @@ class Alone:
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Step the optimizer."""
+        check_weight(0, weight)
         self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
 
@@ -154,9 +155,11 @@ class Serving:
     def start(self) -> None:
         """Workers are let in when they ask."""
 
-    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Refuse: a server gets no batches."""
-        raise NotImplementedError(f"rank {self._server.rank} serves the centre and makes no steps")
+        raise ConfigurationError(
+            f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
+        )
 
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""

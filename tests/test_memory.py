@@ -90,7 +90,8 @@ def training(algorithm, steps=STEPS, servers=1, shape=(3,)):
 
     def program(world):
         arrays = [np.ones(shape, "f4") for _ in range(servers)]
-        with Participant(algorithm, arrays, optimizer=SGD(0.1), servers=servers, world=world) as me:
+        optimizer = None if algorithm.optimizer_runs == "nowhere" else SGD(0.1)
+        with Participant(algorithm, arrays, optimizer=optimizer, servers=servers, world=world) as me:
             train(me, steps * (me.size - servers))
         return server_of(me) or me.report()
 

@@ -6,7 +6,7 @@ from nnlo_common.protocol._conversation import Conversation, Phase, Shard
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._server import Server, Standing
-from nnlo_common.protocol._worker import Activity, Worker
+from nnlo_common.protocol._worker import Activity, Worker, check_weight
 
 __all__ = [
     "Action",
@@ -28,6 +28,7 @@ __all__ = [
     "Story",
     "Wait",
     "Worker",
+    "check_weight",
     "decode",
     "encode",
 ]

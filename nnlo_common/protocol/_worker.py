@@ -15,10 +15,16 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol._conversation import Conversation, Shard
 from nnlo_common.protocol._events import Action, Received, Wait
 
-__all__ = ["Activity", "Worker"]
+__all__ = ["Activity", "Worker", "check_weight"]
 
 #: Something a worker does: what it yields has to be performed in order; `Wait` means: deliver an event.
 Activity: TypeAlias = Iterator[Action]
+
+
+def check_weight(rank: int, weight: float) -> None:
+    """Refuse what is no share in a mean."""
+    if not 0 < weight < float("inf"):
+        raise ConfigurationError(f"rank {rank}: weight={weight!r} must be a finite number above 0")
 
 
 class Worker:
@@ -78,8 +84,7 @@ class Worker:
 
     def set_weight(self, weight: float) -> None:
         """Set this worker's share in a mean, e.g. its number of samples."""
-        if not 0 < weight < float("inf"):
-            raise ConfigurationError(f"rank {self.rank}: weight={weight!r} must be a finite number above 0")
+        check_weight(self.rank, weight)
         for conversation in self.conversations:
             conversation.weight = weight
 

@@ -50,6 +50,9 @@ class Endpoint(Protocol):
     def release(self, peer: int, frame: Frame) -> None:
         """Give back the memory of a message from `peer` that is not replied to."""
 
+    def flush(self) -> None:
+        """Return once everything has left that was sent without a frame; call it before a long absence."""
+
     def close(self) -> None:
         """Let everything leave that was sent, and give all memory back."""
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from nnlo_common._errors import NNLOError, PeerLostError
+from nnlo_common._errors import ConfigurationError, NNLOError, PeerLostError
 from nnlo_common._flat import FlatVector, Frame
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._endpoint import Link
@@ -190,6 +190,7 @@ class MemoryWorld:
         self.rank, self.size, self.host = rank, cluster.size, "memory"
         self.last = "start"
         self._doors = 0
+        self._engaged = False
 
     def reach(self, point: str) -> None:
         """Name a point of the program; `MemoryCluster.fail` and `hold` act on it."""
@@ -207,8 +208,14 @@ class MemoryWorld:
         return MemoryEndpoint(self._cluster, self, links, self._doors)
 
     def engage(self) -> Callable[[], None]:
-        """Do nothing: the cluster sees to it that a failure ends the run."""
-        return lambda: None
+        """Refuse a second training at once; a failure ends the run by the cluster's own means."""
+        if self._engaged:
+            raise ConfigurationError(f"rank {self.rank}: a training is open already; finish it first")
+        self._engaged = True
+        return self._disengage
+
+    def _disengage(self) -> None:
+        self._engaged = False
 
     def abort(self, code: int) -> NoReturn:
         """End this rank, and with it the run."""
@@ -246,6 +253,9 @@ class MemoryEndpoint:
 
     def release(self, peer: int, frame: Frame) -> None:
         """Forget the letter."""
+
+    def flush(self) -> None:
+        """Everything has left when it is sent."""
 
     def close(self) -> None:
         """Nothing is under way that would have to leave."""

@@ -193,6 +193,13 @@ class MPIEndpoint:
         if slot is not None:
             slot.post()
 
+    def flush(self) -> None:
+        """Keep MPI going until everything has left: it moves long messages only while it is called."""
+        backoff = Backoff()
+        while self._leaving and not MPI.Request.Testall(list(self._leaving.values())):
+            backoff.pause(lambda: True)
+        self._leaving.clear()
+
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
         replies = [self._active[slot.index] for slot in self._slots if slot.replying]
