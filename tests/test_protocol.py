@@ -683,6 +683,13 @@ def test_the_frame_of_a_request_carries_its_reply() -> None:
 
 # --- any order: nothing hangs, nothing is lost, nothing is doubled ---------------------------------------
 
+
+def center_optimizer(algorithm: Algorithm, rate: float) -> SGD | None:
+    """What steps the centre, where an optimizer does."""
+    steps_center = algorithm.optimizer_runs == "center" or isinstance(algorithm, DiLoCo)
+    return SGD(rate) if steps_center else None
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "downpour": Downpour(),
     "downpour, dean": Downpour(n_push=3, n_fetch=2),
@@ -737,7 +744,7 @@ class Trial:
             workers=workers,
             steps=list(self.steps),
             servers=self.servers,
-            optimizer=SGD(1.0),
+            optimizer=center_optimizer(self.algorithm, 1.0),
             local=lambda: SGD(1.0),
             losses={self.servers + worker: handled for worker, handled in self.losses.items()},
             schedule=Interleaved(self.seed) if schedule is None else schedule,
@@ -840,7 +847,7 @@ def test_in_turns_a_contribution_is_as_stale_as_there_are_others(name: str, work
         [1.0],
         workers=workers,
         steps=4,
-        optimizer=SGD(0.1),
+        optimizer=center_optimizer(algorithm, 0.1),
         local=lambda: SGD(0.1),
     )
     first = Counter(range(workers))
@@ -873,7 +880,7 @@ def test_averaging_gives_each_step_its_share_once(name: str, lag: int) -> None:
             workers=4,
             steps=6,
             servers=servers,
-            optimizer=SGD(1.0),
+            optimizer=center_optimizer(algorithm, 1.0),
             local=lambda: SGD(1.0),
             schedule=Interleaved(seed),
         )

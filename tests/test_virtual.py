@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from nnlo_common import (
+    EAMSGD,
     EASGD,
     GEM,
     SGD,
     ConfigurationError,
+    DiLoCo,
     Downpour,
     FlatVector,
+    LocalSGD,
     PeerLostError,
     ProtocolError,
     Synchronous,
@@ -36,7 +39,8 @@ DOWNPOUR = Downpour()
 
 def run(algorithm=DOWNPOUR, workers=3, steps=4, servers=1, **options):
     """A training whose numbers tell every order from every other."""
-    options = {"optimizer": SGD(0.1), "local": lambda: SGD(0.05), **options}
+    center = SGD(0.1) if algorithm.optimizer_runs == "center" else None
+    options = {"optimizer": center, "local": lambda: SGD(0.05), **options}
     return train_virtually(
         algorithm,
         lambda x, rank: x * rank - 1,
@@ -428,16 +432,71 @@ def test_in_turn_the_staleness_of_64_workers_is_63():
     assert server.staleness == Counter(dict.fromkeys(range(63), 1)) + Counter({63: 1 + 64 * 2})
 
 
-@pytest.mark.parametrize("workers", [0, -1])
-def test_an_empty_cluster_is_refused(workers):
-    with pytest.raises(ConfigurationError, match=f"workers={workers}: a cluster needs at least one worker"):
-        run(workers=workers)
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"workers": 0}, "workers=0: must be a whole number of at least 1"),
+        ({"workers": -1}, "workers=-1: must be a whole number of at least 1"),
+        ({"workers": 2.0}, "workers=2.0: must be a whole number"),
+        ({"workers": True}, "workers=True: must be a whole number"),
+        ({"workers": None}, "workers=None: must be a whole number"),
+        ({"servers": 0}, "servers=0: must be a whole number of at least 1"),
+        ({"steps": [1, 2]}, "steps has 2 entries, but there are 3 workers; give one number, or one for each"),
+        ({"steps": np.ones(4, int)}, "steps has 4 entries, but there are 3 workers"),
+        ({"steps": -1}, "steps=-1: must be a whole number of at least 0"),
+        ({"steps": 2.5}, "steps=2.5: must be a whole number"),
+        ({"steps": None}, "steps=None: must be a whole number"),
+        ({"steps": [1, -2, 1]}, r"steps\[1\]=-2: must be a whole number of at least 0"),
+        ({"begin": [np.zeros(2)]}, "begin has 1 entries, but there are 3 workers; give one start for each"),
+        ({"losses": {0: 1}}, "losses={0: 1}: 0 is not the rank of a worker; these have the ranks 1 to 3"),
+        ({"losses": {2: 1, 4: 1}}, "4 is not the rank of a worker"),
+        ({"losses": {2: -1}}, r"losses\[2\]=-1: must be a whole number of at least 0"),
+        ({"losses": {2: 0.5}}, r"losses\[2\]=0.5: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_what_was_found_and_what_is_expected(options, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        run(**{"servers": 1, **options})
 
 
-def test_lengths_that_do_not_match_are_refused():
-    for options in ({"steps": [1, 2]}, {"begin": [np.zeros(2)]}):
-        with pytest.raises(ValueError, match=r"zip\(\) argument"):
-            run(**options)
+def test_numbers_may_be_those_of_numpy():
+    plain = run(workers=3, steps=[4, 4, 4])
+    for steps in (np.int64(4), np.full(3, 4), np.array(4)[()], [np.int32(4)] * 3, range(4, 5)):
+        options = {"workers": 1} if isinstance(steps, range) else {"workers": np.int64(3)}
+        result = run(steps=steps, servers=np.int64(1), losses={1: np.int64(99)}, **options)
+        assert isinstance(steps, range) or bits(result) == bits(plain)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        (EASGD(), "with EASGD each worker steps by itself and it would not be used; pass local= instead"),
+        (LocalSGD(), "with LocalSGD each worker steps by itself .* pass local= instead"),
+        (GEM(), "with GEM the algorithm brings its own way of stepping .* leave it out"),
+        (EAMSGD(learning_rate=0.1), "with EAMSGD the algorithm brings its own way .* leave it out"),
+    ],
+)
+def test_an_optimizer_that_would_not_be_used_is_refused(algorithm, problem):
+    with pytest.raises(ConfigurationError, match=r"optimizer=SGD\(.*\) steps the centre, but " + problem):
+        run(algorithm, optimizer=SGD(0.1))
+    run(algorithm)
+
+
+def test_the_optimizer_of_diloco_is_the_outer_one():
+    """Two workers one inner step of 0.5 apart from 1: their mean displacement 0.5 is taken whole."""
+    result = train_virtually(
+        DiLoCo(every=1), lambda x, rank: x, [1.0], workers=2, steps=1, optimizer=SGD(1.0), local=SGD(0.5)
+    )
+    assert result.center == [0.5]
+
+
+def test_the_workers_optimizer_may_be_given_or_made():
+    """Each worker has one of its own in either case; momentum would show if they shared one."""
+    given = SGD(0.05, momentum=0.9)
+    runs = [run(LocalSGD(every=2), local=local) for local in (given, lambda: SGD(0.05, momentum=0.9))]
+    assert bits(runs[0]) == bits(runs[1])
+    assert len({id(worker.local) for worker in runs[0].workers} | {id(given)}) == 4
+    assert given.state()["steps"] == 0
 
 
 def test_no_request_is_handled_twice_or_never():

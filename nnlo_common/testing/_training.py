@@ -11,16 +11,18 @@ import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
+from nnlo_common._numbers import whole_number
 from nnlo_common._optimizer import VectorOptimizer, fitted
 from nnlo_common._state import State
-from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms import Algorithm, DiLoCo
 from nnlo_common.protocol import Activity, Compute, Server, Shard, Worker
-from nnlo_common.transport._schedules import Schedule, require_workers
+from nnlo_common.transport._schedules import Schedule
 from nnlo_common.transport._virtual import VirtualCluster
 
 __all__ = ["VirtualRun", "train_virtually"]
 
 Gradient = Callable[[Vector, int], npt.ArrayLike]
+Observer = Callable[[Worker, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,15 @@ class VirtualRun:
         workers: in rank order.
         trace: for each shard the workers whose requests were handled, in order.
         seconds: the virtual time it took (with the schedule `ByTime`).
+
+    Example:
+        >>> from nnlo_common import SGD, LocalSGD
+        >>> run = train_virtually(LocalSGD(every=2), lambda x, rank: x - rank, [0.0], workers=2, steps=3,
+        ...                       local=SGD(0.5))
+        >>> run.center, run.parameters  # the workers, of ranks 1 and 2, have gone one step further
+        (array([1.125], dtype=float32), [array([1.0625], dtype=float32), array([1.5625], dtype=float32)])
+        >>> run.trace[0]  # both join, exchange once and leave
+        [1, 2, 1, 2, 1, 2]
     """
 
     servers: list[Server]
@@ -65,14 +76,14 @@ def train_virtually(
     workers: int,
     steps: int | Sequence[int],
     optimizer: VectorOptimizer | None = None,
-    local: Callable[[], VectorOptimizer] | None = None,
+    local: VectorOptimizer | Callable[[], VectorOptimizer] | None = None,
     servers: int = 1,
     schedule: Schedule | None = None,
     begin: Sequence[Any] | None = None,
     leave: bool = True,
     resume: Mapping[str, Any] | None = None,
     losses: Mapping[int, int] | None = None,
-    observe: Callable[[Worker, int], None] | None = None,
+    observe: Observer | None = None,
     check: bool = True,
 ) -> VirtualRun:
     """Train in the virtual cluster: servers have ranks 0, 1, ..., the workers the ranks after them.
@@ -83,8 +94,10 @@ def train_virtually(
         initial: the centre at the start: numbers, or a list of arrays (needed for several servers).
         workers: p.
         steps: how many steps each worker makes; one number, or one for each worker.
-        optimizer: steps the centre; each shard gets a copy.
-        local: makes the optimizer that moves a worker's own parameters.
+        optimizer: steps the centre; each shard gets a copy. Where no optimizer steps the centre (EASGD,
+            LocalSGD, GEM) it is refused.
+        local: moves a worker's own parameters; an optimizer, of which each worker gets a copy, or what makes
+            one. Without it they move by exchanges only.
         servers: how many shards the centre is cut into, at the boundaries of the arrays.
         schedule: who is served next; `RoundRobin` by default.
         begin: where each worker starts, if not at the centre.
@@ -94,6 +107,9 @@ def train_virtually(
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
+    Raises:
+        ConfigurationError: something was asked for that cannot work, or would not be used.
+
     Example:
         >>> from nnlo_common.algorithms import Downpour
         >>> from nnlo_common import SGD
@@ -102,54 +118,117 @@ def train_virtually(
         >>> run.center, dict(run.servers[0].staleness)
         (array([4.], dtype=float32), {0: 1, 1: 1})
     """
-    require_workers(workers)
+    workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
+    _refuse_unused(algorithm, optimizer)
     algorithm.check(workers, servers)
-    arrays = _arrays(initial)
-    flat = FlatVector.of(arrays)
-    places = flat.layout.cut(servers)
-    ranks = range(servers, servers + workers)
-    shards = [Shard(index, index, place) for index, place in enumerate(places)]
-    machines = [
-        Server(
-            algorithm.center(
-                flat.vector[shard.place].copy(),
-                workers,
-                None if optimizer is None else fitted(optimizer, flat.layout, shard.place),
-            ),
-            ranks,
-            rank=shard.server,
-            shard=shard.index,
-            depth=algorithm.lag + 1,
-        )
-        for shard in shards
-    ]
-    members = {
-        rank: Worker(
-            rank,
-            algorithm,
-            FlatVector.of(arrays),
-            FlatVector(flat.layout),
-            shards,
-            workers=workers,
-            local=None if local is None else fitted(local(), flat.layout, slice(0, flat.layout.size)),
-        )
-        for rank in ranks
-    }
+    cell = _Cell(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
+    counts, starts = _step_counts(steps, workers), _starts(begin, workers)
+    losses = _loss_counts(losses or {}, cell.ranks)
+    machines, members = cell.make_servers(optimizer), cell.make_workers(local)
     if resume is not None:
-        _check_counts(resume, servers, workers)
-        for machine, state in zip(machines, resume["servers"], strict=True):
-            machine.load(state)
-        for member, state in zip(members.values(), resume["workers"], strict=True):
-            member.load(state)
-    counts = [steps] * workers if isinstance(steps, int) else list(steps)
-    starts = [None] * workers if begin is None else list(begin)
+        _load(machines, members, resume)
     programs = {
-        rank: _program(member, gradient, count, begin=start, leave=leave, observe=observe)
-        for (rank, member), count, start in zip(members.items(), counts, starts, strict=True)
+        worker.rank: _program(worker, gradient, count, begin=start, leave=leave, observe=observe)
+        for worker, count, start in zip(members, counts, starts, strict=True)
     }
-    cluster = VirtualCluster(machines, members, programs, schedule=schedule, losses=losses, check=check)
+    everyone = {worker.rank: worker for worker in members}
+    cluster = VirtualCluster(machines, everyone, programs, schedule=schedule, losses=losses, check=check)
     cluster.run()
-    return VirtualRun(machines, list(members.values()), cluster.trace, cluster.now_s)
+    return VirtualRun(machines, members, cluster.trace, cluster.now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What servers and workers are made of."""
+
+    algorithm: Algorithm
+    start: FlatVector
+    servers: int
+    workers: int
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the workers."""
+        return range(self.servers, self.servers + self.workers)
+
+    def shards(self) -> list[Shard]:
+        return [Shard(index, index, place) for index, place in enumerate(self.start.layout.cut(self.servers))]
+
+    def make_servers(self, optimizer: VectorOptimizer | None) -> list[Server]:
+        return [self._server(shard, optimizer) for shard in self.shards()]
+
+    def _server(self, shard: Shard, optimizer: VectorOptimizer | None) -> Server:
+        mine = None if optimizer is None else fitted(optimizer, self.start.layout, shard.place)
+        rule = self.algorithm.center(self.start.vector[shard.place].copy(), self.workers, mine)
+        depth = self.algorithm.lag + 1
+        return Server(rule, self.ranks, rank=shard.server, shard=shard.index, depth=depth)
+
+    def make_workers(self, local: VectorOptimizer | Callable[[], VectorOptimizer] | None) -> list[Worker]:
+        return [self._worker(rank, local() if callable(local) else local) for rank in self.ranks]
+
+    def _worker(self, rank: int, local: VectorOptimizer | None) -> Worker:
+        layout = self.start.layout
+        return Worker(
+            rank,
+            self.algorithm,
+            FlatVector.of(self.start.views()),
+            FlatVector(layout),
+            self.shards(),
+            workers=self.workers,
+            local=None if local is None else fitted(local, layout, slice(0, layout.size)),
+        )
+
+
+def _refuse_unused(algorithm: Algorithm, optimizer: VectorOptimizer | None) -> None:
+    # DiLoCo steps on both sides; its outer optimizer is the centre's.
+    if optimizer is None or algorithm.optimizer_runs == "center" or isinstance(algorithm, DiLoCo):
+        return
+    name, by_worker = type(algorithm).__name__, algorithm.optimizer_runs == "worker"
+    moves = "each worker steps by itself" if by_worker else "the algorithm brings its own way of stepping"
+    remedy = "pass local= instead" if by_worker else "leave it out, or pass local= to move workers besides"
+    raise ConfigurationError(
+        f"optimizer={optimizer!r} steps the centre, but with {name} {moves} and it would not be used; "
+        f"{remedy}"
+    )
+
+
+def _step_counts(steps: int | Sequence[int], workers: int) -> list[int]:
+    if not isinstance(steps, Sequence | np.ndarray) or np.ndim(steps) == 0:
+        return [whole_number("steps", steps, 0)] * workers
+    if len(steps) != workers:
+        raise ConfigurationError(
+            f"steps has {len(steps)} entries, but there are {workers} workers; give one number, or one for "
+            "each"
+        )
+    return [whole_number(f"steps[{index}]", count, 0) for index, count in enumerate(steps)]
+
+
+def _starts(begin: Sequence[Any] | None, workers: int) -> list[Any]:
+    if begin is None:
+        return [None] * workers
+    if len(begin) != workers:
+        raise ConfigurationError(
+            f"begin has {len(begin)} entries, but there are {workers} workers; give one start for each"
+        )
+    return list(begin)
+
+
+def _loss_counts(losses: Mapping[int, int], ranks: range) -> dict[int, int]:
+    strangers = [rank for rank in losses if rank not in ranks]
+    if strangers:
+        raise ConfigurationError(
+            f"losses={dict(losses)!r}: {strangers[0]!r} is not the rank of a worker; these have the ranks "
+            f"{ranks[0]} to {ranks[-1]}, after the servers"
+        )
+    return {rank: whole_number(f"losses[{rank}]", count, 0) for rank, count in losses.items()}
+
+
+def _load(servers: Sequence[Server], workers: Sequence[Worker], resume: Mapping[str, Any]) -> None:
+    _check_counts(resume, len(servers), len(workers))
+    for server, state in zip(servers, resume["servers"], strict=True):
+        server.load(state)
+    for worker, state in zip(workers, resume["workers"], strict=True):
+        worker.load(state)
 
 
 def _check_counts(resume: Mapping[str, Any], servers: int, workers: int) -> None:
@@ -176,7 +255,7 @@ def _program(
     *,
     begin: npt.ArrayLike | None,
     leave: bool,
-    observe: Callable[[Worker, int], None] | None,
+    observe: Observer | None,
 ) -> Activity:
     yield from worker.join()
     if begin is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nnlo_common._errors import ConfigurationError, ProtocolError
+from nnlo_common._errors import ProtocolError
 from nnlo_common.protocol import Kind
 
 __all__ = ["ByTime", "Interleaved", "RandomOrder", "Replay", "RoundRobin", "Schedule", "Waiting"]
@@ -152,9 +152,3 @@ class Replay:
             f"the log goes on with {rest} (shard: next workers), but waiting are {sorted(there)} (shard, "
             "worker); was it recorded with the same program, options and number of ranks?"
         )
-
-
-def require_workers(workers: int) -> None:
-    """Refuse an empty cluster."""
-    if workers < 1:
-        raise ConfigurationError(f"workers={workers!r}: a cluster needs at least one worker")
