@@ -82,6 +82,8 @@ def main():
         names=["w1", "b1", "w2", "b2"],
     ) as me:
         me.say(f"{me.algorithm.describe()} on {me.size} ranks; data: {data.source}")
+        if me.table:
+            me.say(me.table)
         start = time.perf_counter()
         for epoch in range(chosen.epochs):
             order = np.random.default_rng(epoch).permutation(len(data.x_train))

@@ -14,6 +14,7 @@ from nnlo_common._errors import (
     StartupError,
 )
 from nnlo_common._flat import FlatVector, Frame, Layout, Segment
+from nnlo_common._guard import guard_launched
 from nnlo_common._lars import LARS
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._optimizer import VectorOptimizer
@@ -76,3 +77,5 @@ __all__ = [
     "Topology",
     "VectorOptimizer",
 ]
+
+guard_launched()

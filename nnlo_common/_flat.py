@@ -289,7 +289,7 @@ def _check_array(array: object, name: str, allow_narrowing: bool) -> None:
             return
         raise ConfigurationError(f"{name} is not in this machine's byte order; use .astype on it")
     advice = (
-        "float32 would round it: convert it yourself, or pass allow_narrowing=True"
+        "float32 would round it: convert it yourself, or pass allow_narrowing=True (FlatVector only)"
         if array.dtype == np.float64
         else "only float32, float16 and bfloat16 arrays are exchanged; leave it out or convert it yourself"
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -20,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
-from nnlo_common._errors import ConfigurationError, NNLOError
+from nnlo_common._errors import ConfigurationError, MissingExtraError, StartupError
+from nnlo_common._launchers import find_launch
 
-__all__ = ["GuardedWorld", "describe_failure", "engage", "guard"]
+__all__ = ["GuardedWorld", "describe_failure", "engage", "guard", "guard_launched"]
 
 # For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
 _DELIVERY_S = 0.2
@@ -60,6 +62,35 @@ def guard(world: GuardedWorld) -> None:
     if world.size > 1 and _Guard.active is None:
         _Guard.active = _Guard(world)
         _Guard.active.install()
+    elif _Guard.active is not None:
+        _Guard.active.world = world
+
+
+def guard_launched() -> None:
+    """Guard a process that a launcher has started as one of several, before it has joined the others.
+
+    A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
+    Nothing of MPI is loaded here, only when something fails.
+    """
+    launch = find_launch(os.environ)
+    if launch is not None and (launch.size or 0) > 1:
+        guard(_Launched(launch.rank or 0, launch.size or 0))
+
+
+class _Launched:
+    """A rank that knows of its job from the launcher's variables only."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.host = rank, size, socket.gethostname()
+
+    def abort(self, code: int) -> NoReturn:
+        """Join the others, only to end them."""
+        try:
+            from nnlo_common.transport._world import World
+
+            World().abort(code)
+        except (ImportError, RuntimeError):
+            os._exit(code)
 
 
 def engage(world: GuardedWorld) -> Callable[[], None]:
@@ -78,6 +109,7 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
         )
     guard(world)
     _Guard.engaged = True
+    _Guard.at_exit = None
     pid = os.getpid()
 
     def ended_early() -> None:
@@ -87,12 +119,13 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
                 "that the other ranks go on with; ending the job\n"
             )
             time.sleep(_DELIVERY_S)
-            world.abort(_FAILED)
+            _end(world, _FAILED)
 
     def disengage() -> None:
         _Guard.engaged = False
         atexit.unregister(ended_early)
 
+    _Guard.at_exit = ended_early
     atexit.register(ended_early)
     return disengage
 
@@ -115,8 +148,9 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
 
 
 def _traced(error: BaseException) -> str:
-    """The traceback; for an error of ours without our own frames, which say nothing to the user."""
-    if not isinstance(error, NNLOError) or error.__cause__ is not None:
+    """The traceback; where the user has to mend something, without our own frames."""
+    of_user = isinstance(error, (ConfigurationError, MissingExtraError, StartupError))
+    if not of_user or error.__cause__ is not None:
         return "".join(traceback.format_exception(error))
     ours = str(Path(__file__).parent)
     frames = [
@@ -129,9 +163,10 @@ def _traced(error: BaseException) -> str:
 class _Guard:
     active: ClassVar[_Guard | None] = None
     engaged: ClassVar[bool] = False
+    at_exit: ClassVar[Callable[[], None] | None] = None
 
     def __init__(self, world: GuardedWorld) -> None:
-        self._world = world
+        self.world = world
         self._pid = os.getpid()
         self._once = threading.Lock()
         self._earlier: _Hook = sys.excepthook
@@ -167,7 +202,7 @@ class _Guard:
         deadline = threading.Timer(_DEADLINE_S, os._exit, [code])
         deadline.daemon = True
         deadline.start()
-        world = self._world
+        world = self.world
         try:
             if world.rank and getattr(error, "collective", False):
                 time.sleep(_COLLECTIVE_S)  # rank 0 says the same for all, and ends the job meanwhile
@@ -176,7 +211,17 @@ class _Guard:
                 earlier()
             time.sleep(_DELIVERY_S)
         finally:
-            world.abort(code)
+            if _Guard.at_exit is not None:
+                atexit.unregister(_Guard.at_exit)  # all is said
+            _end(world, code)
+
+
+def _end(world: GuardedWorld, code: int) -> NoReturn:
+    """End the job and, should that return, this process without more words."""
+    try:
+        world.abort(code)
+    finally:
+        os._exit(code)
 
 
 def _say(block: str) -> None:

@@ -56,7 +56,8 @@ class Member:
         part: what it does.
         role: that in words.
         place: where it is.
-        threads: how many compute threads it is to use.
+        threads: how many compute threads it is to use; None where ranks share a process.
+        table: all ranks and their roles, as text.
         workers: how many workers there are.
         worker: which of them it is; None on a server.
         server: its half of the centre, on a server.
@@ -66,21 +67,35 @@ class Member:
     part: Part
     role: str
     place: Place
-    threads: int
+    threads: int | None
+    table: str
     workers: int
     worker: int | None = None
     server: Server | None = None
     disengage: Callable[[], None] = field(repr=False)
 
+    def prepare_order(self, path: Path) -> None:
+        """Refuse now a path that could not be written when the training is over."""
+        if self.server is not None:
+            try:
+                self._order_files(path)[0].write_text("")
+            except OSError as error:
+                raise ConfigurationError(
+                    f"log_order={str(path)!r} cannot be written ({error.strerror}); name a file in a folder "
+                    "that exists and is writable on the server's host"
+                ) from None
+
     def write_order(self, path: Path) -> None:
         """Write the recorded order of requests, whole or not at all; workers have none."""
-        if self.server is None:
-            return
-        shard = self.server.shard
-        path = path if shard == 0 else path.with_name(f"{path.name}.shard{shard}")
-        fresh = path.with_name(path.name + ".part")
-        fresh.write_text(json.dumps({"shard": shard, "handled": self.server.handled}))
-        fresh.replace(path)
+        if self.server is not None:
+            fresh, final = self._order_files(path)
+            fresh.write_text(json.dumps({"shard": self.server.shard, "handled": self.server.handled}))
+            fresh.replace(final)
+
+    def _order_files(self, path: Path) -> tuple[Path, Path]:
+        shard = 0 if self.server is None else self.server.shard
+        final = path if shard == 0 else path.with_name(f"{path.name}.shard{shard}")
+        return final.with_name(final.name + ".part"), final
 
 
 def launched() -> RankWorld | None:
@@ -108,11 +123,13 @@ def join(world: RankWorld, plan: Plan) -> Member:
         parts = plan.parameters.layout.cut(len(cell.servers))
     except ConfigurationError as error:
         error.collective = True  # all ranks compare the same facts and find the same
+        disengage()  # nothing has begun
         raise
     places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
     place = places[world.rank]
-    threads = limit_threads(place.local_size, place.host_cores)
-    _LOG.info("rank %d of %d:\n%s", world.rank, world.size, topology.table(places))
+    threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
+    table = topology.table(places)
+    _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
         Shard(index, server, part)
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
@@ -130,6 +147,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
         role=role,
         place=place,
         threads=threads,
+        table=table,
         workers=len(cell.workers),
         worker=assignment.worker,
         server=server,

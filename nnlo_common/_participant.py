@@ -37,7 +37,14 @@ class Participant:
         names: what error messages call the arrays.
         servers: how many ranks share the serving of the centre.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        log_order: a file to write the order of all requests to, for a replay in the virtual cluster.
+        log_order: a file to write the order of all requests to, for a replay in the virtual cluster; alone
+            there are none.
+
+    Attributes:
+        rank: this rank's number.
+        size: how many ranks there are.
+        role: "alone", "server 0", "worker 0", ...
+        table: all ranks with their hosts and roles, as text; empty alone.
 
     Example:
         >>> import numpy as np
@@ -62,6 +69,7 @@ class Participant:
         world: RankWorld | None = None,
         log_order: str | Path | None = None,
     ) -> None:
+        _check_arguments(algorithm, optimizer, servers)
         self.algorithm, self.optimizer = algorithm, optimizer
         self._servers = servers
         self._flat = FlatVector.of(arrays, names)
@@ -69,24 +77,24 @@ class Participant:
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
         self._part: Part | None = None
         self._member: Member | None = None
-        self.rank, self.size, self.role = 0, 1, "alone"
+        self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
         self._over = self._epoch_open = False
 
     @property
-    def parameters(self) -> list[Vector]:
+    def parameters(self) -> tuple[Vector, ...]:
         """The parameters, as views in the arrays' shapes; on a server rank they are the centre."""
-        return self._flat.views()
+        return tuple(self._flat.views())
 
     @property
-    def gradients(self) -> list[Vector]:
-        """Where to put the gradient, as views in the arrays' shapes, before each `step`."""
-        return self._gradient.views()
+    def gradients(self) -> tuple[Vector, ...]:
+        """Where to put the gradient before each `step`: `me.gradients[0][:] = ...`."""
+        return tuple(self._gradient.views())
 
     @property
-    def point(self) -> list[Vector]:
+    def point(self) -> tuple[Vector, ...]:
         """Where to take the gradient: the parameters, or ahead of them (EAMSGD)."""
         vector = self._running.point()
-        return [vector[segment.place].reshape(segment.shape) for segment in self._flat.layout.segments]
+        return tuple(vector[segment.place].reshape(segment.shape) for segment in self._flat.layout.segments)
 
     def batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield this worker's share of an epoch's batches: every p-th one.
@@ -135,7 +143,9 @@ class Participant:
         else:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan())
-            self._part, self.role = self._member.part, self._member.role
+            self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
+            if self._log_order is not None:
+                self._member.prepare_order(self._log_order)
         self._over = self._epoch_open = False
         self._part.start()
         return self
@@ -183,3 +193,12 @@ class Participant:
             local_optimizer=fitted(algorithm.alone(given), layout, whole) if runs == "worker" else None,
             record=self._log_order is not None,
         )
+
+
+def _check_arguments(algorithm: object, optimizer: object, servers: object) -> None:
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigurationError(f"algorithm={algorithm!r} is none; pass its options, e.g. Downpour()")
+    if optimizer is not None and not isinstance(optimizer, VectorOptimizer):
+        raise ConfigurationError(f"optimizer={optimizer!r} is none; pass one of nnlo_common's, e.g. SGD(0.1)")
+    if not isinstance(servers, int) or servers < 1:
+        raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 1")

@@ -153,7 +153,8 @@ class Serving:
         self._missing: set[int] = set()
 
     def start(self) -> None:
-        """Workers are let in when they ask."""
+        """Serve until every worker has asked to join, so that all ranks get here together."""
+        serve(self._endpoint, self._handle, lambda: self._server.gathered)
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Refuse: a server gets no batches."""

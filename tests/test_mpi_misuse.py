@@ -40,3 +40,29 @@ def test_a_failure_on_one_rank_ends_all_and_says_why(what):
 def test_workers_without_batches_are_no_trouble():
     done = mpiexec(5, PROGRAM, "no_batches")
     assert (done.returncode, done.stdout.strip()) == (0, "done")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "rank", "words"),
+    [
+        ("raises", 1, "ValueError: no data file on this node"),
+        ("float64", 1, "array 0 is float64[3]"),
+        ("no_optimizer", 2, "it needs an optimizer"),
+    ],
+)
+def test_a_failure_before_joining_ends_all_as_well(what, rank, words):
+    start = time.monotonic()
+    done = mpiexec(3, PROGRAM.with_name("early.py"), what, timeout_s=30)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 10
+    assert f"rank {rank} of 3" in done.stderr
+    assert words in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_collective_of_the_users_own_is_no_trouble_after_joining():
+    done = mpiexec(3, PROGRAM.with_name("early.py"), "barrier", timeout_s=30)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

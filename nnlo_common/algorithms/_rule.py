@@ -11,10 +11,10 @@ quorum) is all that tells an asynchronous rule (one) from a synchronous one (all
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import inf
 from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -186,13 +186,17 @@ def mean_of(contributions: Sequence[Contribution]) -> Vector:
     if len(contributions) == 1:
         return mean
     weights = [contribution.weight for contribution in contributions]
-    if min(weights) != max(weights):
-        for contribution in contributions:
-            np.multiply(contribution.vector, np.float32(contribution.weight), out=contribution.vector)
+    if min(weights) == max(weights):
+        weights = [1.0] * len(contributions)
+    else:
+        # Only their ratios count; a power of two brings them into float32's range without rounding.
+        scale = 2.0 ** -math.frexp(max(weights))[1]
+        weights = [scale * weight for weight in weights]
+        for contribution, weight in zip(contributions, weights, strict=True):
+            np.multiply(contribution.vector, np.float32(weight), out=contribution.vector)
     for contribution in contributions[1:]:
         mean += contribution.vector
-    total = len(contributions) if min(weights) == max(weights) else sum(weights)
-    np.divide(mean, np.float32(total), out=mean)
+    np.divide(mean, np.float32(sum(weights)), out=mean)
     return mean
 
 
@@ -241,13 +245,15 @@ class Algorithm(ABC):
             self._refuse_option(name, f"a whole number of at least {least}")
         object.__setattr__(self, name, int(value))  # so that equal options are described alike
 
-    def _real(self, name: str, *, least: float | None = None, above: float = 0, below: float = inf) -> None:
+    def _real(
+        self, name: str, *, least: float | None = None, above: float = 0, below: float = math.inf
+    ) -> None:
         """Refuse the option `name` unless it is a number in the given range."""
         value = getattr(self, name)
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         low = f"above {above}" if least is None else f"at least {least}"
         if not number or not (value > above if least is None else value >= least) or not value < below:
-            self._refuse_option(name, low + (", finite" if below == inf else f" and below {below}"))
+            self._refuse_option(name, low + (", finite" if below == math.inf else f" and below {below}"))
         object.__setattr__(self, name, float(value))
 
     def _one_of(self, name: str, *choices: str) -> None:

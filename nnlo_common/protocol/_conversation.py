@@ -308,6 +308,7 @@ class Conversation:
             self.pulled_at,
             self.weight,
             self.shard.index,
+            False,
             joining and self.resumes,
             vector,
         )

@@ -61,7 +61,8 @@ class Message:
         pulled_at: requests: the centre's commits when the sender last took it.
         weight: the sender's share in a mean.
         shard: which piece of the centre this is about.
-        stop: replies: finish training now. JOIN: I resume, keep my parameters.
+        stop: replies: finish training now.
+        resume: JOIN: I have parameters of my own and keep them.
         vector: the numbers, if the kind has any.
     """
 
@@ -73,6 +74,7 @@ class Message:
     weight: float = 1.0
     shard: int = 0
     stop: bool = False
+    resume: bool = False
     vector: Vector | None = None
 
     def __str__(self) -> str:
@@ -101,7 +103,7 @@ def encode(message: Message, frame: Frame) -> int:
         _MAGIC,
         _VERSION,
         message.kind,
-        message.stop,
+        message.stop | message.resume << 1,
         message.sender,
         message.shard,
         message.sequence,
@@ -128,7 +130,7 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
             f"received {received_bytes} bytes, which is less than a header of {HEADER_BYTES}; "
             "does anybody else send on this communicator?"
         )
-    magic, version, kind, stop, sender, shard, sequence, clock, pulled_at, size, weight = _HEADER.unpack(
+    magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, weight = _HEADER.unpack(
         frame.header
     )
     if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
@@ -142,4 +144,15 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
             f"came and there is room for {frame.vector.size} numbers"
         )
     vector = frame.vector[:size] if _KINDS[kind] in WITH_VECTOR else None
-    return Message(_KINDS[kind], sender, sequence, clock, pulled_at, weight, shard, bool(stop), vector)
+    return Message(
+        _KINDS[kind],
+        sender,
+        sequence,
+        clock,
+        pulled_at,
+        weight,
+        shard,
+        bool(flags & 1),
+        bool(flags & 2),
+        vector,
+    )

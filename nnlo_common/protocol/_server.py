@@ -116,6 +116,11 @@ class Server:
         """Whether every worker that is still there has finished `epoch` epochs."""
         return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in _AWAITED)
 
+    @property
+    def gathered(self) -> bool:
+        """Whether every worker has asked to join, or never will."""
+        return all(peer.standing is not Standing.EXPECTED for peer in self.peers.values())
+
     def pulled_by_guests(self, times: int) -> bool:
         """Whether every guest has pulled the centre that often."""
         return all(pulls >= times for pulls in self.guests.values())
@@ -277,7 +282,7 @@ class Server:
                 break
             self._lobby.remove(event)
             self.peers[event.message.sender].standing = Standing.TRAINING
-            resumes = event.message.stop
+            resumes = event.message.resume
             actions.append(self._reply(event, with_vector=False) if resumes else self._center_to(event))
         return actions
 

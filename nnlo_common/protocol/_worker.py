@@ -113,6 +113,7 @@ class Worker:
 
     def look(self, into: Vector) -> Activity:
         """Copy the centre as it is now into `into`, without taking part in it."""
+        yield from self._drain()  # a server may answer a look before a contribution that waits for others
         for conversation in self.conversations:
             yield from conversation.look(into[conversation.shard.place])
         while any(conversation.looking for conversation in self.conversations):
@@ -124,8 +125,7 @@ class Worker:
 
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
-        while any(conversation.unanswered for conversation in self.conversations):
-            yield Wait()
+        yield from self._drain()
         yield from self._all(Conversation.settle)
         yield from self._all(Conversation.leave)
 
@@ -174,6 +174,11 @@ class Worker:
         for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
             conversation.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
+
+    def _drain(self) -> Activity:
+        """Wait until no reply is under way."""
+        while any(conversation.unanswered for conversation in self.conversations):
+            yield Wait()
 
     def _all(self, what: Callable[[Conversation], list[Action]]) -> Activity:
         for conversation in self.conversations:

@@ -31,7 +31,7 @@ class Backoff:
         True
     """
 
-    __slots__ = ("_clock", "_longest_s", "_sleep", "_start_s")
+    __slots__ = ("_clock", "_longest_s", "_quiet_s", "_sleep", "_start_s")
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Backoff:
         sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:
         self._longest_s, self._clock, self._sleep = longest_s, clock, sleep
-        self._start_s = clock()
+        self._start_s = self._quiet_s = clock()
 
     def pause(self, hurry: Callable[[], bool] = lambda: False) -> bool:
         """Pause before the next look; say whether that is to be one of many in a row.
@@ -48,13 +48,13 @@ class Backoff:
         Args:
             hurry: whether something is on its way that will not arrive unless we keep looking.
         """
-        waited_s = self._clock() - self._start_s
+        waited_s = self._clock() - self._quiet_s
         if waited_s < _SPIN_S or hurry():
             os.sched_yield()  # another rank may want this very core to answer us
             return True
         woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), self._longest_s))
         if woken:
-            self._start_s = self._clock()
+            self._quiet_s = self._clock()
         return bool(woken)
 
     @property

@@ -35,6 +35,9 @@ class Doorbell:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
+        # Not select: it cannot wait for descriptors beyond 1023.
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         self.address = ""
         if sys.platform == "linux":  # a name without a file, gone with the process
             self.address = f"nnlo-{secrets.token_hex(16)}"
@@ -42,7 +45,7 @@ class Doorbell:
 
     def wait(self, seconds: float) -> bool:
         """Wait until somebody rings, or for `seconds`; say whether somebody rang."""
-        heard, _, _ = select.select([self._socket], [], [], seconds)
+        heard = self._poll.poll(1000 * seconds)
         if heard:
             with contextlib.suppress(OSError):
                 while True:  # several may have rung

@@ -60,6 +60,9 @@ class Endpoint(Protocol):
 class RankWorld(Protocol):
     """A set of ranks, as one of them sees it: MPI's, or threads of one process."""
 
+    #: Whether each rank is a process of its own, whose settings are its own too.
+    own_process: bool
+
     @property
     def rank(self) -> int:
         """The number of this rank, from 0."""

@@ -43,6 +43,8 @@ class MPIWorld:
         ['hello']
     """
 
+    own_process = True
+
     def __init__(self, world: World) -> None:
         self.facts = world
         self.rank, self.size, self.host = world.rank, world.size, world.host
