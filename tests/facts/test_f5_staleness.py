@@ -47,7 +47,7 @@ def train(algorithm: Algorithm, p: int, steps: int | list[int], **options: objec
         [0.0],
         workers=p,
         steps=steps,
-        optimizer=SGD(0.01),
+        optimizer=SGD(0.01) if algorithm.optimizer_runs == "center" else None,
         local=lambda: SGD(0.01),
         **options,
     )
