@@ -12,6 +12,7 @@ from nnlo_common import (
     EASGD,
     GEM,
     SGD,
+    ConfigurationError,
     DiLoCo,
     Downpour,
     LocalSGD,
@@ -349,6 +350,99 @@ def test_an_error_opens_every_gate():
         cluster.hold(0, "held")
         with pytest.raises(ValueError, match="no such sample"):
             cluster.run(program, TIMEOUT_S)
+
+
+# --- points that are not reached -------------------------------------------------------------------------
+
+
+def reaches_thrice(world):
+    if world.rank == 1:
+        for _ in range(3):
+            world.reach("turn")
+        world.reach("end")
+
+
+@pytest.mark.parametrize(("ask", "purpose"), [(MemoryCluster.fail, "die"), (MemoryCluster.hold, "wait")])
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ((1, "trun"), "at 'trun', occurrence 1, .* it reached 'turn' (3x), 'end' (1x)"),
+        ((1, "turn", 4), "at 'turn', occurrence 4, .* it reached 'turn' (3x), 'end' (1x)"),
+        ((0, "turn"), "at 'turn', occurrence 1, .* it reached no point"),
+    ],
+    ids=["misspelt", "too late", "another rank"],
+)
+def test_a_point_that_was_asked_for_has_to_be_reached(ask, purpose, where, found):
+    found = found.replace("(", r"\(").replace(")", r"\)")
+    with ranks(2) as cluster:
+        ask(cluster, *where)
+        for _ in range(2):  # asked of every run
+            with pytest.raises(ConfigurationError, match=f"rank {where[0]} was to {purpose} {found}"):
+                cluster.run(reaches_thrice, TIMEOUT_S)
+
+
+def test_a_point_may_be_missed_where_that_was_said():
+    with ranks(2) as cluster:
+        cluster.fail(1, "trun", may_miss=True)
+        cluster.hold(0, "turn", may_miss=True)
+        assert cluster.run(reaches_thrice, TIMEOUT_S) == [None, None]
+        cluster.hold(0, "turn")  # who asks for more gets it
+        with pytest.raises(ConfigurationError, match="rank 0 was to wait at 'turn'"):
+            cluster.run(reaches_thrice, TIMEOUT_S)
+
+
+def test_every_missed_point_is_named_and_what_to_do():
+    with ranks(2) as cluster:
+        cluster.fail(1, "one")
+        cluster.hold(0, "two")
+        with pytest.raises(ConfigurationError) as missed:
+            cluster.run(reaches_thrice, TIMEOUT_S)
+    first, second, remedy = str(missed.value).splitlines()
+    assert first.startswith("rank 1 was to die at 'one'")
+    assert second.startswith("rank 0 was to wait at 'two'")
+    assert remedy == "name a point that is reached, or pass may_miss=True"
+
+
+def test_a_run_that_fails_says_so_first_and_notes_the_missed_points():
+    def program(world):
+        if world.rank == 1:
+            raise ValueError("no such sample")
+
+    stuck = threading.Event()
+    with ranks(2) as cluster:
+        cluster.fail(0, "never")
+        with pytest.raises(ValueError, match="no such sample") as raised:
+            cluster.run(program, TIMEOUT_S)
+        with pytest.raises(PeerLostError, match=r"has not ended after 0.05 s") as late:
+            cluster.run(lambda world: stuck.wait(0.2), timeout_s=0.05)
+    for error in (raised.value, late.value):
+        assert error.__notes__[-1].startswith("rank 0 was to die at 'never'")
+
+
+@pytest.mark.parametrize("ask", [MemoryCluster.fail, MemoryCluster.hold])
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ((2, "turn"), "rank=2: the cluster has the ranks 0 to 1"),
+        ((-1, "turn"), "rank=-1: must be a whole number of at least 0"),
+        ((1.0, "turn"), "rank=1.0: must be a whole number"),
+        ((1, "turn", 0), "occurrence=0: must be a whole number of at least 1"),
+    ],
+)
+def test_a_point_that_cannot_be_is_refused_at_once(ask, where, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        ask(MemoryCluster(2), *where)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, None])
+def test_a_cluster_of_no_ranks_is_refused(size):
+    with pytest.raises(ConfigurationError, match=f"size={size}: must be a whole number of at least 1"):
+        MemoryCluster(size)
+
+
+def test_ranks_that_are_threads_say_that_the_process_is_not_theirs():
+    with ranks(2) as cluster:
+        assert cluster.run(lambda world: world.own_process) == [False, False]
 
 
 # --- the door itself -------------------------------------------------------------------------------------

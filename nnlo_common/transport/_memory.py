@@ -8,16 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError, NNLOError, PeerLostError
 from nnlo_common._flat import FlatVector, Frame
+from nnlo_common._numbers import whole_number
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._endpoint import Link
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
+
+_Point: TypeAlias = tuple[int, str, int]  # rank, name, occurrence
 
 _NOBODY = -1  # no rank's number: for what is told to all ranks
 
@@ -38,10 +41,11 @@ class MemoryCluster:
     """Runs one program on several ranks, each in a thread of this process.
 
     Every message a rank sends or receives passes a point named after it, e.g. "send EXCHANGE" or
-    "receive CENTER"; programs can name points of their own with `MemoryWorld.reach`.
+    "receive CENTER"; programs can name points of their own with `MemoryWorld.reach`. A point that `fail` or
+    `hold` asked for has to be reached, so that a misspelt one does not let a test pass.
 
     Args:
-        size: how many ranks.
+        size: how many ranks, at least 1.
 
     Example:
         >>> with MemoryCluster(2) as cluster:
@@ -50,9 +54,10 @@ class MemoryCluster:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._faults: set[tuple[int, str, int]] = set()
-        self._gates: dict[tuple[int, str, int], threading.Event] = {}
+        self.size = whole_number("size", size, 1)
+        self._faults: set[_Point] = set()
+        self._gates: dict[_Point, threading.Event] = {}
+        self._needed: dict[_Point, str] = {}  # and what was to happen there
         self._changed = threading.Condition()
         self._forget()
 
@@ -69,18 +74,53 @@ class MemoryCluster:
     def __exit__(self, *_: object) -> None:
         self._open_gates()
 
-    def fail(self, rank: int, point: str, occurrence: int = 1) -> None:
-        """Let `rank` die when it reaches `point` for the given time; the others then see it as lost."""
-        self._faults.add((rank, point, occurrence))
+    def fail(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> None:
+        """Let `rank` die when it reaches `point` for the given time; the others then see it as lost.
 
-    def hold(self, rank: int, point: str, occurrence: int = 1) -> threading.Event:
-        """Let `rank` wait at `point` until the returned event is set, or another rank fails."""
-        return self._gates.setdefault((rank, point, occurrence), threading.Event())
+        Args:
+            rank: who dies.
+            point: where.
+            occurrence: 1: when the point is reached for the first time.
+            may_miss: a run in which the point is not reached is all right; else `run` raises an error.
+        """
+        self._faults.add(self._point(rank, point, occurrence, None if may_miss else "die"))
+
+    def hold(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> threading.Event:
+        """Let `rank` wait at `point` until the returned event is set, or another rank fails.
+
+        The arguments are those of `fail`.
+        """
+        key = self._point(rank, point, occurrence, None if may_miss else "wait")
+        return self._gates.setdefault(key, threading.Event())
+
+    def _point(self, rank: int, point: str, occurrence: int, purpose: str | None) -> _Point:
+        if whole_number("rank", rank, 0) >= self.size:
+            raise ConfigurationError(f"rank={rank}: the cluster has the ranks 0 to {self.size - 1}")
+        key = (rank, point, whole_number("occurrence", occurrence, 1))
+        if purpose is not None:
+            self._needed[key] = purpose
+        return key
+
+    def _missed(self) -> str:
+        """Say which points were not reached that had to be; empty where there are none."""
+        with self._changed:
+            reached = Counter(self._reached)
+        lines = []
+        for (rank, point, occurrence), purpose in self._needed.items():
+            if reached[rank, point] < occurrence:
+                seen = [f"{name!r} ({count}x)" for (other, name), count in reached.items() if other == rank]
+                lines.append(
+                    f"rank {rank} was to {purpose} at {point!r}, occurrence {occurrence}, but did not come "
+                    f"there; it reached {', '.join(seen) or 'no point'}"
+                )
+        return "\n".join([*lines, "name a point that is reached, or pass may_miss=True"]) if lines else ""
 
     def run(self, program: Callable[[MemoryWorld], Any], timeout_s: float = 60.0) -> list[Any]:
         """Run `program` on every rank and return what each returned (an `InjectedFault` if it died).
 
         Raises:
+            ConfigurationError: a point of `fail` or `hold` was missed; the message names those reached.
+                A run that fails otherwise has this as a note.
             PeerLostError: ranks have not ended in time; the message names them and where they were last.
             BaseException: what the first rank that failed raised, with a note that names the rank.
         """
@@ -94,10 +134,13 @@ class MemoryCluster:
         for thread in threads:
             thread.start()
         self._join(threads, worlds, timeout_s)
-        failures = [error for error in results if isinstance(error, BaseException)]
-        for error in sorted(failures, key=lambda error: isinstance(error, PeerLostError)):
-            if not isinstance(error, InjectedFault):
-                raise error
+        failures = [result for result in results if isinstance(result, BaseException)]
+        errors = [failure for failure in failures if not isinstance(failure, InjectedFault)]
+        missed = self._missed()
+        if errors:
+            raise _noted(min(errors, key=lambda error: isinstance(error, PeerLostError)), missed)
+        if missed:
+            raise ConfigurationError(missed)
         return results
 
     def _join(self, threads: list[threading.Thread], worlds: list[MemoryWorld], timeout_s: float) -> None:
@@ -113,7 +156,7 @@ class MemoryCluster:
         self._end(_NOBODY, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
         for thread in threads:
             thread.join(1.0)
-        raise error from (None if broken is None else broken.error)
+        raise _noted(error, self._missed()) from (None if broken is None else broken.error)
 
     def _run_rank(
         self, program: Callable[[MemoryWorld], Any], world: MemoryWorld, results: list[Any]
@@ -178,12 +221,30 @@ class MemoryCluster:
             gate.wait()
 
 
+def _noted(error: BaseException, note: str) -> BaseException:
+    if note:
+        error.add_note(note)
+    return error
+
+
 class MemoryWorld:
     """What a program on one rank of a `MemoryCluster` sees; stands in for the ranks of MPI.
 
     Attributes:
         last: the point this rank reached last.
+
+    Example:
+        >>> def program(world):
+        ...     world.reach("half way")
+        ...     return world.rank, world.last
+        >>> with MemoryCluster(2) as cluster:
+        ...     cluster.fail(1, "half way")
+        ...     cluster.run(program)
+        [(0, 'half way'), InjectedFault("rank 1 dies at 'half way', occurrence 1")]
     """
+
+    # Settings of the process, such as the number of compute threads, are not a rank's to change.
+    own_process = False
 
     def __init__(self, cluster: MemoryCluster, rank: int) -> None:
         self._cluster = cluster
