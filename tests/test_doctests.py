@@ -16,12 +16,18 @@ NEEDS_MPI = {
     "nnlo_common.transport._mpi",
     "nnlo_common.__main__",
     "nnlo_common.bench.__main__",
+    "nnlo_common.bench._exchange",
+    "nnlo_common.bench._idle",
 }
 MODULES = sorted(
     info.name
     for info in pkgutil.walk_packages(nnlo_common.__path__, "nnlo_common.")
     if info.name not in NEEDS_MPI
 )
+
+
+def test_the_transports_are_among_them():
+    assert {"nnlo_common.transport._memory", "nnlo_common.transport._virtual"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -30,9 +30,9 @@ from nnlo_common.testing import (
     Replay,
     RoundRobin,
     VirtualCluster,
+    Waiting,
     train_virtually,
 )
-from nnlo_common.transport._schedules import Waiting
 
 DOWNPOUR = Downpour()
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from nnlo_common.testing._training import VirtualRun, train_virtually
 from nnlo_common.transport._memory import InjectedFault, MemoryCluster, MemoryWorld
-from nnlo_common.transport._schedules import ByTime, Interleaved, RandomOrder, Replay, RoundRobin, Schedule
+from nnlo_common.transport._schedules import (
+    ByTime,
+    Interleaved,
+    RandomOrder,
+    Replay,
+    RoundRobin,
+    Schedule,
+    Waiting,
+)
 from nnlo_common.transport._virtual import VirtualCluster
 
 __all__ = [
@@ -19,5 +27,6 @@ __all__ = [
     "Schedule",
     "VirtualCluster",
     "VirtualRun",
+    "Waiting",
     "train_virtually",
 ]

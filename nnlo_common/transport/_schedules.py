@@ -21,7 +21,18 @@ __all__ = ["ByTime", "Interleaved", "RandomOrder", "Replay", "RoundRobin", "Sche
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that could be handled next: the oldest one of its worker at its shard."""
+    """A request that could be handled next: the oldest one of its worker at its shard.
+
+    Attributes:
+        shard: which part of the centre it is about.
+        worker: the rank that asks.
+        kind: what it asks for.
+        arrival_s: when it came, in virtual time (with `ByTime`; else 0).
+
+    Example:
+        >>> Waiting(shard=0, worker=2, kind=Kind.JOIN, arrival_s=0.0).worker
+        2
+    """
 
     shard: int
     worker: int
@@ -30,7 +41,19 @@ class Waiting:
 
 
 class Schedule(Protocol):
-    """Chooses which waiting request is handled next."""
+    """Chooses which waiting request is handled next; write one for an order of your own.
+
+    Example:
+        >>> class LastFirst:
+        ...     def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
+        ...         return max(waiting, key=lambda item: item.worker)
+        >>> from nnlo_common import SGD, Downpour
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(Downpour(), lambda x, rank: x, [1.0], workers=2, steps=1,
+        ...                       optimizer=SGD(0.5), schedule=LastFirst())
+        >>> run.trace[0]  # each joins, makes its step and leaves
+        [2, 2, 2, 1, 1, 1]
+    """
 
     def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
         """Return one of `waiting`, which is sorted by shard and worker; None: end the run here."""
@@ -51,7 +74,14 @@ class _Turns:
 
 
 class RoundRobin(_Turns):
-    """Workers in turn, by rank."""
+    """Workers in turn, by rank.
+
+    Example:
+        >>> schedule = RoundRobin()
+        >>> waiting = [Waiting(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2)]
+        >>> [schedule.choose(waiting).worker for _ in range(3)]
+        [1, 2, 1]
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
@@ -64,7 +94,14 @@ class RoundRobin(_Turns):
 
 
 class RandomOrder(_Turns):
-    """Each turn goes to a worker drawn uniformly: the asynchrony of the papers' proofs."""
+    """Each turn goes to a worker drawn uniformly: the asynchrony of the papers' proofs.
+
+    Example:
+        >>> schedule = RandomOrder(seed=1)
+        >>> waiting = [Waiting(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2, 3)]
+        >>> [schedule.choose(waiting).worker for _ in range(6)]
+        [1, 3, 1, 2, 1, 2]
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -75,7 +112,16 @@ class RandomOrder(_Turns):
 
 
 class Interleaved:
-    """Any waiting request at any time, also between a lock and its commit or before others have joined."""
+    """Any waiting request at any time, also between a lock and its commit or before others have joined.
+
+    Example:
+        >>> from nnlo_common import GEM
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(GEM(), lambda x, rank: x, [1.0], workers=3, steps=9,
+        ...                       schedule=Interleaved(seed=1))
+        >>> run.servers[0].finished
+        True
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -51,6 +51,25 @@ class VirtualCluster:
         schedule: who is served next; `RoundRobin` by default.
         losses: ranks that die, and after how many handled requests.
         check: validate every invariant after every event.
+
+    Example:
+        Usually `nnlo_common.testing.train_virtually` makes one; by hand it goes like this.
+
+        >>> from nnlo_common import SGD, Downpour, FlatVector
+        >>> from nnlo_common.protocol import Shard
+        >>> rule, start = Downpour(), [np.ones(1, "f4")]
+        >>> server = Server(rule.center(np.ones(1, "f4"), 1, SGD(0.5)), [1])
+        >>> worker = Worker(1, rule, FlatVector.of(start), FlatVector.of(start),
+        ...                 [Shard(0, server=0, place=slice(0, 1))], workers=1)
+        >>> def program():
+        ...     yield from worker.join()
+        ...     yield Compute()
+        ...     yield from worker.step()  # with the gradient 1
+        ...     yield from worker.leave()
+        >>> cluster = VirtualCluster([server], {1: worker}, {1: program()})
+        >>> cluster.run()
+        >>> cluster.trace, server.rule.center
+        ({0: [1, 1, 1]}, array([0.5], dtype=float32))
     """
 
     def __init__(
