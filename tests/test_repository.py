@@ -239,6 +239,12 @@ def test_the_hooks_have_the_pins_of_the_check_extra() -> None:
         assert check.get(tool, version) == version, tool
 
 
+def test_what_is_packed_is_there() -> None:
+    targets = PYPROJECT["tool"]["hatch"]["build"]["targets"]
+    patterns = [*targets["sdist"]["include"], *targets["wheel"]["packages"]]
+    assert not [pattern for pattern in patterns if not list(ROOT.glob(pattern.removeprefix("/")))]
+
+
 def test_make_help_names_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
