@@ -366,11 +366,11 @@ def reaches_thrice(world):
 @pytest.mark.parametrize(
     ("where", "found"),
     [
-        ((1, "trun"), "at 'trun', occurrence 1, .* it reached 'turn' (3x), 'end' (1x)"),
+        ((1, "corner"), "at 'corner', occurrence 1, .* it reached 'turn' (3x), 'end' (1x)"),
         ((1, "turn", 4), "at 'turn', occurrence 4, .* it reached 'turn' (3x), 'end' (1x)"),
         ((0, "turn"), "at 'turn', occurrence 1, .* it reached no point"),
     ],
-    ids=["misspelt", "too late", "another rank"],
+    ids=["wrong name", "too late", "another rank"],
 )
 def test_a_point_that_was_asked_for_has_to_be_reached(ask, purpose, where, found):
     found = found.replace("(", r"\(").replace(")", r"\)")
@@ -383,7 +383,7 @@ def test_a_point_that_was_asked_for_has_to_be_reached(ask, purpose, where, found
 
 def test_a_point_may_be_missed_where_that_was_said():
     with ranks(2) as cluster:
-        cluster.fail(1, "trun", may_miss=True)
+        cluster.fail(1, "corner", may_miss=True)
         cluster.hold(0, "turn", may_miss=True)
         assert cluster.run(reaches_thrice, TIMEOUT_S) == [None, None]
         cluster.hold(0, "turn")  # who asks for more gets it
