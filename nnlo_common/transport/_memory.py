@@ -5,28 +5,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError, NNLOError, PeerLostError
+from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._flat import FlatVector, Frame
 from nnlo_common._numbers import whole_number
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._endpoint import Link
+from nnlo_common.transport._points import InjectedFault, Points
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
-_Point: TypeAlias = tuple[int, str, int]  # rank, name, occurrence
-
 _NOBODY = -1  # no rank's number: for what is told to all ranks
-
-
-class InjectedFault(NNLOError):
-    """The death that `MemoryCluster.fail` asked for; the other ranks see the rank as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +49,7 @@ class MemoryCluster:
 
     def __init__(self, size: int) -> None:
         self.size = whole_number("size", size, 1)
-        self._faults: set[_Point] = set()
-        self._gates: dict[_Point, threading.Event] = {}
-        self._needed: dict[_Point, str] = {}  # and what was to happen there
+        self.points = Points(self.size)
         self._changed = threading.Condition()
         self._forget()
 
@@ -66,13 +58,13 @@ class MemoryCluster:
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
         self._mail: dict[tuple[int, int], queue.SimpleQueue[Event | _Broken]] = {}
         self._ended: dict[int, Lost | _Broken | None] = {}  # by rank; None: in good order
-        self._reached: Counter[tuple[int, str]] = Counter()
+        self.points.begin()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open_gates()
+        self.points.open_gates()
 
     def fail(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> None:
         """Let `rank` die when it reaches `point` for the given time; the others then see it as lost.
@@ -83,37 +75,14 @@ class MemoryCluster:
             occurrence: 1: when the point is reached for the first time.
             may_miss: a run in which the point is not reached is all right; else `run` raises an error.
         """
-        self._faults.add(self._point(rank, point, occurrence, None if may_miss else "die"))
+        self.points.fail(rank, point, occurrence, may_miss=may_miss)
 
     def hold(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> threading.Event:
         """Let `rank` wait at `point` until the returned event is set, or another rank fails.
 
         The arguments are those of `fail`.
         """
-        key = self._point(rank, point, occurrence, None if may_miss else "wait")
-        return self._gates.setdefault(key, threading.Event())
-
-    def _point(self, rank: int, point: str, occurrence: int, purpose: str | None) -> _Point:
-        if whole_number("rank", rank, 0) >= self.size:
-            raise ConfigurationError(f"rank={rank}: the cluster has the ranks 0 to {self.size - 1}")
-        key = (rank, point, whole_number("occurrence", occurrence, 1))
-        if purpose is not None:
-            self._needed[key] = purpose
-        return key
-
-    def _missed(self) -> str:
-        """Say which points were not reached that had to be; empty where there are none."""
-        with self._changed:
-            reached = Counter(self._reached)
-        lines = []
-        for (rank, point, occurrence), purpose in self._needed.items():
-            if reached[rank, point] < occurrence:
-                seen = [f"{name!r} ({count}x)" for (other, name), count in reached.items() if other == rank]
-                lines.append(
-                    f"rank {rank} was to {purpose} at {point!r}, occurrence {occurrence}, but did not come "
-                    f"there; it reached {', '.join(seen) or 'no point'}"
-                )
-        return "\n".join([*lines, "name a point that is reached, or pass may_miss=True"]) if lines else ""
+        return self.points.hold(rank, point, occurrence, may_miss=may_miss)
 
     def run(self, program: Callable[[MemoryWorld], Any], timeout_s: float = 60.0) -> list[Any]:
         """Run `program` on every rank and return what each returned (an `InjectedFault` if it died).
@@ -136,7 +105,7 @@ class MemoryCluster:
         self._join(threads, worlds, timeout_s)
         failures = [result for result in results if isinstance(result, BaseException)]
         errors = [failure for failure in failures if not isinstance(failure, InjectedFault)]
-        missed = self._missed()
+        missed = self.points.missed()
         if errors:
             raise _noted(min(errors, key=lambda error: isinstance(error, PeerLostError)), missed)
         if missed:
@@ -156,7 +125,7 @@ class MemoryCluster:
         self._end(_NOBODY, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
         for thread in threads:
             thread.join(1.0)
-        raise _noted(error, self._missed()) from (None if broken is None else broken.error)
+        raise _noted(error, self.points.missed()) from (None if broken is None else broken.error)
 
     def _run_rank(
         self, program: Callable[[MemoryWorld], Any], world: MemoryWorld, results: list[Any]
@@ -181,11 +150,7 @@ class MemoryCluster:
                     mail.put(event)
             self._changed.notify_all()
         if isinstance(event, _Broken):
-            self._open_gates()
-
-    def _open_gates(self) -> None:
-        for gate in self._gates.values():
-            gate.set()
+            self.points.open_gates()
 
     def mail(self, rank: int, door: int) -> queue.SimpleQueue[Event | _Broken]:
         """Return the letter box behind the given door of a rank; it begins with who has died before."""
@@ -209,16 +174,6 @@ class MemoryCluster:
                         raise PeerLostError(other, f"ended while rank {rank} waited in gather_text")
                 self._changed.wait()
             return [texts[turn - 1] for texts in self._texts]
-
-    def pass_point(self, rank: int, point: str) -> None:
-        """Die or wait here, if somebody asked for it."""
-        with self._changed:
-            self._reached[rank, point] += 1
-            count = self._reached[rank, point]
-        if (rank, point, count) in self._faults:
-            raise InjectedFault(f"rank {rank} dies at {point!r}, occurrence {count}")
-        if gate := self._gates.get((rank, point, count)):
-            gate.wait()
 
 
 def _noted(error: BaseException, note: str) -> BaseException:
@@ -256,7 +211,7 @@ class MemoryWorld:
     def reach(self, point: str) -> None:
         """Name a point of the program; `MemoryCluster.fail` and `hold` act on it."""
         self.last = point
-        self._cluster.pass_point(self.rank, point)
+        self._cluster.points.reach(self.rank, point)
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
