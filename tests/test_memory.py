@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
+import threadpoolctl
 from in_memory import flat, no_new_threads, ranks, server_of, train
 
 from nnlo_common import (
@@ -20,18 +22,13 @@ from nnlo_common import (
     PeerLostError,
     Synchronous,
 )
+from nnlo_common._cores import THREAD_VARIABLES
 from nnlo_common.protocol import Kind, Lost, Message, Received
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.transport._endpoint import Link
 
 # Every program waits for others; whoever waits in vain is a failure, and a quick one.
 TIMEOUT_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _own_threads(monkeypatch):
-    """Ranks limit the threads of their process, which here is the tests'."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 # --- the death of a worker -------------------------------------------------------------------------------
@@ -440,9 +437,14 @@ def test_a_cluster_of_no_ranks_is_refused(size):
         MemoryCluster(size)
 
 
-def test_ranks_that_are_threads_say_that_the_process_is_not_theirs():
-    with ranks(2) as cluster:
-        assert cluster.run(lambda world: world.own_process) == [False, False]
+def test_ranks_that_are_threads_leave_the_threads_of_the_process_alone(monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    pools = threadpoolctl.threadpool_info()
+    with ranks(3) as cluster:
+        cluster.run(training(Downpour()), TIMEOUT_S)
+    assert not [name for name in THREAD_VARIABLES if name in os.environ]
+    assert threadpoolctl.threadpool_info() == pools
 
 
 # --- the door itself -------------------------------------------------------------------------------------
