@@ -1,5 +1,26 @@
-"""The plug-in for PyTorch: optimizer wrappers and a sampler. Still empty; the core is `nnlo_common`."""
+"""Distributed training in an ordinary PyTorch loop: wrap the optimizer, shard the sampler.
+
+optimizer = nnlo_torch.Downpour(torch.optim.Adam(model.parameters(), lr=1e-3))
+loader = DataLoader(dataset, batch_size=100, sampler=nnlo_torch.ShardSampler(dataset))
+
+Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves and two work.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from nnlo_torch._sampler import ShardSampler
+from nnlo_torch._wrapper import Wrapper
+from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+
+__all__ = [
+    "AGN",
+    "DiLoCo",
+    "Downpour",
+    "DynSGD",
+    "EASGD",
+    "GEM",
+    "LocalSGD",
+    "ShardSampler",
+    "Synchronous",
+    "Wrapper",
+]

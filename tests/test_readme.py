@@ -16,9 +16,28 @@ def code(language):
 
 
 def test_the_python_block_runs_alone(capsys):
-    (block,) = code("python")
+    block, _ = code("python")
     exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: [ 1.")
+
+
+@pytest.mark.framework("torch")
+def test_the_torch_block_trains():
+    shown = {}
+    exec(compile(code("python")[1], "README.md", "exec"), shown)
+    (inputs, targets) = shown["data"].tensors
+    assert float(((shown["model"](inputs) - targets) ** 2).mean().detach()) < 1.0
+    assert shown["optimizer"].role == "alone"
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.framework("torch")
+def test_the_torch_block_runs_on_three_ranks(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(code("python")[1])
+    done = mpiexec(3, program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.mpi
