@@ -13,9 +13,10 @@ from nnlo_common._errors import (
     ProtocolError,
     StartupError,
 )
-from nnlo_common._flat import FlatVector, Frame, Layout, Segment
+from nnlo_common._flat import FlatVector, Frame
 from nnlo_common._guard import guard_launched
 from nnlo_common._lars import LARS
+from nnlo_common._layout import Layout, Segment
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._optimizers import (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import FlatVector, Layout
+from nnlo_common._flat import FlatVector
+from nnlo_common._layout import Layout
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._places import Place, describe_here, locate
 from nnlo_common._roles import Part, Serving, Working

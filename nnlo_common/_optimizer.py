@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Layout, Vector
+from nnlo_common._flat import Vector
+from nnlo_common._layout import Layout
 
 __all__ = ["Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector"]
 

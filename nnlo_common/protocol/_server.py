@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nnlo_common._state import State, require
@@ -13,35 +11,9 @@ from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._kept import kept, restored
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
+from nnlo_common.protocol._peers import AWAITED, Peer, Standing
 
-__all__ = ["Server", "Standing"]
-
-
-class Standing(enum.Enum):
-    """Where a worker stands with this server."""
-
-    EXPECTED = "has not asked to join yet; synchronous commits wait for it all the same"
-    QUEUING = "has asked to join and is not let in yet (warm start)"
-    TRAINING = "is in"
-    LEFT = "has left in good order"
-    LOST = "died"
-
-
-#: Standings of workers that may still contribute.
-_AWAITED = (Standing.EXPECTED, Standing.QUEUING, Standing.TRAINING)
-
-
-@dataclass(slots=True)
-class _Peer:
-    """What the server knows of one worker."""
-
-    standing: Standing = Standing.EXPECTED
-    sequence: int = 0  # of its last request
-    unanswered: int = 0  # requests that still wait for their reply
-    epochs: int = 0
-    commits: int = 0  # contributions of its that were committed
-    last_commit: int = 0  # the centre's clock after the last of them
-    dropped: int = 0  # contributions of its that came too late
+__all__ = ["Server"]
 
 
 class Server:
@@ -83,7 +55,7 @@ class Server:
         record: bool = False,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
-        self.peers: dict[int, _Peer] = {worker: _Peer() for worker in workers}
+        self.peers: dict[int, Peer] = {worker: Peer() for worker in workers}
         self.awaited = len(self.peers)
         self.guests = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
@@ -114,7 +86,7 @@ class Server:
 
     def epoch_finished(self, epoch: int) -> bool:
         """Whether every worker that is still there has finished `epoch` epochs."""
-        return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in _AWAITED)
+        return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in AWAITED)
 
     @property
     def gathered(self) -> bool:
@@ -163,9 +135,9 @@ class Server:
                 "no worker asks too much at once",
             ),
             (all(owed[rank] == peer.unanswered for rank, peer in peers.items()), "what waits is unanswered"),
-            (all(peers[rank].standing in _AWAITED for rank in waiting), "only the living are waited for"),
+            (all(peers[rank].standing in AWAITED for rank in waiting), "only the living are waited for"),
             (self._holder is None or peers[self._holder].standing is Standing.TRAINING, "a lock is held"),
-            (self.awaited == sum(peer.standing in _AWAITED for peer in peers.values()), "all are counted"),
+            (self.awaited == sum(peer.standing in AWAITED for peer in peers.values()), "all are counted"),
             (self._holder is not None or not self._locks, "nobody waits for a free lock"),
             (not contributing or len(contributing) < self.rule.quorum(self.awaited), "no commit is overdue"),
         ):
@@ -262,7 +234,7 @@ class Server:
         return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
 
     def _depart(self, rank: int, standing: Standing) -> None:
-        self.awaited -= self.peers[rank].standing in _AWAITED
+        self.awaited -= self.peers[rank].standing in AWAITED
         self.peers[rank].standing = standing
 
     # -- what may have become possible ----------------------------------------------------------------
@@ -275,7 +247,7 @@ class Server:
         actions: list[Action] = []
         while self._lobby:
             # By rank, not by arrival: all servers then let the same workers in first.
-            awaited = sorted(rank for rank, peer in self.peers.items() if peer.standing in _AWAITED)
+            awaited = sorted(rank for rank, peer in self.peers.items() if peer.standing in AWAITED)
             allowed = awaited[: self.rule.capacity()]
             event = next((event for event in self._lobby if event.message.sender in allowed), None)
             if event is None:
@@ -374,7 +346,7 @@ class Server:
         )
         return Send(request.sender, reply, event.frame)
 
-    def _accept(self, message: Message) -> _Peer:
+    def _accept(self, message: Message) -> Peer:
         """Refuse what the protocol does not allow."""
         peer = self.peers.get(message.sender)
         if peer is None:
