@@ -180,6 +180,11 @@ class Wrapper(torch.optim.Optimizer):
         """Return what this rank has seen so far."""
         return Report() if self._member is None else self._member.part.report()
 
+    def say(self, text: str) -> None:
+        """Print `text` once: on the rank whose model is the centre."""
+        if self.role in ("alone", "server 0"):
+            print(text, flush=True)
+
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have. The end of the script does it too."""
         if self._member is None or self._bridge is None or self._over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -390,3 +391,15 @@ def test_mpi4py_is_not_loaded_for_a_single_process():
         "sys.exit('mpi4py' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["downpour", "easgd", "diloco"])
+def test_the_example_trains_on_three_ranks(algorithm):
+    example = Path(__file__).parent.with_name("examples") / "fashion_torch.py"
+    done = mpiexec(3, example, "--algorithm", algorithm)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert max(accuracies) > 0.6
