@@ -15,7 +15,7 @@ from nnlo_common._layout import Layout
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._places import Place, describe_here, locate
 from nnlo_common._roles import Part, Serving, Working
-from nnlo_common._startup import connect, limit_threads
+from nnlo_common._startup import connect, limit_threads, require_threads
 from nnlo_common._topology import Arrangement, Cell, Topology
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Server, Shard, Worker
@@ -104,6 +104,8 @@ def launched() -> RankWorld | None:
     world = connect()
     if world is None or world.size == 1:
         return None
+    # All calls come from one thread; a library that grants less cannot be used from Python at all.
+    require_threads(world, "FUNNELED", why="training over MPI")
     from nnlo_common.transport._mpi import MPIWorld
 
     return MPIWorld(world)
