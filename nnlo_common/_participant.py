@@ -105,10 +105,15 @@ class Participant:
         member = self._member
         self._end_open_epoch()
         self._epoch_open = True
+        share: Iterable[_Batch] = ()
         if member is None:
-            yield from batches
+            share = batches
         elif member.worker is not None:
-            yield from islice(batches, member.worker, None, member.workers)
+            share = islice(batches, member.worker, None, member.workers)
+        for batch in share:
+            if self._running.stopped:
+                break
+            yield batch
         self._end_open_epoch()
 
     def step(self, weight: float = 1.0) -> None:
@@ -118,6 +123,19 @@ class Participant:
             weight: this step's share in a mean over workers, e.g. the number of samples.
         """
         self._running.step(weight)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training is to end now; `batches` yields nothing any more then."""
+        return self._running.stopped
+
+    def stop(self) -> None:
+        """End the training on all ranks, each at its next exchange.
+
+        Call it on every rank, as in `if accuracy > 0.9: me.stop()`: the rank whose parameters are the
+        centre decides, calls on the others do nothing.
+        """
+        self._running.stop()
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose parameters are the centre."""

@@ -56,6 +56,13 @@ class Part(Protocol):
     def point(self) -> Vector:
         """Where the next gradient is to be taken."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether training is to end now."""
+
+    def stop(self) -> None:
+        """Let training end; only the rank that holds the centre decides that."""
+
     def report(self) -> Report:
         """What was seen so far."""
 
@@ -69,6 +76,7 @@ class Alone:
     def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
         self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
         self._steps = 0
+        self.stopped = False
 
     def start(self) -> None:
         """Nobody has to be asked."""
@@ -86,6 +94,10 @@ class Alone:
         """Return the parameters, or what lies ahead of them."""
         ahead: Callable[[Vector], Vector] | None = getattr(self._optimizer, "gradient_point", None)
         return self._parameters.vector if ahead is None else ahead(self._parameters.vector)
+
+    def stop(self) -> None:
+        """Make no more steps."""
+        self.stopped = True
 
     def report(self) -> Report:
         """Return the steps made."""
@@ -119,6 +131,14 @@ class Working:
     def point(self) -> Vector:
         """Return the parameters, or what lies ahead of them."""
         return self._worker.gradient_point()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a server has asked to end, in its latest reply."""
+        return self._worker.stop_requested
+
+    def stop(self) -> None:
+        """Do nothing: this rank sees its own parameters, not the centre."""
 
     def look(self, into: Vector) -> None:
         """Copy the centre as it is now into `into`; the training does not notice."""
@@ -171,6 +191,15 @@ class Serving:
     def point(self) -> Vector:
         """Return the centre."""
         return self._parameters.vector
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the workers are being asked to end."""
+        return self._server.stopping
+
+    def stop(self) -> None:
+        """Ask each worker to end, in the next reply to it."""
+        self._server.stopping = True
 
     def report(self) -> Report:
         """Return what the shard has seen."""

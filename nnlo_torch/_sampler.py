@@ -59,8 +59,10 @@ class ShardSampler(torch.utils.data.Sampler[int]):
             return
         training.begin_epoch()
         worker, workers = training.share
-        if worker >= 0:
-            yield from order[worker::workers]
+        for index in order[worker::workers] if worker >= 0 else ():
+            if training.stopped:
+                break
+            yield index
 
     def __len__(self) -> int:
         training = self._training()

@@ -72,7 +72,7 @@ class Wrapper(torch.optim.Optimizer):
         self.weight = 1.0
         self._member: Member | None = None
         self._bridge: Bridge | None = None
-        self._started = self._over = self._epoch_open = False
+        self._started = self._over = self._epoch_open = self._stopped = False
         world = world or launched()
         if world is not None and world.size > 1:
             self._join(world, servers)
@@ -179,6 +179,22 @@ class Wrapper(torch.optim.Optimizer):
     def report(self) -> Report:
         """Return what this rank has seen so far."""
         return Report() if self._member is None else self._member.part.report()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training is to end now; samplers yield nothing any more then."""
+        return self._stopped if self._member is None else self._member.part.stopped
+
+    def stop(self) -> None:
+        """End the training on all ranks, each at its next exchange.
+
+        Call it on every rank, as in `if accuracy > 0.9: optimizer.stop()`: the rank whose model is the
+        centre decides, calls on the others do nothing.
+        """
+        if self._member is None:
+            self._stopped = True
+        else:
+            self._member.part.stop()
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""

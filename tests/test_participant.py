@@ -474,3 +474,34 @@ def test_an_error_in_the_loop_is_not_taken_for_the_end_of_the_epoch():
     with ranks(3) as cluster, pytest.raises(ValueError, match="no such sample"):
         cluster.run(program, TIMEOUT_S)
     assert not finished.is_set()
+
+
+@pytest.mark.parametrize(("size", "servers"), [(1, 1), (2, 1), (3, 1), (3, 2), (5, 2)])
+def test_the_rank_with_the_centre_stops_all(size, servers):
+    """Workers ask to stop at once, which does nothing; the centre asks after two epochs."""
+    arrays = [np.ones(2, "f4"), np.ones(3, "f4")]
+    workers = max(1, size - servers)
+
+    def program(world):
+        steps = []
+        with Participant(Downpour(), arrays, optimizer=SGD(0.1), servers=servers, world=world) as me:
+            for epoch in range(9):
+                steps.append(0)
+                for _ in me.batches(range(4 * workers)):
+                    me.step()
+                    steps[-1] += 1
+                if epoch == 1 or me.role.startswith("worker"):
+                    me.stop()
+            assert me.stopped
+        return steps
+
+    if size == 1:
+        assert program(None) == [4, 4, 0, 0, 0, 0, 0, 0, 0]
+        return
+    with ranks(size) as cluster:
+        shares = cluster.run(program)[servers:]
+    for steps in shares:
+        assert steps[:2] == [4, 4]
+        assert steps[-1] == 0
+    if (workers, servers) == (1, 1):  # nobody else keeps the server busy between the epochs
+        assert sum(shares[0][2:]) == 1  # the step whose exchange brought the word

@@ -370,6 +370,32 @@ def test_every_sample_is_seen_exactly_once_per_epoch(size, workers):
         assert [share[0] for share in shares] != [share[1] for share in shares]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stopping_at_the_centre_stops_all(workers):
+    def program(world):
+        model = cases.model_of()
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world)
+        counts = []
+        for epoch in range(4):
+            counts.append(0)
+            for index in nt.ShardSampler(range(30), optimizer=optimizer):
+                optimizer.zero_grad()
+                cases.loss_of(model, *(part[index : index + 1] for part in cases.data())).backward()
+                optimizer.step()
+                counts[-1] += 1
+            if epoch == 1:
+                optimizer.stop()
+        optimizer.close()
+        return counts
+
+    if not workers:
+        assert program(None) == [30, 30, 0, 0]
+        return
+    with MemoryCluster(workers + 1) as cluster:
+        for counts in cluster.run(program, timeout_s=30)[1:]:
+            assert counts == [30, 30, 1, 0]  # one step to hear of it
+
+
 def test_the_order_depends_on_seed_and_epoch_only():
     one, same, other = (nt.ShardSampler(range(30), seed=seed) for seed in (5, 5, 6))
     first = list(one)
