@@ -64,6 +64,7 @@ def guard(world: GuardedWorld) -> None:
         _Guard.active.install()
     elif _Guard.active is not None:
         _Guard.active.world = world
+        _Guard.active.install()
 
 
 def guard_launched() -> None:
@@ -173,8 +174,11 @@ class _Guard:
         self._earlier_in_thread = threading.excepthook
 
     def install(self) -> None:
-        self._earlier, sys.excepthook = sys.excepthook, self.on_exception
-        self._earlier_in_thread, threading.excepthook = threading.excepthook, self.on_thread_exception
+        """Take the hooks, also once more where the program has set its own since."""
+        if sys.excepthook != self.on_exception:
+            self._earlier, sys.excepthook = sys.excepthook, self.on_exception
+        if threading.excepthook != self.on_thread_exception:
+            self._earlier_in_thread, threading.excepthook = threading.excepthook, self.on_thread_exception
 
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
