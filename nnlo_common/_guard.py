@@ -73,8 +73,10 @@ def guard_launched() -> None:
     A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
     Nothing of MPI is loaded here, only when something fails.
     """
+    from nnlo_common._startup import switched_off  # which imports this module
+
     launch = find_launch(os.environ)
-    if launch is not None and (launch.size or 0) > 1:
+    if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
         guard(_Launched(launch.rank or 0, launch.size or 0))
 
 
