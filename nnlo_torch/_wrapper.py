@@ -72,7 +72,7 @@ class Wrapper(torch.optim.Optimizer):
         self.weight = 1.0
         self._member: Member | None = None
         self._bridge: Bridge | None = None
-        self._started = self._over = self._epoch_open = self._stopped = False
+        self._started = self._over = self._epoch_open = self._stopped = self._broken = False
         world = world or launched()
         if world is not None and world.size > 1:
             self._join(world, servers)
@@ -85,6 +85,11 @@ class Wrapper(torch.optim.Optimizer):
         """Make one step with the gradients that lie in the parameters."""
         if self._member is None or self._bridge is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        if self.serves:
+            raise ConfigurationError(
+                f"rank {self.rank} serves the centre, but its loop has got a batch; give the DataLoader "
+                "sampler=nnlo_torch.ShardSampler(dataset), which serves there instead"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -93,7 +98,9 @@ class Wrapper(torch.optim.Optimizer):
         bridge = self._bridge
         bridge.collect()
         self._before_exchange(bridge)
+        self._broken = True  # until the step is done: one that fails half-way cannot be left in good order
         self._member.part.step(self.weight, self._local_step if self._steps_locally else None)
+        self._broken = False
         bridge.publish()
         return loss
 
@@ -203,7 +210,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have. The end of the script does it too."""
-        if self._member is None or self._bridge is None or self._over:
+        if self._member is None or self._bridge is None or self._over or self._broken:
             return
         self._start()
         self._over = True
@@ -249,8 +256,8 @@ class Wrapper(torch.optim.Optimizer):
         self.rank, self.role = world.rank, self._member.role
         if self._member.threads is not None:
             torch.set_num_threads(self._member.threads)
-        # The end of the script is the end of the training.
-        atexit.register(self.close)
+        if world.own_process:  # the end of the script is the end of the training
+            atexit.register(self.close)
 
     def _start(self) -> None:
         if self._over:

@@ -246,6 +246,17 @@ def test_16_bit_models_have_a_float32_centre():
     assert np.array_equal(worker, center)
 
 
+def test_a_loop_without_the_sampler_is_named():
+    def program(world):
+        model = cases.model_of()
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world)
+        cases.loss_of(model, *cases.data()).backward()
+        optimizer.step()
+
+    with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="sampler=nnlo_torch.ShardS"):
+        cluster.run(program, timeout_s=30)
+
+
 def test_changed_memory_is_named():
     def program(world):
         model = cases.model_of()
