@@ -253,7 +253,7 @@ def test_a_loop_without_the_sampler_is_named():
         cases.loss_of(model, *cases.data()).backward()
         optimizer.step()
 
-    with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="sampler=nnlo_torch.ShardS"):
+    with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="sampler=nnlo_torch"):
         cluster.run(program, timeout_s=30)
 
 
