@@ -13,8 +13,13 @@ import secrets
 import select
 import socket
 import sys
+import time
+from collections.abc import Sequence
 
 __all__ = ["Doorbell"]
+
+# What poll rounds its time limit up to.
+_COARSE_S = 1e-3
 
 
 class Doorbell:
@@ -35,7 +40,9 @@ class Doorbell:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        # Not select: it cannot wait for descriptors beyond 1023.
+        # select waits for fractions of a millisecond but knows descriptors up to 1023 only; poll is the other
+        # way round.
+        self._fine = self._socket.fileno() < 1024
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self.address = ""
@@ -45,7 +52,13 @@ class Doorbell:
 
     def wait(self, seconds: float) -> bool:
         """Wait until somebody rings, or for `seconds`; say whether somebody rang."""
-        heard = self._poll.poll(1000 * seconds)
+        heard: Sequence[object]
+        if self._fine:
+            heard, _, _ = select.select([self._socket], [], [], seconds)
+        else:
+            if seconds < _COARSE_S:
+                time.sleep(seconds)
+            heard = self._poll.poll(0 if seconds < _COARSE_S else 1000 * seconds)
         if heard:
             with contextlib.suppress(OSError):
                 while True:  # several may have rung
