@@ -15,6 +15,7 @@ from functools import partial
 
 import fashion_data
 import torch
+from fashion_network import evaluate, network
 from torch.utils.data import DataLoader, TensorDataset
 
 import nnlo_torch as nt
@@ -29,24 +30,6 @@ WRAPPERS = {
     "localsgd": nt.LocalSGD,
     "diloco": partial(nt.DiLoCo, every=20),
 }
-
-
-def network():
-    torch.manual_seed(1)
-    return torch.nn.Sequential(
-        torch.nn.Linear(784, 128),
-        torch.nn.ReLU(),
-        torch.nn.Linear(128, 64),
-        torch.nn.ReLU(),
-        torch.nn.Linear(64, 10),
-    )
-
-
-def evaluate(model, x, y):
-    with torch.no_grad():
-        scores = model(x)
-    accuracy = (scores.argmax(dim=1) == y).float().mean().item()
-    return accuracy, torch.nn.functional.cross_entropy(scores, y).item()
 
 
 def main():

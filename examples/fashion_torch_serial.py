@@ -7,7 +7,7 @@ import time
 
 import fashion_data
 import torch
-from fashion_torch import evaluate, network
+from fashion_network import evaluate, network
 from torch.utils.data import DataLoader, TensorDataset
 
 

@@ -14,7 +14,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._joining import Member, Plan, join, launched
 from nnlo_common._optimizer import VectorOptimizer, fitted
-from nnlo_common._roles import Alone, Part, Report
+from nnlo_common._roles import Alone, Part, Report, say
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 
@@ -139,8 +139,8 @@ class Participant:
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose parameters are the centre."""
-        if self._part is not None and self.role in ("alone", "server 0"):
-            print(text, flush=True)
+        if self._part is not None:
+            say(self.role, text)
 
     def report(self) -> Report:
         """Return what this rank has seen so far; also after the `with` block."""
@@ -156,11 +156,10 @@ class Participant:
             )
         world = self._world or launched()
         if world is None or world.size == 1:
-            plain = fitted(plain, self._flat.layout, slice(0, self._flat.layout.size))
-            self._part = Alone(self._flat, self._gradient, plain)
+            self._part = Alone(self._flat, self._gradient, self._fitted(plain))
         else:
             self.rank, self.size = world.rank, world.size
-            self._member = join(world, self._plan())
+            self._member = join(world, self._plan(plain))
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
             if self._log_order is not None:
                 self._member.prepare_order(self._log_order)
@@ -194,21 +193,23 @@ class Participant:
             raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
         return self._part
 
-    def _plan(self) -> Plan:
-        algorithm, layout = self.algorithm, self._flat.layout
+    def _fitted(self, optimizer: VectorOptimizer, place: slice | None = None) -> VectorOptimizer:
+        layout = self._flat.layout
+        return fitted(optimizer, layout, slice(0, layout.size) if place is None else place)
+
+    def _plan(self, plain: VectorOptimizer) -> Plan:
         given, runs = self.optimizer, self.algorithm.optimizer_runs
-        whole = slice(0, layout.size)
 
         def at_center(place: slice) -> VectorOptimizer | None:
-            return fitted(given, layout, place) if runs == "center" and given is not None else None
+            return self._fitted(given, place) if runs == "center" and given is not None else None
 
         return Plan(
-            algorithm=algorithm,
+            algorithm=self.algorithm,
             parameters=self._flat,
             gradient=self._gradient,
             servers=self._servers,
             center_optimizer=at_center,
-            local_optimizer=fitted(algorithm.alone(given), layout, whole) if runs == "worker" else None,
+            local_optimizer=self._fitted(plain) if runs == "worker" else None,
             record=self._log_order is not None,
         )
 

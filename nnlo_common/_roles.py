@@ -16,7 +16,7 @@ from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Worker, check_weight
 from nnlo_common.transport._endpoint import Endpoint
 
-__all__ = ["Alone", "Part", "Report", "Serving", "Working"]
+__all__ = ["Alone", "Part", "Report", "Serving", "Working", "say"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
@@ -39,6 +39,12 @@ class Report:
     dropped: int = 0
     mean_staleness: float = 0.0
     noise_scale: float | None = None
+
+
+def say(role: str, text: str) -> None:
+    """Print `text` if this is the one rank that speaks for all: the one whose parameters are the centre."""
+    if role in ("alone", "server 0"):
+        print(text, flush=True)
 
 
 class Part(Protocol):

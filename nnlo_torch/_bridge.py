@@ -50,6 +50,11 @@ class Bridge:
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
         self.aliased = [_can_alias(tensor) for tensor in self.tensors]
+        self._copied = [
+            (tensor, view)
+            for tensor, view, aliased in zip(self.tensors, self.views, self.aliased, strict=True)
+            if not aliased
+        ]
         self.used = [False] * len(named)
         self._addresses: list[int] = []
         self._hooks = [
@@ -86,16 +91,14 @@ class Bridge:
 
     def absorb(self) -> None:
         """Bring the parameters into the flat vector where they are no views of it."""
-        for tensor, view, aliased in zip(self.tensors, self.views, self.aliased, strict=True):
-            if not aliased:
-                view.copy_(tensor.detach())
+        for tensor, view in self._copied:
+            view.copy_(tensor.detach())
 
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the flat vector into the parameters that are no views of it."""
-        for tensor, view, aliased in zip(self.tensors, self.views, self.aliased, strict=True):
-            if not aliased:
-                tensor.copy_(view)
+        for tensor, view in self._copied:
+            tensor.copy_(view)
 
     @contextmanager
     def only_used(self) -> Iterator[None]:

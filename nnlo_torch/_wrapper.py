@@ -14,7 +14,7 @@ import torch
 
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._joining import Member, Plan, join, launched
-from nnlo_common._roles import Working
+from nnlo_common._roles import Working, say
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge, named_parameters
@@ -205,8 +205,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
-        if self.role in ("alone", "server 0"):
-            print(text, flush=True)
+        say(self.role, text)
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have. The end of the script does it too."""

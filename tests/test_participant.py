@@ -37,12 +37,6 @@ from cases import CASES, EPOCHS, STEPS, initial  # isort: skip - in_memory has m
 TIMEOUT_S = 30.0
 
 
-@pytest.fixture(autouse=True)
-def _own_threads(monkeypatch):
-    """Ranks limit the threads of their process, which here is the tests'."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def ones(*sizes):
     return [np.ones(size, "f4") for size in sizes or (3,)]
 

@@ -37,8 +37,7 @@ WRAPPERS = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else ranks as threads would set the process's threads
+def _one_thread():
     torch.set_num_threads(1)
 
 

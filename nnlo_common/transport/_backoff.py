@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["Backoff"]
+__all__ = ["LONGEST_S", "Backoff"]
 
 # A short message is answered within this time, so looking without a pause is worth the core...
 _SPIN_S = 300e-6
@@ -14,7 +14,7 @@ _SPIN_S = 300e-6
 _PAUSE_PER_WAITED = 0.1
 _SHORTEST_PAUSE_S = 20e-6
 # up to this, so that a message is seen within a millisecond even after hours.
-_LONGEST_S = 500e-6
+LONGEST_S = 500e-6
 
 
 class Backoff:
@@ -35,7 +35,7 @@ class Backoff:
 
     def __init__(
         self,
-        longest_s: float = _LONGEST_S,
+        longest_s: float = LONGEST_S,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], bool | None] = time.sleep,
     ) -> None:

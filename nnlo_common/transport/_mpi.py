@@ -23,7 +23,7 @@ import numpy as np
 from nnlo_common._flat import FlatVector, Frame, Vector
 from nnlo_common._guard import engage
 from nnlo_common.protocol import REPLIES, Event, Message, Received, decode, encode
-from nnlo_common.transport._backoff import Backoff
+from nnlo_common.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.transport._doorbell import Doorbell
 from nnlo_common.transport._endpoint import Link
 from nnlo_common.transport._world import MPI, World
@@ -141,7 +141,7 @@ class MPIEndpoint:
         self._comm, self._bell, self._bells = comm, bell, bells
         self._unrung: set[str] = set()  # to whom something was sent since they were rung for
         self._heard_s = time.perf_counter()  # when the last message came
-        self._longest_s = _LONGEST_PAUSE_S if all(link.peer in bells for link in links) else 500e-6
+        self._longest_s = _LONGEST_PAUSE_S if all(link.peer in bells for link in links) else LONGEST_S
         self._channels = {(link.peer, link.shard): _Channel(link) for link in links}
         self._own = {_address(flat.vector): flat.frame for flat in own}
         self._slots: list[_Slot] = []
@@ -198,9 +198,8 @@ class MPIEndpoint:
     def flush(self) -> None:
         """Keep MPI going until everything has left: it moves long messages only while it is called."""
         backoff = Backoff()
-        while self._leaving and not MPI.Request.Testall(list(self._leaving.values())):
+        while not self._all_left():
             backoff.pause(lambda: True)
-        self._leaving.clear()
 
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
@@ -257,11 +256,15 @@ class MPIEndpoint:
         MPI moves long messages piece by piece, and only while it is called. The first piece that comes in
         holds the header; should a library write it last, a long message merely takes a little longer.
         """
-        if self._leaving:
-            if not MPI.Request.Testall(list(self._leaving.values())):
-                return True
+        return not self._all_left() or any(
+            slot.replying or (slot.frame.header[0] and not slot.arrived) for slot in self._slots
+        )
+
+    def _all_left(self) -> bool:
+        """Whether everything has left that was sent from frames without a slot."""
+        if self._leaving and MPI.Request.Testall(list(self._leaving.values())):
             self._leaving.clear()
-        return any(slot.replying or (slot.frame.header[0] and not slot.arrived) for slot in self._slots)
+        return not self._leaving
 
     def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)
