@@ -55,13 +55,15 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         order = self._order()
         self.epoch += 1
         if training is None:
-            yield from order
+            for index in order:
+                yield index
             return
         training.begin_epoch()
         worker, workers = training.share
         for index in order[worker::workers] if worker >= 0 else ():
             if training.stopped:
                 break
+            training.take(1)
             yield index
 
     def __len__(self) -> int:

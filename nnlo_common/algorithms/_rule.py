@@ -21,7 +21,7 @@ import numpy as np
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizer import Configurable, VectorOptimizer
 from nnlo_common._state import Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
@@ -144,6 +144,12 @@ class CenterRule(Stateful, ABC):
         """Apply `contributions` and count the commit."""
         self.apply(contributions)
         self.clock += 1
+
+    def configure(self, options: Vector) -> None:
+        """Set the options of the centre's optimizer as a worker has sent them, if it can be told any."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, Configurable):
+            optimizer.configure(options)
 
     def reply(self, vector: Vector) -> None:
         """Turn a contribution's vector, after its commit, into the reply; by default the new centre."""

@@ -40,6 +40,7 @@ class Shard:
 
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
+_ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
 
 
 class Conversation:
@@ -53,6 +54,7 @@ class Conversation:
         phase: how far it is.
         pulled_at: the centre's commits when its reply was last absorbed.
         weight: this worker's share in a mean.
+        samples: how many samples it has taken so far.
         stop_requested: the server has asked to finish.
     """
 
@@ -64,6 +66,7 @@ class Conversation:
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
+        self.samples = 0
         self.stop_requested = False
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
@@ -144,13 +147,23 @@ class Conversation:
         self._replies.append(event)
         return self._absorb(self.rule.pipeline)
 
-    def look(self, into: Vector) -> list[Action]:
-        """Ask for a copy of the centre that is not absorbed."""
+    def look(self, into: Vector, *, when_all_are_there: bool = False) -> list[Action]:
+        """Ask for a copy of the centre that is not absorbed.
+
+        Args:
+            into: where to.
+            when_all_are_there: only once all workers have finished as many epochs as this one.
+        """
         self._expect(Phase.TRAINING, "look at the centre")
         self._look_into = into
-        request = self._request(Kind.PULL)
+        request = self._request(Kind.VIEW if when_all_are_there else Kind.PULL)
         self._look_at = self._sequence
         return [request]
+
+    def options(self, values: Vector) -> list[Action]:
+        """Tell the server what to step this worker's contributions with from now on."""
+        self._expect(Phase.TRAINING, "send options")
+        return [self._request(Kind.OPTIONS, values)]
 
     def settle(self) -> list[Action]:
         """Absorb what has come of a pipeline, without waiting for the steps it was meant for."""
@@ -310,10 +323,11 @@ class Conversation:
             self.shard.index,
             False,
             joining and self.resumes,
+            self.samples,
             vector,
         )
         self.story.tell("sent", message)
-        if kind in _ASKS.values():
+        if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
         return Send(self.shard.server, message)
 

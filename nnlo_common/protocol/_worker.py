@@ -88,6 +88,11 @@ class Worker:
         for conversation in self.conversations:
             conversation.weight = weight
 
+    def count_samples(self, total: int) -> None:
+        """Set how many samples this worker has taken so far."""
+        for conversation in self.conversations:
+            conversation.samples = total
+
     def join(self) -> Activity:
         """Join all servers and start from the centre."""
         yield from self._all(Conversation.join)
@@ -111,16 +116,28 @@ class Worker:
         for conversation in self.conversations:
             conversation.rule.advance()
 
-    def look(self, into: Vector) -> Activity:
-        """Copy the centre as it is now into `into`, without taking part in it."""
+    def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
+        """Copy the centre as it is now into `into`, without taking part in it.
+
+        Args:
+            into: where to.
+            when_all_are_there: wait until all workers have finished as many epochs as this one.
+        """
         yield from self._drain()  # a server may answer a look before a contribution that waits for others
         for conversation in self.conversations:
-            yield from conversation.look(into[conversation.shard.place])
+            place = into[conversation.shard.place]
+            yield from conversation.look(place, when_all_are_there=when_all_are_there)
         while any(conversation.looking for conversation in self.conversations):
             yield Wait()
 
+    def configure(self, values: Vector) -> Activity:
+        """Tell all servers what to step this worker's contributions with from now on."""
+        for conversation in self.conversations:
+            yield from conversation.options(values)
+
     def finish_epoch(self) -> Activity:
         """Tell all servers that one more epoch is done."""
+        yield from self._drain()  # so that the epoch's contributions are in the centre, on every server
         yield from self._all(Conversation.finish_epoch)
 
     def leave(self) -> Activity:
