@@ -533,6 +533,6 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(
-    deadline=None, derandomize=True, max_examples=200, stateful_step_count=40
+    deadline=None, derandomize=True, max_examples=100, stateful_step_count=30
 )
 test_nothing_is_lost_or_doubled_in_any_order = pytest.mark.slow(Interleavings.TestCase)

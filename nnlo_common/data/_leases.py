@@ -230,9 +230,8 @@ class Leases:
         return {"size": self.size, "unit": self.unit, "order": self.order}
 
     def _living(self, rank: int, did: str) -> Holder:
-        worker = self._workers.get(rank)
-        if worker is not None:
-            return worker
+        if rank in self._workers:
+            return self._workers[rank]
         if rank in self._gone:
             raise ProtocolError(
                 f"leases: rank {rank} {did} after it {self._gone[rank]}; expected nothing more"
