@@ -14,6 +14,7 @@ import numpy as np
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector
 from nnlo_common._layout import Layout
+from nnlo_common._leasing import Leasing
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._places import Place, describe_here, locate
 from nnlo_common._roles import TeamPart
@@ -21,8 +22,8 @@ from nnlo_common._serving import Serving
 from nnlo_common._startup import connect, limit_threads, require_threads
 from nnlo_common._topology import Arrangement, Cell, Topology
 from nnlo_common._working import Working
-from nnlo_common.algorithms import Algorithm
-from nnlo_common.protocol import DESK_NUMBERS, Averages, Clerk, Desk, Means, Server, Shard, Worker
+from nnlo_common.algorithms import Algorithm, CenterRule
+from nnlo_common.protocol import DESK_NUMBERS, Averages, Clerk, Counter, Desk, Means, Server, Shard, Worker
 from nnlo_common.transport._endpoint import Link, RankWorld
 
 __all__ = ["Member", "Plan", "join", "launched"]
@@ -192,17 +193,18 @@ def _join_as_server(
             _link(plan, shard.server, mine, serving=True),
             _link(plan, shard.server, shard, serving=False),
         ]
+    center = plan.parameters.vector[mine.place]
+    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
     desk: Desk | Clerk
     if index == 0:
         asking = [*cell.workers, *cell.servers[1:]]
         links += [_desk_link(plan, shards, rank, serving=True) for rank in asking]
-        desk = _desk(world, plan, cell, shards)
+        desk = _desk(world, plan, cell, shards, rule)
     else:
         links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
         desk = _clerk(world, plan, cell, shards)
-    center = plan.parameters.vector[mine.place]
     server = Server(
-        plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place)),
+        rule,
         cell.workers,
         rank=world.rank,
         shard=index,
@@ -213,10 +215,16 @@ def _join_as_server(
     return Serving(world.open(links), server, plan.parameters, others, desk), server
 
 
-def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Desk:
+def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:
     ranks = [*cell.servers, *cell.workers]
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
-    return Desk(world.rank, len(shards), ranks, {"mean": Means(ranks), "average": Averages(start)})
+    counters: dict[str, Counter] = {
+        "mean": Means(ranks),
+        "average": Averages(start),
+        # Where workers wait for each other in their steps, none may wait outside of them for another's.
+        "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
+    }
+    return Desk(world.rank, len(shards), ranks, counters)
 
 
 def _clerk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Clerk:

@@ -11,6 +11,7 @@ import torch
 
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._flat import Vector
+from nnlo_common._forking import advise_on_fork
 from nnlo_common._joining import Member, Plan, join
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
@@ -77,6 +78,8 @@ class Team:
         self._started = self._epoch_open = self._schedules = False
         self._samples = self._samples_before = self._steps_in_epoch = 0
         self._options = options_of(optimizer)
+        if world.own_process:
+            advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
 
     @property
     def serves(self) -> bool:

@@ -17,7 +17,7 @@ from nnlo_common._roles import say
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge
-from nnlo_torch._evaluation import Sums, evaluating
+from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
 from nnlo_torch._team import Team
 
@@ -94,7 +94,7 @@ class Wrapper(torch.optim.Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
         self._model = None
-        self._stopped = self._agreed = False
+        self._stopped = self._agreed = self._looping = False
         self._steps = self._samples = 0
         self._aside: list[Future[Any]] = []
 
@@ -185,14 +185,22 @@ class Wrapper(torch.optim.Optimizer):
             batches: what this worker takes; see `ShardIterable`.
         """
         self.begin_epoch()
-        if not self.serves:
+        if self.serves:
+            return
+        self._looping = True
+        try:
             for batch in batches:
                 if self.stopped:
                     break
+                self._count(samples_in(batch))
                 yield batch
+        finally:
+            self._looping = False
 
     def begin_epoch(self) -> None:
         """Begin an epoch: on a server rank serve it to its end; samplers call this."""
+        if self._looping:
+            return  # `epoch` has begun it
         self._agreed = False
         self._collect_aside(wait=False)
         if self._team is not None:
@@ -202,6 +210,10 @@ class Wrapper(torch.optim.Optimizer):
 
     def take(self, samples: int) -> None:
         """Count samples that this rank has taken; samplers call this."""
+        if not self._looping:
+            self._count(samples)
+
+    def _count(self, samples: int) -> None:
         self._samples += samples
         if self._team is not None:
             self._team.take(samples)
@@ -300,6 +312,11 @@ class Wrapper(torch.optim.Optimizer):
         self._aside.append(future)
         self._collect_aside(wait=False)
         return future
+
+    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask the first server something; samplers do."""
+        assert self._team is not None  # nobody asks where there is nobody else
+        return self._team.ask(content)
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call something from time to time on the ranks that serve, while they do."""

@@ -44,6 +44,7 @@ class MPIWorld:
     """
 
     own_process = True
+    survives_loss = False
 
     def __init__(self, world: World) -> None:
         self.facts = world
