@@ -52,6 +52,9 @@ class Part(Protocol):
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
 
+    def begin_epoch(self) -> None:
+        """Begin an epoch."""
+
     def end_epoch(self) -> None:
         """Tell, or wait for, the end of an epoch."""
 
@@ -112,6 +115,9 @@ class Alone:
         check_weight(0, weight)
         self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
+
+    def begin_epoch(self) -> None:
+        """Nobody has to be asked."""
 
     def end_epoch(self) -> None:
         """Nobody has to be told."""

@@ -56,6 +56,9 @@ class Serving:
             f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
         )
 
+    def begin_epoch(self) -> None:
+        """Do nothing: the epoch is served when it ends."""
+
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1

@@ -38,6 +38,10 @@ class Working:
         self._work(self._worker.step(local_step))
         self._steps += 1
 
+    def begin_epoch(self) -> None:
+        """Go on from where the last epoch has ended."""
+        self._work(self._worker.begin_epoch())
+
     def end_epoch(self) -> None:
         """Tell the servers."""
         self._work(self._worker.finish_epoch())

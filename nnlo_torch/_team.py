@@ -137,6 +137,8 @@ class Team:
             self._publish()
             return
         self._epoch_open = True
+        self._part.begin_epoch()
+        self.bridge.publish()
         if not self._schedules:
             self._options = options_of(self.optimizer)
 

@@ -72,6 +72,7 @@ class Conversation:
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # where a look at the centre goes
+        self._refreshes = False  # whether the worker goes on from what it sees
         self._look_at = 0  # and the sequence that it was asked with
         self._asked: deque[tuple[Kind, int]] = deque()  # requests whose reply has not come
         self._replies: deque[Received] = deque()  # replies that came and are not absorbed
@@ -146,6 +147,11 @@ class Conversation:
             return self._granted(event)
         self._replies.append(event)
         return self._absorb(self.rule.pipeline)
+
+    def refresh(self) -> list[Action]:
+        """Ask for the centre as it is once all have finished the epoch, to go on from it."""
+        self._refreshes = True
+        return self.look(self.parameters, when_all_are_there=True)
 
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> list[Action]:
         """Ask for a copy of the centre that is not absorbed.
@@ -265,6 +271,8 @@ class Conversation:
         assert self._look_into is not None  # look has set it
         assert event.message.vector is not None  # the reply to a pull is a CENTER
         np.copyto(self._look_into, event.message.vector)
+        if self._refreshes:
+            self.pulled_at, self._refreshes = event.message.clock, False
         self._look_into, self._look_at = None, 0
         return [Release(self.shard.server, event.frame)]
 
@@ -322,7 +330,7 @@ class Conversation:
             self.weight,
             self.shard.index,
             False,
-            joining and self.resumes,
+            (joining and self.resumes) or (kind is Kind.VIEW and self._refreshes),
             self.samples,
             vector,
         )

@@ -72,7 +72,7 @@ class Message:
         weight: the sender's share in a mean.
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
-        resume: JOIN: I have parameters of my own and keep them.
+        resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.
         samples: requests: how many samples the sender has taken so far.
         vector: the numbers, if the kind has any.
     """

@@ -283,7 +283,8 @@ class Server:
         ]
         self._views = [event for event in self._views if event not in shown]
         for event in shown:
-            self.peers[event.message.sender].views += 1
+            # Who goes on from it begins an epoch; the others evaluate.
+            self.peers[event.message.sender].views += not event.message.resume
         return [self._center_to(event) for event in shown]
 
     def _commit_ready(self) -> list[Action]:
@@ -294,6 +295,7 @@ class Server:
             if not chosen:
                 break
             self._pending = [event for event in self._pending if event not in chosen]
+            self.rule.absent = self.awaited - len(self._behind())
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
@@ -305,14 +307,18 @@ class Server:
         Whoever is ahead by an epoch is not waited for, and waits: so the last step of an epoch, which some
         workers do not have, is made by those who have it, whatever the others do meanwhile.
         """
-        awaited = [rank for rank, peer in self.peers.items() if peer.standing in AWAITED]
-        epoch = min((self.peers[rank].epochs for rank in awaited), default=0)
-        behind = [rank for rank in awaited if self.peers[rank].epochs == epoch]
+        behind = self._behind()
         heads = [event for event in self._heads() if event.message.sender in behind]
         needed = self.rule.quorum(len(behind))
         if not heads or len(heads) < needed:
             return []
         return sorted(heads[:needed], key=lambda event: event.message.sender)
+
+    def _behind(self) -> list[int]:
+        """The workers that are still in the earliest epoch that anybody is in."""
+        awaited = [rank for rank, peer in self.peers.items() if peer.standing in AWAITED]
+        epoch = min((self.peers[rank].epochs for rank in awaited), default=0)
+        return [rank for rank in awaited if self.peers[rank].epochs == epoch]
 
     def _heads(self) -> list[Received]:
         """The oldest contribution of each worker, in order of arrival."""

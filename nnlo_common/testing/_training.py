@@ -271,6 +271,7 @@ def _program(
         worker.parameters.vector[:] = begin
     done = count()
     for steps_of_epoch in [steps] if isinstance(steps, int) else steps:
+        yield from worker.begin_epoch()
         for _ in range(steps_of_epoch):
             yield Compute()
             worker.gradient.vector[:] = gradient(worker.gradient_point(), worker.rank)
