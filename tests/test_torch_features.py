@@ -621,7 +621,7 @@ def test_with_one_worker_centre_and_worker_have_the_bits_of_the_plain_loop(featu
     assert same(center, want)
     assert same(own, want)
     assert same(seen, want_seen)
-    assert same(state, want_state)
+    assert same(state["state"], want_state["state"])  # a rate set after the last step need not be known
 
 
 @pytest.mark.parametrize("feature", every("worker"))
@@ -642,8 +642,8 @@ def test_two_workers_train(feature):
 
 # -- compiled models ----------------------------------------------------------------------------------
 
-# Ranks are threads of one process here, and torch.compile is not made for threads: while one compiles, the
-# patches by which it traces are seen by the others. So only one rank at a time goes through a model.
+# Ranks are threads of one process here. That torch.compile can trace, and autograd build compiled graphs, in
+# several threads at once is promised nowhere, so only one rank at a time goes through a model.
 ONE_AT_A_TIME = threading.RLock()
 HEADERS = Path(sysconfig.get_path("include"), "Python.h")
 INDUCTOR = pytest.mark.skipif(
@@ -709,9 +709,9 @@ def _forget_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     from torch._inductor import config
 
-    monkeypatch.setattr(config, "compile_threads", 1)  # no pool of processes that outlives the test
     torch._dynamo.reset()
-    yield
+    with config.patch(compile_threads=1):  # no pool of processes that outlives the test
+        yield
     torch._dynamo.reset()
 
 
