@@ -23,6 +23,10 @@ if "torch" not in FRAMEWORKS:  # before the next import, which needs expecttest
     pytest.skip("torch is not in NNLO_TEST_FRAMEWORKS", allow_module_level=True)
 import torch_cases as cases  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
+from torch.optim.optimizer import (  # noqa: E402
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.testing._internal import common_optimizers as theirs  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
@@ -645,8 +649,8 @@ def test_what_a_hook_changes_takes_effect():
 def test_a_hook_on_all_optimizers_runs_once_a_step():
     seen = []
     handles = [
-        torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: seen.append("pre")),
-        torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: seen.append("post")),
+        register_optimizer_step_pre_hook(lambda *_: seen.append("pre")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("post")),
     ]
     try:
         optimizer, params = pair()
