@@ -89,9 +89,20 @@ class CenterOptimizer:
             for position, tensor in enumerate(group["params"]):
                 index = of_tensor[id(tensor)]
                 if self._bridge.roads[index] is not Road.VIEW:
-                    group["params"][position] = torch.nn.Parameter(
-                        self._bridge.views[index], tensor.requires_grad
-                    )
+                    master = torch.nn.Parameter(self._bridge.views[index], tensor.requires_grad)
+                    group["params"][position] = master
+                    if tensor in self._optimizer.state:
+                        self._optimizer.state[master] = _as_master(self._optimizer.state.pop(tensor))
                 masters[index] = group["params"][position]
                 masters[index].grad = None
         return [masters[index] for index in self._mine]
+
+
+def _as_master(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter as that of its float32 master."""
+    return {
+        name: value.to("cpu", torch.float32)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+        for name, value in state.items()
+    }

@@ -125,6 +125,7 @@ class Team:
             raise ConfigurationError("the training is over; make a new optimizer")
         if not self._started:
             self._started = True
+            self.bridge.absorb()  # 16-bit weights may have been loaded since
             self._part.start()
             self.bridge.publish()
 

@@ -7,9 +7,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._joining import launched
@@ -89,7 +91,7 @@ class Wrapper(torch.optim.Optimizer):
 
     def _begin(self, optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> None:
         self._team = None
-        super().__init__(optimizer.param_groups, optimizer.defaults)
+        super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
         self.optimizer, self.algorithm = optimizer, algorithm
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
@@ -102,6 +104,28 @@ class Wrapper(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step with the gradients that lie in the parameters."""
+        # The global hooks are called by your optimizer, if it steps here.
+        steps_here = self._team is None or self.algorithm.optimizer_runs == "worker"
+        before, after = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
+        kwargs: dict[str, Any] = {}
+        for hook in chain(() if steps_here else _global_optimizer_pre_hooks.values(), before.values()):
+            changed = hook(self, args, kwargs)
+            if changed is not None:
+                if not isinstance(changed, tuple) or len(changed) != 2:
+                    raise RuntimeError(
+                        f"{type(self).step} must return None or a tuple of (new_args, new_kwargs), but got {changed}."
+                    )
+                args, kwargs = changed
+        result = self._step(*args[1:], **kwargs)
+        for hook in chain(after.values(), () if steps_here else _global_optimizer_post_hooks.values()):
+            hook(self, args, kwargs)
+        return result
+
+    # Keeps torch from wrapping it in hooks of its own, of which the global ones would be called twice.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._agreed = False
         if self._team is None:
             self._steps += 1

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -418,22 +418,12 @@ def plateau(optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """A training, and in which `modes` it is known not to work yet, and why."""
+    """A training."""
 
     loop: Callable[..., Any] = ordinary
     model: Callable[[], Any] = cases.model_of
     optimizer: Callable[[Any], Any] = momentum_of
-    fails: dict[str, str] = field(default_factory=dict)
 
-
-ZEROS = (
-    "a parameter without a gradient in a step comes to the centre with zeros, so momentum and decay move it"
-)
-NOT_NONE = "wrapping gives all parameters gradients of zeros, where those of a plain loop are None"
-FORGETS = "zero_grad(set_to_none=False) counts parameters as unused, where a plain loop steps them with zeros"
-HIDES = "Bridge.only_used hides gradients that no backward pass has put there, or not the hook of one"
-COPY = "Optimizer.__getstate__ keeps defaults, state and groups only, so a copy has lost what it wraps"
-RATES = "the server's optimizer does not hear of rates that the loop sets between two of its batches"
 
 PARAMETERS_IN_GROUPS = {
     "two groups": lambda model: torch.optim.AdamW(
@@ -491,95 +481,62 @@ FEATURES = {
         loop=functools.partial(zeroed, zero=lambda m, o: None),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
     ),
-    "gradients by hand": Feature(loop=by_hand, fails={"worker": HIDES}),
+    "gradients by hand": Feature(loop=by_hand),
     "gradients changed in place": Feature(loop=changed_in_place),
     "two steps with one gradient": Feature(loop=stepped_twice),
     "a gradient penalty": Feature(loop=penalised),
     "activations computed again": Feature(loop=recomputed),
     "hooks of gradients": Feature(loop=hooked_gradients),
-    "frozen parameters": Feature(model=frozen, fails={"center": NOT_NONE, "worker": NOT_NONE}),
-    "frozen parameters, AdamW": Feature(
-        model=frozen, optimizer=adamw_of, fails={"center": NOT_NONE, "worker": NOT_NONE}
-    ),
+    "frozen parameters": Feature(model=frozen),
+    "frozen parameters, AdamW": Feature(model=frozen, optimizer=adamw_of),
     "parameters frozen later": Feature(loop=frozen_later),
-    "parameters thawed later": Feature(loop=thawed, model=frozen, fails={"worker": HIDES}),
+    "parameters thawed later": Feature(loop=thawed, model=frozen),
     "tied parameters": Feature(model=tied),
     "tied parameters, AdamW": Feature(model=tied, optimizer=adamw_of),
-    "unused parameters": Feature(model=Branches, fails={"center": ZEROS, "worker": NOT_NONE}),
-    "unused parameters, AdamW": Feature(
-        model=Branches, optimizer=adamw_of, fails={"center": ZEROS, "worker": NOT_NONE}
-    ),
+    "unused parameters": Feature(model=Branches),
+    "unused parameters, AdamW": Feature(model=Branches, optimizer=adamw_of),
     "unused parameters, zero_grad of the model": Feature(
         model=Branches,
         loop=functools.partial(zeroed, zero=lambda m, o: m.zero_grad()),
-        fails={"center": ZEROS},
     ),
     "unused parameters, zero_grad to zeros": Feature(
         model=Branches,
         loop=functools.partial(zeroed, zero=lambda m, o: o.zero_grad(set_to_none=False)),
-        fails={"center": ZEROS, "worker": FORGETS},
     ),
-    "unused parameters, clipping": Feature(
-        model=Branches, loop=functools.partial(clipped, clip=norm), fails={"center": ZEROS}
-    ),
-    "unused parameters, a scaler": Feature(
-        model=Branches, loop=functools.partial(scaled, overflow=(4,)), fails={"center": ZEROS}
-    ),
+    "unused parameters, clipping": Feature(model=Branches, loop=functools.partial(clipped, clip=norm)),
+    "unused parameters, a scaler": Feature(model=Branches, loop=functools.partial(scaled, overflow=(4,))),
     "channels last": Feature(model=channels_last),
     "an LSTM": Feature(model=Recurrent, optimizer=adamw_of),
     "weight norm": Feature(model=weight_normed),
     "batch norm": Feature(model=normalised),
     "a running mean of the model": Feature(loop=averaged),
     "copies of the model": Feature(loop=model_copied),
-    "copies of the optimizer": Feature(
-        loop=optimizer_copied, fails={"alone": COPY, "center": COPY, "worker": COPY, "two": COPY}
-    ),
+    "copies of the optimizer": Feature(loop=optimizer_copied),
     "copies of the optimizer, AdamW": Feature(
         loop=optimizer_copied,
         optimizer=adamw_of,
-        fails={"alone": COPY, "center": COPY, "worker": COPY, "two": COPY},
     ),
     **{name: Feature(optimizer=make) for name, make in PARAMETERS_IN_GROUPS.items()},
-    "a rate per batch: OneCycleLR": Feature(
-        loop=functools.partial(scheduled, make=one_cycle), fails={"center": RATES}
-    ),
+    "a rate per batch: OneCycleLR": Feature(loop=functools.partial(scheduled, make=one_cycle)),
     "a rate per batch: OneCycleLR, AdamW": Feature(
-        loop=functools.partial(scheduled, make=one_cycle), optimizer=adamw_of, fails={"center": RATES}
+        loop=functools.partial(scheduled, make=one_cycle), optimizer=adamw_of
     ),
-    "a rate per batch: CyclicLR": Feature(
-        loop=functools.partial(scheduled, make=cycle), fails={"center": RATES}
-    ),
-    "a rate per batch: LambdaLR": Feature(
-        loop=functools.partial(scheduled, make=warm_up), fails={"center": RATES}
-    ),
+    "a rate per batch: CyclicLR": Feature(loop=functools.partial(scheduled, make=cycle)),
+    "a rate per batch: LambdaLR": Feature(loop=functools.partial(scheduled, make=warm_up)),
     "a rate per batch: LambdaLR, two groups": Feature(
         loop=functools.partial(scheduled, make=warm_up),
         optimizer=PARAMETERS_IN_GROUPS["two groups"],
-        fails={"center": RATES},
     ),
     "a rate per batch: ReduceLROnPlateau": Feature(
-        loop=functools.partial(scheduled, make=plateau, measure=True), fails={"center": RATES}
+        loop=functools.partial(scheduled, make=plateau, measure=True)
     ),
-    "a rate per batch: by hand": Feature(loop=warmed_up_by_hand, fails={"center": RATES}),
-}
-MODES = {
-    "alone": "a world of one",
-    "center": "one worker; the optimizer runs on the server",
-    "worker": "one worker; the optimizer runs there, and nothing is exchanged but at the end",
-    "two": "two workers",
+    "a rate per batch: by hand": Feature(loop=warmed_up_by_hand),
 }
 
 
-def every(mode):
-    """The features, marked where they do not work in this mode yet."""
-    return [
-        pytest.param(
-            feature,
-            id=name,
-            marks=pytest.mark.xfail(strict=True, reason=feature.fails[mode]) if mode in feature.fails else (),
-        )
-        for name, feature in FEATURES.items()
-    ]
+def every():
+    """The features, by name."""
+    return [pytest.param(feature, id=name) for name, feature in FEATURES.items()]
 
 
 def plain(feature):
@@ -605,7 +562,7 @@ def on_ranks(size, feature, wrap=nt.Downpour):
         return cluster.run(program, timeout_s=20)
 
 
-@pytest.mark.parametrize("feature", every("alone"))
+@pytest.mark.parametrize("feature", every())
 def test_alone_it_is_the_plain_loop(feature):
     model = feature.model()
     optimizer = nt.Downpour(feature.optimizer(model))
@@ -614,7 +571,7 @@ def test_alone_it_is_the_plain_loop(feature):
     assert same((values(model), seen, optimizer.state_dict()), plain(feature))
 
 
-@pytest.mark.parametrize("feature", every("center"))
+@pytest.mark.parametrize("feature", every())
 def test_with_one_worker_centre_and_worker_have_the_bits_of_the_plain_loop(feature):
     (center, _, state), (own, seen, _) = on_ranks(2, feature)
     want, want_seen, want_state = plain(feature)
@@ -624,13 +581,13 @@ def test_with_one_worker_centre_and_worker_have_the_bits_of_the_plain_loop(featu
     assert same(state["state"], want_state["state"])  # a rate set after the last step need not be known
 
 
-@pytest.mark.parametrize("feature", every("worker"))
+@pytest.mark.parametrize("feature", every())
 def test_an_optimizer_on_a_worker_has_the_bits_of_the_plain_loop(feature):
     *_, got = on_ranks(2, feature, functools.partial(nt.EASGD, every=1000))
     assert same(got, plain(feature))
 
 
-@pytest.mark.parametrize("feature", every("two"))
+@pytest.mark.parametrize("feature", every())
 def test_two_workers_train(feature):
     model = feature.model()
     before = cases.loss_of(model, X, Y)
@@ -816,27 +773,17 @@ def saved(dtype):
     return copy.deepcopy((model.to(dtype).state_dict(), optimizer.state_dict()))
 
 
-LOST_WHERE_COPIED = pytest.mark.xfail(
-    strict=True,
-    reason="Bridge copies 16-bit parameters when they are wrapped; what is loaded later is not seen",
-)
-LOST_STATE = pytest.mark.xfail(
-    strict=True,
-    reason="CenterOptimizer puts masters in the place of 16-bit parameters, but leaves their state behind",
-)
-
-
 @pytest.mark.parametrize(
     ("when", "dtype", "size"),
     [
         ("before wrapping", torch.float32, 1),
         ("before wrapping", torch.float32, 2),
         ("before wrapping", torch.bfloat16, 1),
-        pytest.param("before wrapping", torch.bfloat16, 2, marks=LOST_STATE),
+        pytest.param("before wrapping", torch.bfloat16, 2),
         ("after wrapping", torch.float32, 1),
         ("after wrapping", torch.float32, 2),
         ("after wrapping", torch.bfloat16, 1),
-        pytest.param("after wrapping", torch.bfloat16, 2, marks=LOST_WHERE_COPIED),
+        pytest.param("after wrapping", torch.bfloat16, 2),
     ],
 )
 def test_a_training_goes_on_from_what_all_ranks_load(when, dtype, size):
@@ -927,7 +874,7 @@ def test_a_saved_model_is_a_copy_without_the_flat_vector():
 
 @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD"])
 @pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.xfail(strict=True, reason=NOT_NONE))])
+@pytest.mark.parametrize("size", [1, 2])
 def test_zero_grad_leaves_the_gradients_that_the_plain_optimizer_leaves(size, to_none, wrapper):
     def gradients(model, optimizer, sampler):
         seen = [[param.grad for param in model.parameters()]]
@@ -972,10 +919,6 @@ def test_steps_that_one_of_two_workers_skips_hold_up_nobody(wrapper):
 
 # -- batch norm's running statistics ------------------------------------------------------------------
 
-BUFFERS = pytest.mark.xfail(
-    strict=True, reason="buffers stay on their worker; the server's are never written"
-)
-
 
 def statistics(model):
     return [model[1].running_mean.clone(), model[1].running_var.clone()]
@@ -995,7 +938,6 @@ def normalising(model, optimizer, sampler):
     return seen
 
 
-@BUFFERS
 @pytest.mark.parametrize("wrapper", ["Downpour", "Synchronous"])
 def test_with_one_worker_the_server_has_the_running_statistics_of_the_plain_loop(wrapper):
     feature = Feature(model=normalised, loop=normalising)
@@ -1006,7 +948,6 @@ def test_with_one_worker_the_server_has_the_running_statistics_of_the_plain_loop
     assert [entry[2] for entry in server[1]] == [0, 0]  # a count is not a mean
 
 
-@BUFFERS
 @pytest.mark.parametrize("batches", [10, 9])
 def test_with_two_workers_the_server_has_the_mean_of_their_running_statistics_by_samples(batches):
     def program(world):

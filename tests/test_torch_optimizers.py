@@ -297,29 +297,9 @@ class Branches(Product):
         return self.last(torch.tanh(hidden)) * self.scale
 
 
-def zeros_do_nothing(name, kwargs):
-    return name in ("SGD", "Adagrad") and {key for key, value in kwargs.items() if value} <= {
-        "lr",
-        "fused",
-        "foreach",
-    }
-
-
-UNUSED_COME_AS_ZEROS = pytest.mark.xfail(
-    strict=True,
-    reason="at the centre unused parameters have gradients of zeros, which move what has a memory",
-)
-
-
 @pytest.mark.parametrize(
     ("wrapper", "case"),
-    [
-        pytest.param(
-            "Downpour", case, marks=() if zeros_do_nothing(*EXCHANGED[case]) else UNUSED_COME_AS_ZEROS
-        )
-        for case in EXCHANGED
-    ]
-    + [("EASGD", case) for case in EXCHANGED],
+    [(wrapper, case) for wrapper in ("Downpour", "EASGD") for case in EXCHANGED],
 )
 def test_parameters_unused_in_some_steps_are_left_alone_in_them(case, wrapper):
     name, kwargs = EXCHANGED[case]
@@ -334,16 +314,7 @@ def in_bfloat16(name):
     return model_for(name).to(torch.bfloat16)
 
 
-LOSES_STATE = pytest.mark.xfail(
-    strict=True,
-    reason="CenterOptimizer puts float32 masters in the place of the parameters, but not in that of the "
-    "keys of the state that Adagrad has had since it was made",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=LOSES_STATE if name == "Adagrad" else ()) for name in INFOS]
-)
+@pytest.mark.parametrize("name", INFOS)
 def test_every_optimizer_steps_the_float32_centre_of_a_16_bit_model(name):
     x, y = cases.data()
     model = in_bfloat16(name)
@@ -396,9 +367,6 @@ ERRORS = {
     for name, info in INFOS.items()
     for number, case in enumerate(info.optim_error_inputs_func(device="cpu", dtype=torch.float32))
 }
-WARNED_TWICE = pytest.mark.xfail(
-    strict=True, reason="Wrapper.__init__ gives the groups to Optimizer.__init__, which checks them once more"
-)
 
 
 def outcome(act):
@@ -412,15 +380,7 @@ def outcome(act):
     return None, "", [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case, marks=WARNED_TWICE if "duplicate parameters" in case and "across" not in case else ()
-        )
-        for case in ERRORS
-    ],
-)
+@pytest.mark.parametrize("case", ERRORS)
 def test_errors_are_those_of_the_plain_optimizer(case):
     name, number = ERRORS[case]
 
@@ -556,10 +516,6 @@ def test_names_of_parameters_are_kept():
 
 
 HOOKS = ["step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_pre", "load_post"]
-HOOKS_ARE_LOST = pytest.mark.xfail(
-    strict=True,
-    reason="Wrapper.state_dict and load_state_dict run the hooks of the wrapped optimizer, not their own",
-)
 
 
 def hooked(wrap, place):
@@ -595,11 +551,7 @@ def hooked(wrap, place):
 
 @pytest.mark.parametrize(
     ("place", "hook"),
-    [("wrapped", hook) for hook in HOOKS]
-    + [
-        pytest.param("wrapper", hook, marks=() if hook.startswith("step") else HOOKS_ARE_LOST)
-        for hook in HOOKS
-    ],
+    [(place, hook) for place in ("wrapped", "wrapper") for hook in HOOKS],
 )
 def test_hooks_run_as_often_as_on_the_plain_optimizer(hook, place):
     def only(seen):
@@ -610,7 +562,6 @@ def test_hooks_run_as_often_as_on_the_plain_optimizer(hook, place):
     assert got == want
 
 
-@HOOKS_ARE_LOST
 def test_what_a_hook_changes_takes_effect():
     def run(wrap):
         optimizer, params = pair(wrap)
@@ -643,9 +594,6 @@ def test_what_a_hook_changes_takes_effect():
     assert same(run(nt.Downpour), run(lambda optimizer: optimizer))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="alone, Wrapper.step and the step of the wrapped optimizer both run the global hooks"
-)
 def test_a_hook_on_all_optimizers_runs_once_a_step():
     seen = []
     handles = [
@@ -668,10 +616,6 @@ COPIES = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Optimizer.__getstate__ keeps defaults, state and groups only, so a copy has lost what it wraps",
-)
 @pytest.mark.parametrize("wrapper", ["Downpour", *WRAPPERS])
 @pytest.mark.parametrize("copied", COPIES)
 def test_copies_are_wrappers_that_go_on_as_the_plain_optimizer_does(copied, wrapper):
