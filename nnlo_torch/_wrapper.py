@@ -114,7 +114,8 @@ class Wrapper(torch.optim.Optimizer):
             if changed is not None:
                 if not isinstance(changed, tuple) or len(changed) != 2:
                     raise RuntimeError(
-                        f"{type(self).step} must return None or a tuple of (new_args, new_kwargs), but got {changed}."
+                        f"{type(self).step} must return None or a tuple of (new_args, new_kwargs), "
+                        f"but got {changed}."
                     )
                 args, kwargs = changed
         result = self._step(*args[1:], **kwargs)
