@@ -10,12 +10,10 @@ mpiexec -n 3 python examples/fashion_torch.py --algorithm easgd
 from __future__ import annotations
 
 import argparse
-import time
-from functools import partial
 
 import fashion_data
 import torch
-from fashion_network import evaluate, network
+from fashion_network import measure, network
 from torch.utils.data import DataLoader, TensorDataset
 
 import nnlo_torch as nt
@@ -28,7 +26,7 @@ WRAPPERS = {
     "agn": nt.AGN,
     "dynsgd": nt.DynSGD,
     "localsgd": nt.LocalSGD,
-    "diloco": partial(nt.DiLoCo, every=20),
+    "diloco": lambda optimizer: nt.DiLoCo(optimizer, every=20),
 }
 
 
@@ -36,29 +34,31 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--algorithm", choices=WRAPPERS, default="downpour")
     options.add_argument("--epochs", type=int, default=8)
+    options.add_argument("--target", type=float, default=1.0, help="stop when the accuracy is above this")
     options.add_argument("--data", help="a folder with the full Fashion-MNIST")
     chosen = options.parse_args()
     data = fashion_data.load(chosen.data)
-    x_test, y_test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     train = TensorDataset(torch.from_numpy(data.x_train), torch.from_numpy(data.y_train))
+    test = TensorDataset(torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
 
     model = network()
     optimizer = WRAPPERS[chosen.algorithm](torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5))
-    loader = DataLoader(train, batch_size=25, sampler=nt.ShardSampler(train))
-    optimizer.say(f"{optimizer.algorithm.describe()}; data: {data.source}")
-    start = time.perf_counter()
-    for epoch in range(chosen.epochs):
-        for x, y in loader:
+    train_loader = DataLoader(train, batch_size=25, sampler=nt.ShardSampler(train))
+    test_loader = DataLoader(test, batch_size=500, sampler=nt.ShardSampler(test, evaluation=True))
+    progress = nt.Progress(optimizer, model, lambda center: measure(center, *test[:500])["loss"].item())
+    target, stopping = nt.Target(above=chosen.target), nt.EarlyStopping(patience=5)
+    optimizer.say(f"{optimizer.algorithm.describe()} on {optimizer.size} ranks; data: {data.source}")
+    for _ in range(chosen.epochs):
+        for x, y in train_loader:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
+            measure(model, x, y)["loss"].backward()
             optimizer.step()
-        accuracy, loss = evaluate(model, x_test, y_test)
-        optimizer.say(
-            f"epoch {epoch + 1}  test accuracy {accuracy:.3f}  test loss {loss:.3f}  "
-            f"{time.perf_counter() - start:5.2f} s"
-        )
-    report = optimizer.report()
-    optimizer.say(f"{report.exchanges} exchanges, {report.mean_staleness:.2f} commits stale on average")
+        scores = optimizer.evaluate(lambda batch: measure(model, *batch), test_loader)
+        progress.epoch(scores)
+        if target(scores["accuracy"]) or stopping(scores["loss"]):
+            optimizer.stop()
+            break
+    progress.end(scores)
 
 
 if __name__ == "__main__":

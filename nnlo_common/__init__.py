@@ -30,6 +30,7 @@ from nnlo_common._optimizers import (
 )
 from nnlo_common._participant import Participant
 from nnlo_common._roles import Report
+from nnlo_common._stopping import EarlyStopping, Target
 from nnlo_common._topology import Arrangement, Topology
 from nnlo_common.algorithms import (
     AGN,
@@ -57,6 +58,7 @@ __all__ = [
     "Downpour",
     "DynSGD",
     "EAMSGD",
+    "EarlyStopping",
     "EASGD",
     "FlatVector",
     "Frame",
@@ -77,6 +79,7 @@ __all__ = [
     "SGD",
     "StartupError",
     "Synchronous",
+    "Target",
     "Topology",
     "VectorOptimizer",
 ]

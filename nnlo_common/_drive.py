@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -24,11 +25,13 @@ class Watch:
 
     call: Callable[[], object]
     every_s: float
-    _next_s: float = field(default=0.0, init=False)
+    _next_s: float = field(default=math.inf, init=False)
 
     def look(self) -> float:
         """Call if it is time to; return the seconds until the next call."""
         now_s = time.monotonic()
+        if self._next_s == math.inf:
+            self._next_s = now_s + self.every_s
         if now_s >= self._next_s:
             self._next_s = now_s + self.every_s
             self.call()

@@ -8,7 +8,9 @@ Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves 
 
 from __future__ import annotations
 
+from nnlo_common import EarlyStopping, Target
 from nnlo_torch._iterable import ShardIterable
+from nnlo_torch._progress import Progress
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
@@ -19,10 +21,13 @@ __all__ = [
     "Downpour",
     "DynSGD",
     "EASGD",
+    "EarlyStopping",
     "GEM",
     "LocalSGD",
+    "Progress",
     "ShardIterable",
     "ShardSampler",
     "Synchronous",
+    "Target",
     "Wrapper",
 ]

@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError, Report
+from nnlo_common._drive import Watch
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common.algorithms import Algorithm
@@ -98,6 +99,7 @@ class Wrapper(torch.optim.Optimizer):
         self._model = None
         self._stopped = self._agreed = self._looping = False
         self._steps = self._samples = 0
+        self._watch: Watch | None = None
         self._aside: list[Future[Any]] = []
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
@@ -130,6 +132,8 @@ class Wrapper(torch.optim.Optimizer):
         self._agreed = False
         if self._team is None:
             self._steps += 1
+            if self._watch is not None:
+                self._watch.look()
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if self.serves:
             raise ConfigurationError(
@@ -344,8 +348,10 @@ class Wrapper(torch.optim.Optimizer):
         return self._team.ask(content)
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
-        """Call something from time to time on the ranks that serve, while they do."""
-        if self._team is not None:
+        """Call something from time to time: where this rank serves, while it does; alone, between steps."""
+        if self._team is None:
+            self._watch = Watch(call, every_s)
+        else:
             self._team.watch(call, every_s)
 
     def report(self) -> Report:

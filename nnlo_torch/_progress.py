@@ -1,0 +1,89 @@
+"""A training's progress on the terminal: a line that changes while an epoch is served, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from nnlo_common._progress import Meter, Screen, is_live, table
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Shows how a training goes, on the one rank whose model is the centre; on the others it does nothing.
+
+    While an epoch goes on, one line tells the samples per second of all workers, how old their
+    contributions were, and the loss of the centre, which is measured beside the training on a copy of it.
+
+    Args:
+        optimizer: the wrapper.
+        model: the model, for `loss`.
+        loss: the loss of a model, on few samples: it is called again and again, with copies of the centre.
+        every_s: how often the line changes.
+        live: whether it changes at all; None: if somebody seems to be looking.
+
+    Example:
+        >>> model = torch.nn.Linear(1, 1)
+        >>> import nnlo_torch
+        >>> optimizer = nnlo_torch.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> progress = Progress(optimizer, live=False)
+        >>> progress.epoch({"loss": 0.25})  # doctest: +ELLIPSIS
+        epoch   1 ...  loss 0.2500
+    """
+
+    def __init__(
+        self,
+        optimizer: Wrapper,
+        model: torch.nn.Module | None = None,
+        loss: Callable[[torch.nn.Module], float] | None = None,
+        *,
+        every_s: float = 0.5,
+        live: bool | None = None,
+    ) -> None:
+        self._optimizer, self._model, self._loss = optimizer, model, loss
+        self._speaks = optimizer.role in ("alone", "server 0")
+        self._live = is_live() if live is None else live
+        self._meter, self._screen = Meter(), Screen(live=self._live)
+        self._center_loss: float | None = None
+        self._measuring = False
+        self._epochs = 0
+        if self._speaks and self._live:
+            optimizer.watch(self._look, every_s)
+
+    def epoch(self, scores: Mapping[str, float] | None = None) -> None:
+        """Write the line of an epoch that has ended, with its scores."""
+        self._epochs += 1
+        self._center_loss = None
+        if not self._speaks:
+            return
+        report = self._optimizer.report()
+        told = [f"{name} {value:.4f}" for name, value in (scores or {}).items()]
+        self._screen.settle("  ".join([f"epoch {self._epochs:>3}", self._meter.line(report), *told]))
+        self._meter.mark(report)
+
+    def end(self, scores: Mapping[str, float] | None = None) -> None:
+        """Write a table of what the training has come to."""
+        if not self._speaks:
+            return
+        report = self._optimizer.report()
+        rows = {f"{name} of the centre": f"{value:.4f}" for name, value in (scores or {}).items()}
+        rows["time"] = f"{self._meter.seconds:.1f} s"
+        rows["samples"] = f"{report.samples:,}".replace(",", " ")
+        if self._optimizer.size > 1:
+            rows["exchanges"] = f"{report.exchanges:,}".replace(",", " ")
+            rows["mean staleness"] = f"{report.mean_staleness:.2f}"
+        self._screen.settle(table(rows))
+
+    def _look(self) -> None:
+        told = [] if self._center_loss is None else [f"centre loss {self._center_loss:.4f}"]
+        line = self._meter.line(self._optimizer.report())
+        self._screen.show("  ".join([f"epoch {self._epochs + 1:>3}", line, *told]))
+        if self._loss is not None and self._model is not None and not self._measuring:
+            self._measuring = True
+            self._optimizer.aside(self._loss, self._model, self._measured)
+
+    def _measured(self, loss: float) -> None:
+        self._center_loss, self._measuring = loss, False
