@@ -169,7 +169,8 @@ def _work(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Work
         workers=len(cell.workers),
         local=plan.local_optimizer,
     )
-    return Working(world.open(links, own=(plan.parameters, plan.gradient)), worker)
+    own = (plan.parameters.frame, plan.gradient.frame, *worker.outgoing_frames())
+    return Working(world.open(links, own), worker)
 
 
 def _serve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nnlo_common.protocol._conversation import Conversation, Phase, Shard
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
-from nnlo_common.protocol._messages import REPLIES, Kind, Message, decode, encode
+from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._peers import Standing
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
@@ -18,6 +18,7 @@ __all__ = [
     "Kind",
     "Lost",
     "Message",
+    "ONE_WAY",
     "Phase",
     "REPLIES",
     "Received",

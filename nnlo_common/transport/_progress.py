@@ -1,0 +1,167 @@
+"""A thread that keeps a worker's messages moving while the worker computes.
+
+MPI moves long messages only while somebody calls it, and a worker that computes calls nothing. Where it may
+go on before a reply has come (`lag` of 1 or more) a thread calls MPI in its place, so that the whole round
+trip passes beside the computation.
+
+Requirements that shaped this module:
+
+* There is one door and one holder of it: the worker from its first call to `flush`, the thread from there to
+  the worker's next call. Changing hands is one lock; the door itself knows nothing of threads.
+* The thread only moves bytes and puts messages in order. What they change is changed by the worker, where it
+  would have been changed anyway, so that the numbers are the same with the thread and without.
+* Computing comes first. The thread sleeps on the bell, looks seldom, holds the interpreter for some
+  microseconds at a time, and sleeps for good while nothing is under way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from nnlo_common._flat import Frame
+from nnlo_common.protocol import Event, Message
+from nnlo_common.transport._backoff import LONGEST_S
+from nnlo_common.transport._doorbell import Doorbell
+from nnlo_common.transport._endpoint import Endpoint
+
+__all__ = ["Door", "OverlappedEndpoint"]
+
+# Nobody answers sooner than that...
+_SHORTEST_PAUSE_S = 100e-6
+# ...and from then on a pause is as long as all before it, so that a reply costs a handful of looks.
+_PAUSE_PER_WAITED = 1.0
+# For the thread to end; it does so within a pause, but for a copy of many gigabytes in one call.
+_END_S = 60.0
+
+
+class Door(Endpoint, Protocol):
+    """An endpoint that somebody else may look after, with the owner's consent."""
+
+    bell: Doorbell
+    #: The longest pause while a reply is awaited, which may be announced by the bell.
+    longest_s: float
+
+    def look(self) -> bool:
+        """Let move what is under way and take in what has come; say whether anything still is."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, as far as is known without a look."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether something that was sent has not left yet; nobody rings for that."""
+
+
+class OverlappedEndpoint:
+    """A door that a thread looks after between `flush` and the owner's next call.
+
+    Errors that the thread meets are raised by the owner's next call, and by every one after it.
+
+    Attributes:
+        looks: how often the thread has looked.
+
+    Args:
+        door: what is looked after; nobody else may use it from now on.
+        clock: tells the time.
+    """
+
+    def __init__(self, door: Door, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._door, self._clock = door, clock
+        self.looks = 0
+        self._error: BaseException | None = None
+        self._ending = False
+        self._turn = 0  # how often the door was handed over
+        self._mine = True  # the owner has the door, and holds the lock
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._handed_over = threading.Lock()  # free: the thread is to have a look
+        self._handed_over.acquire()
+        self._thread = threading.Thread(target=self._run, name="nnlo-progress", daemon=True)
+        self._thread.start()
+        # A thread amid a call of MPI must be gone before the library is finalised, however the program ends.
+        atexit.register(self.end)
+
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+        """Send `message`."""
+        self._take_over()
+        self._door.send(peer, message, frame)
+
+    def receive(self, timeout_s: float | None = None) -> Event | None:
+        """Return the next event; None if there was none in time."""
+        self._take_over()
+        return self._door.receive(timeout_s)
+
+    def release(self, peer: int, frame: Frame) -> None:
+        """Give back the memory of a message."""
+        self._take_over()
+        self._door.release(peer, frame)
+
+    def flush(self) -> None:
+        """Hand over to the thread, if anything is under way."""
+        if self._mine and self._door.busy:
+            self._mine = False
+            self._turn += 1
+            self._lock.release()
+            if self._handed_over.locked():
+                self._handed_over.release()
+
+    def close(self) -> None:
+        """End the thread, then let everything leave that was sent, and give all memory back."""
+        self.end()
+        self._take_over()
+        self._door.close()
+
+    def end(self) -> None:
+        """End the thread; the door remains, and its owner has to do everything again."""
+        atexit.unregister(self.end)
+        self._ending = True
+        if self._handed_over.locked():
+            self._handed_over.release()
+        self._door.bell.ring(self._door.bell.address)
+        self._thread.join(_END_S)
+
+    def _take_over(self) -> None:
+        """Have the door again; a look of the thread that is under way is waited for."""
+        if not self._mine:
+            self._lock.acquire()
+            self._mine = True
+        if self._error is not None:
+            raise self._error
+
+    # -- in the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._handed_over.acquire()
+            if self._ending:
+                return
+            try:
+                self._look_after()
+            except BaseException as error:  # the owner's next call raises it
+                self._error = error
+                return
+
+    def _look_after(self) -> None:
+        """Look until nothing is under way any more, or the owner is back."""
+        turn, since_s, woken = 0, 0.0, False
+        while not self._ending:
+            if not self._lock.acquire(blocking=False):
+                if woken:  # the ring was meant for whoever has the door
+                    self._door.bell.ring(self._door.bell.address)
+                return
+            try:
+                self.looks += 1
+                if turn != self._turn or woken:
+                    turn, since_s = self._turn, self._clock()
+                if not self._door.look():
+                    return
+                longest_s = LONGEST_S if self._door.leaving else self._door.longest_s
+            finally:
+                self._lock.release()
+            waited_s = self._clock() - since_s
+            woken = self._door.bell.wait(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), longest_s))
