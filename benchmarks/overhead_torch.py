@@ -108,7 +108,7 @@ def main() -> int:
         print(
             f"{world.library}; torch {torch.__version__}; {options.optimizer}; batches of {BATCH}; "
             f"{options.rounds} rounds of {options.seconds:g} s; load {os.getloadavg()[0]:.2f} before\n"
-            f"{'size':>5} {'every':>5} {'lag':>3} {'plain':>9} {'trained':>9} {'ratio [min, max]':>22}  claim",
+            f"{'size':>5} {'every':>5} {'lag':>3} {'plain':>9} {'trained':>9} {'ratio [min, max]':>22} claim",
             flush=True,
         )
     missed = 0

@@ -30,10 +30,12 @@ from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Door", "OverlappedEndpoint"]
 
-# Nobody answers sooner than that...
+# A look that soon finds nothing: nobody answers sooner.
 _SHORTEST_PAUSE_S = 100e-6
-# ...and from then on a pause is as long as all before it, so that a reply costs a handful of looks.
+# From then on a pause is as long as all before it, so that a reply costs a handful of looks.
 _PAUSE_PER_WAITED = 1.0
+# Waking a thread costs more than letting it doze, so it dozes this long where nothing is under way.
+_LINGER_S = 20e-3
 # For the thread to end; it does so within a pause, but for a copy of many gigabytes in one call.
 _END_S = 60.0
 
@@ -54,7 +56,7 @@ class Door(Endpoint, Protocol):
 
     @property
     def leaving(self) -> bool:
-        """Whether something that was sent has not left yet; nobody rings for that."""
+        """Whether something that was sent had not left when last looked; nobody rings for that."""
 
 
 class OverlappedEndpoint:
@@ -75,12 +77,13 @@ class OverlappedEndpoint:
         self.looks = 0
         self._error: BaseException | None = None
         self._ending = False
-        self._turn = 0  # how often the door was handed over
         self._mine = True  # the owner has the door, and holds the lock
         self._lock = threading.Lock()
         self._lock.acquire()
-        self._handed_over = threading.Lock()  # free: the thread is to have a look
-        self._handed_over.acquire()
+        self._given_s = clock()  # when the door was handed over
+        self._asleep = False  # the thread waits at the gate, or is about to
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self._thread = threading.Thread(target=self._run, name="nnlo-progress", daemon=True)
         self._thread.start()
         # A thread amid a call of MPI must be gone before the library is finalised, however the program ends.
@@ -105,10 +108,10 @@ class OverlappedEndpoint:
         """Hand over to the thread, if anything is under way."""
         if self._mine and self._door.busy:
             self._mine = False
-            self._turn += 1
+            self._given_s = self._clock()
             self._lock.release()
-            if self._handed_over.locked():
-                self._handed_over.release()
+            if self._asleep:  # asked when the lock is free; see _run
+                self._wake()
 
     def close(self) -> None:
         """End the thread, then let everything leave that was sent, and give all memory back."""
@@ -120,8 +123,7 @@ class OverlappedEndpoint:
         """End the thread; the door remains, and its owner has to do everything again."""
         atexit.unregister(self.end)
         self._ending = True
-        if self._handed_over.locked():
-            self._handed_over.release()
+        self._wake()
         self._door.bell.ring(self._door.bell.address)
         self._thread.join(_END_S)
 
@@ -133,35 +135,56 @@ class OverlappedEndpoint:
         if self._error is not None:
             raise self._error
 
+    def _wake(self) -> None:
+        if self._gate.locked():
+            self._gate.release()
+
     # -- in the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            self._handed_over.acquire()
-            if self._ending:
-                return
-            try:
+        try:
+            while not self._ending:
+                # In this order: either `flush` sees that we sleep, or we see what it has handed over.
+                self._asleep = True
+                if not self._has_work():
+                    self._gate.acquire()
+                self._asleep = False
                 self._look_after()
-            except BaseException as error:  # the owner's next call raises it
-                self._error = error
-                return
+        except BaseException as error:  # the owner's next call raises it
+            self._error = error
+
+    def _has_work(self) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._door.busy
+        finally:
+            self._lock.release()
 
     def _look_after(self) -> None:
-        """Look until nothing is under way any more, or the owner is back."""
-        turn, since_s, woken = 0, 0.0, False
+        """Look whenever there may be something to see, until there has been nothing for a while."""
+        door, idle_s, woken = self._door, self._clock(), False
         while not self._ending:
-            if not self._lock.acquire(blocking=False):
-                if woken:  # the ring was meant for whoever has the door
-                    self._door.bell.ring(self._door.bell.address)
+            now_s, pause_s = self._clock(), door.longest_s
+            if self._lock.acquire(blocking=False):
+                try:
+                    if door.busy:
+                        self.looks += 1
+                        if door.look():
+                            idle_s = now_s
+                            pause_s = self._pause_s(now_s - self._given_s, woken)
+                finally:
+                    self._lock.release()
+            elif woken:  # the ring was meant for whoever has the door
+                door.bell.ring(door.bell.address)
                 return
-            try:
-                self.looks += 1
-                if turn != self._turn or woken:
-                    turn, since_s = self._turn, self._clock()
-                if not self._door.look():
-                    return
-                longest_s = LONGEST_S if self._door.leaving else self._door.longest_s
-            finally:
-                self._lock.release()
-            waited_s = self._clock() - since_s
-            woken = self._door.bell.wait(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), longest_s))
+            if now_s - idle_s > _LINGER_S:
+                return
+            woken = door.bell.wait(pause_s)
+
+    def _pause_s(self, waited_s: float, woken: bool) -> float:
+        """How long to wait for something that is under way."""
+        if woken:  # what was announced is about to come
+            return _SHORTEST_PAUSE_S
+        longest_s = LONGEST_S if self._door.leaving else self._door.longest_s
+        return min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), longest_s)
