@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("check", ["overlap", "without", "granted_less", "garbage", "fork"])
+@pytest.mark.parametrize("check", ["overlap", "without", "granted_less", "too_long", "fork"])
 def test_it_goes_well(check, size):
     done = mpiexec(2, PROGRAM, check, str(size), timeout_s=60)
     assert (done.returncode, done.stdout.count(f"<{check}>")) == (0, 2), done.stderr[-3000:]

@@ -22,7 +22,7 @@ class Door:
     """Messages that arrive when they are looked for; notices when two use it at once."""
 
     longest_s = 200e-6
-    leaving = False
+    leaving = near = False
 
     def __init__(self, bell=None):
         self.bell = bell or Doorbell()

@@ -161,16 +161,17 @@ class MPIEndpoint:
         self._comm, self.bell, self._bells = comm, bell, bells
         self._unrung: set[str] = set()  # to whom something was sent since they were rung for
         self._heard_s = time.perf_counter()  # when the last message came
-        self.longest_s = _LONGEST_PAUSE_S if all(link.peer in bells for link in links) else LONGEST_S
+        self.near = all(link.peer in bells for link in links)
+        self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
         self._channels = {(link.peer, link.shard): _Channel(link) for link in links}
-        # Who computes while we answer, or answers while we compute, sleeps whenever something was sent.
-        self._absent = {link.peer for link in links if link.depth > 1}
+        # Who computes while we answer, and has a thread asleep on the bell.
+        self._absent = {link.peer for link in links if link.serving and link.depth > 1}
         self._own = {_address(frame.vector): frame for frame in own}
         self._slots: list[_Slot] = []
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
         self._active: list[MPI.Request] = []
-        self._ready: deque[Received] = deque()
+        self._ready: deque[Frame] = deque()  # what has come, in order
         self._leaving: dict[int, MPI.Request] = {}  # what leaves from frames without a slot, by frame
         self._awaited = 0  # replies that have not come
         for channel in self._channels.values():
@@ -179,8 +180,9 @@ class MPIEndpoint:
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
-        if peer in self._bells:
-            self._announce(peer)
+        absent = peer in self._absent
+        if peer in self._bells and not absent:
+            self._announce(self._bells[peer])
         slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
             slot.replying = True
@@ -188,16 +190,20 @@ class MPIEndpoint:
         else:
             frame = self._frame_for(peer, message)
             self._leaving[id(frame)] = self._start(peer, message, frame)
+        if absent and peer in self._bells:
+            self.bell.ring(self._bells[peer])  # whom it wakes looks once, so not before there is something
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next message; None if none came within `timeout_s`."""
-        if self._ready:
-            return self._ready.popleft()
-        event = self._wait(timeout_s)
-        self._heard_s = time.perf_counter()
-        return event
+        if not self._ready:
+            arrived = self._wait(timeout_s)
+            self._heard_s = time.perf_counter()
+            if not arrived:
+                return None
+        frame = self._ready.popleft()
+        return Received(decode(frame), frame)
 
-    def _wait(self, timeout_s: float | None) -> Event | None:
+    def _wait(self, timeout_s: float | None) -> bool:
         backoff, looks = Backoff(self.longest_s, sleep=self.bell.wait), _LOOKS
         while True:
             for _ in range(looks):
@@ -205,9 +211,9 @@ class MPIEndpoint:
                 if done:
                     self._take(done)
                     if self._ready:
-                        return self._ready.popleft()
+                        return True
             if timeout_s is not None and backoff.waited_s >= timeout_s:
-                return None
+                return False
             if self._unrung and backoff.waited_s > _PATIENCE_S:
                 self._ring()
             looks = _LOOKS if backoff.pause(self._moving) else 1
@@ -241,9 +247,11 @@ class MPIEndpoint:
             if done:
                 self._take(done)
                 self._heard_s = time.perf_counter()
-            if not self._arriving():
+            elif not self._arriving():
                 break
-        return not self._all_left() or self._awaited > 0
+            if not self._awaited:
+                break
+        return self._awaited > 0 or not self._all_left()
 
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
@@ -259,12 +267,12 @@ class MPIEndpoint:
         self.bell.close()
         self._comm.Free()
 
-    def _announce(self, peer: int) -> None:
+    def _announce(self, address: str) -> None:
         """Ring for a message that is about to be sent: at once if the peer may be asleep, else later."""
-        if peer in self._absent or time.perf_counter() - self._heard_s > _DROWSY_S:
-            self.bell.ring(self._bells[peer])
+        if time.perf_counter() - self._heard_s > _DROWSY_S:
+            self.bell.ring(address)
         else:
-            self._unrung.add(self._bells[peer])
+            self._unrung.add(address)
 
     def _ring(self) -> None:
         for address in self._unrung:
@@ -291,10 +299,8 @@ class MPIEndpoint:
             slot.arrived = True
             posted = slot.channel.posted
             while posted and posted[0].arrived:
-                frame = posted.popleft().frame
-                received = Received(decode(frame), frame)
-                self._awaited -= received.message.kind in REPLIES
-                self._ready.append(received)
+                self._ready.append(posted.popleft().frame)
+                self._awaited -= not slot.channel.link.serving
 
     def _moving(self) -> bool:
         """Whether a message is on its way in or out right now, as far as one can see.
