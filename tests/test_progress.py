@@ -29,7 +29,7 @@ class Door:
         self.under_way = 0
         self.ready = deque()
         self.sent = self.taken = 0
-        self.closed = False
+        self.closed = self.flushed = False
         self.fault = None
         self.seen = threading.Semaphore(0)  # released by each look
         self.go_on = threading.Event()  # a look waits for it
@@ -70,7 +70,8 @@ class Door:
             pass
 
     def flush(self):
-        raise AssertionError("the thread is there for that")
+        with self._alone():
+            self.flushed = True
 
     def close(self):
         with self._alone():
@@ -202,6 +203,35 @@ def test_closing_waits_for_a_look_and_ends_the_thread(door):
     door.go_on.set()
     closing.join(LONG_S)
     assert door.closed
+
+
+def test_who_is_soon_back_is_left_alone(door, here, monkeypatch):
+    """Waking the thread would cost a short step more than it saves."""
+    monkeypatch.setattr("nnlo_common.transport._progress._BRIEF_S", LONG_S)
+    monkeypatch.setattr("nnlo_common.transport._progress._NAP_S", 1e-5)
+    door.near = True
+    for turn in range(300):
+        here.send(0, None)
+        here.flush()
+        assert here.receive() == turn
+    assert here.looks == 0
+
+
+def test_who_stays_away_after_all_is_not_left_alone(door, here):
+    door.near, here._absence_s = True, 0.0
+    here.send(0, None)
+    here.flush()
+    assert door.seen.acquire(timeout=LONG_S)
+    assert here.receive() == 0
+    assert 0 < here._absence_s < LONG_S
+
+
+def test_without_the_thread_the_owner_waits_until_all_has_left(door, here):
+    here.end()
+    here.send(0, None)
+    here.flush()
+    assert door.flushed
+    assert here.receive() == 0
 
 
 class PassedOn(Doorbell):

@@ -233,7 +233,7 @@ class MPIEndpoint:
     @property
     def busy(self) -> bool:
         """Whether anything is under way, as far as is known without a look."""
-        return bool(self._awaited or self._leaving)
+        return self._awaited > 0 or bool(self._leaving)
 
     @property
     def leaving(self) -> bool:
@@ -300,7 +300,8 @@ class MPIEndpoint:
             posted = slot.channel.posted
             while posted and posted[0].arrived:
                 self._ready.append(posted.popleft().frame)
-                self._awaited -= not slot.channel.link.serving
+                if self._awaited:  # after a resume there are replies to what was asked before
+                    self._awaited -= 1
 
     def _moving(self) -> bool:
         """Whether a message is on its way in or out right now, as far as one can see.

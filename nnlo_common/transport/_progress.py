@@ -116,7 +116,10 @@ class OverlappedEndpoint:
 
     def flush(self) -> None:
         """Hand over to the thread, if anything is under way."""
-        if self._mine and self._door.busy:
+        if self._ending:
+            self._take_over()
+            self._door.flush()
+        elif self._mine and self._door.busy:
             self._mine = False
             self._given_s = self._clock()
             self._lock.release()
@@ -188,6 +191,9 @@ class OverlappedEndpoint:
                         if door.look():
                             idle_s = now_s
                             pause_s = self._pause_s(now_s - self._given_s, woken)
+                except BaseException as error:
+                    self._error = error  # before the owner can have the door again
+                    raise
                 finally:
                     self._lock.release()
             elif woken:  # the ring was meant for whoever has the door
