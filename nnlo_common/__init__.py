@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from nnlo_common._errors import (
     ConfigurationError,
+    DivergedError,
     MissingExtraError,
     NNLOError,
     PeerLostError,
@@ -52,6 +53,7 @@ __all__ = [
     "Arrangement",
     "ConfigurationError",
     "DiLoCo",
+    "DivergedError",
     "Downpour",
     "DynSGD",
     "EAMSGD",

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 
 from nnlo_common._errors import PeerLostError
-from nnlo_common.protocol import Action, Activity, Event, Lost, Release, Send, Wait, Worker
+from nnlo_common.protocol import Action, Activity, Event, Lost, Received, Release, Send, Wait
 from nnlo_common.transport._endpoint import Endpoint
 
-__all__ = ["perform", "serve", "work"]
+__all__ = ["Watch", "perform", "serve", "work"]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Something to do from time to time while a server waits for messages.
+
+    Attributes:
+        call: what to do.
+        every_s: how often.
+    """
+
+    call: Callable[[], object]
+    every_s: float
+    _next_s: float = field(default=0.0, init=False)
+
+    def look(self) -> float:
+        """Call if it is time to; return the seconds until the next call."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self.every_s
+            self.call()
+        return max(0.0, self._next_s - now_s)
 
 
 def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
@@ -20,11 +44,16 @@ def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
             endpoint.release(action.rank, action.frame)
 
 
-def work(endpoint: Endpoint, worker: Worker, activity: Activity) -> None:
-    """Carry out an activity of `worker`, waiting for replies where it has to.
+def work(
+    endpoint: Endpoint,
+    deliver: Callable[[Received], Iterable[Action]],
+    activity: Activity,
+    servers: Collection[int],
+) -> None:
+    """Carry out an activity of a worker, waiting for replies where it has to.
 
     Raises:
-        PeerLostError: the server it waits for is gone.
+        PeerLostError: one of its servers is gone.
     """
     for action in activity:
         if not isinstance(action, Wait):
@@ -32,17 +61,22 @@ def work(endpoint: Endpoint, worker: Worker, activity: Activity) -> None:
             continue
         event = endpoint.receive()
         if isinstance(event, Lost):
-            if any(event.rank == conversation.shard.server for conversation in worker.conversations):
+            if event.rank in servers:
                 raise PeerLostError(event.rank, "the server of this worker's centre is gone")
         elif event is not None:
-            perform(endpoint, worker.deliver(event))
+            perform(endpoint, deliver(event))
     # The worker now computes, perhaps for long, and what it has sent must not wait for that.
     endpoint.flush()
 
 
-def serve(endpoint: Endpoint, handle: Callable[[Event], None], until: Callable[[], bool]) -> None:
+def serve(
+    endpoint: Endpoint,
+    handle: Callable[[Event], None],
+    until: Callable[[], bool],
+    watch: Watch | None = None,
+) -> None:
     """Hand every event to `handle` until `until()` holds, which is asked before each."""
     while not until():
-        event = endpoint.receive()
+        event = endpoint.receive(None if watch is None else watch.look())
         if event is not None:
             handle(event)

@@ -5,6 +5,7 @@
     ├── MissingExtraError    a feature was asked for whose package is not installed (also an ImportError)
     ├── StartupError         the launcher, the MPI library and the processes do not fit together
     ├── ProtocolError        a message that the protocol does not allow; carries the recent event log
+    ├── DivergedError        the numbers to be exchanged are not finite any more
     └── PeerLostError        another rank died or stopped answering
 
     try:
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "ConfigurationError",
+    "DivergedError",
     "MissingExtraError",
     "NNLOError",
     "PeerLostError",
@@ -78,6 +80,10 @@ class ProtocolError(NNLOError, RuntimeError):
         if not self.story:
             return self.problem
         return "\n  ".join([self.problem, "recent events, oldest first:", *self.story])
+
+
+class DivergedError(NNLOError, ArithmeticError):
+    """The numbers to be exchanged are not finite any more; the centre has been kept from them."""
 
 
 class PeerLostError(NNLOError, RuntimeError):

@@ -10,7 +10,7 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +19,18 @@ import numpy.typing as npt
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._layout import Layout, Segment, described
 
-__all__ = ["FlatVector", "Frame", "Vector"]
+__all__ = ["FlatVector", "Frame", "Vector", "looks_finite"]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
+#: Returns so many zeroed bytes.
+Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 
 ALIGNMENT = 64
 HEADER_BYTES = 64
+
+
+def _zeroed(count: int) -> npt.NDArray[np.uint8]:
+    return np.zeros(count, np.uint8)
 
 
 class Frame:
@@ -34,6 +40,10 @@ class Frame:
         bytes: everything, header first; what a transport sends.
         header: the header part, for struct.
         vector: the float32 part; starts on a cache line too.
+
+    Args:
+        size: how many numbers the vector has.
+        allocate: returns that many zeroed bytes; for memory of a special kind.
 
     Example:
         >>> frame = Frame(3)
@@ -45,8 +55,8 @@ class Frame:
 
     __slots__ = ("bytes", "header", "vector")
 
-    def __init__(self, size: int) -> None:
-        raw = np.zeros(ALIGNMENT + HEADER_BYTES + 4 * size, np.uint8)
+    def __init__(self, size: int, allocate: Allocate = _zeroed) -> None:
+        raw = allocate(ALIGNMENT + HEADER_BYTES + 4 * size)
         start = -raw.ctypes.data % ALIGNMENT
         self.bytes: npt.NDArray[np.uint8] = raw[start : start + HEADER_BYTES + 4 * size]
         self.header: memoryview[int] = self.bytes.data[:HEADER_BYTES]
@@ -75,9 +85,9 @@ class FlatVector:
 
     __slots__ = ("frame", "layout", "vector")
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, allocate: Allocate = _zeroed) -> None:
         self.layout = layout
-        self.frame = Frame(layout.size)
+        self.frame = Frame(layout.size, allocate)
         self.vector = self.frame.vector
 
     @classmethod
@@ -129,3 +139,12 @@ class FlatVector:
                     f"{described(array)}; make a new FlatVector when the model changes"
                 )
         return list(zip(segments, arrays, self.views(), strict=True))
+
+
+def looks_finite(vector: Vector) -> bool:
+    """Say whether a sample of the vector is finite.
+
+    Where a loss is NaN, so is all of its gradient, so a few numbers tell; to look at all of them would take
+    as long as a step of the optimizer.
+    """
+    return bool(np.isfinite(vector[:: vector.size // 16 + 1]).all())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import socket
 import sys
@@ -76,6 +77,8 @@ def guard_launched() -> None:
     from nnlo_common._startup import switched_off  # which imports this module
 
     launch = find_launch(os.environ)
+    if multiprocessing.parent_process() is not None:
+        return  # a data loader's process has its rank's environment, but is none
     if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
         guard(_Launched(launch.rank or 0, launch.size or 0))
 

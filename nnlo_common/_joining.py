@@ -9,16 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector
 from nnlo_common._layout import Layout
+from nnlo_common._leasing import Leasing
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._places import Place, describe_here, locate
-from nnlo_common._roles import Part, Serving, Working
+from nnlo_common._roles import TeamPart
+from nnlo_common._serving import Serving
 from nnlo_common._startup import connect, limit_threads, require_threads
 from nnlo_common._topology import Arrangement, Cell, Topology
-from nnlo_common.algorithms import Algorithm
-from nnlo_common.protocol import Server, Shard, Worker
+from nnlo_common._working import Working
+from nnlo_common.algorithms import Algorithm, CenterRule
+from nnlo_common.protocol import DESK_NUMBERS, Averages, Clerk, Counter, Desk, Means, Server, Shard, Worker
 from nnlo_common.transport._endpoint import Link, RankWorld
 
 __all__ = ["Member", "Plan", "join", "launched"]
@@ -37,6 +42,8 @@ class Plan:
         servers: how many ranks share the serving of the centre.
         center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
         local_optimizer: what moves a worker's parameters; None where something else does.
+        buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
+        options: how many numbers describe an optimizer's options, where workers send them.
         record: keep the order of all requests.
     """
 
@@ -46,6 +53,8 @@ class Plan:
     servers: int = 1
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
+    buffers: FlatVector | None = None
+    options: int = 0
     record: bool = False
 
 
@@ -65,7 +74,7 @@ class Member:
         disengage: to be called when it has left in good order.
     """
 
-    part: Part
+    part: TeamPart
     role: str
     place: Place
     threads: int | None
@@ -138,12 +147,12 @@ def join(world: RankWorld, plan: Plan) -> Member:
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
-    part: Part
+    part: TeamPart
     server: Server | None = None
     if assignment.shard is None:
-        part, role = _work(world, plan, cell, shards), f"worker {assignment.worker}"
+        part, role = _join_as_worker(world, plan, cell, shards), f"worker {assignment.worker}"
     else:
-        part, server = _serve(world, plan, cell, shards, assignment.shard)
+        part, server = _join_as_server(world, plan, cell, shards, assignment.shard)
         role = f"server {assignment.shard}"
     return Member(
         part=part,
@@ -158,8 +167,9 @@ def join(world: RankWorld, plan: Plan) -> Member:
     )
 
 
-def _work(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Working:
+def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Working:
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
+    links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
     worker = Worker(
         world.rank,
         plan.algorithm,
@@ -169,11 +179,12 @@ def _work(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Work
         workers=len(cell.workers),
         local=plan.local_optimizer,
     )
+    clerk = _clerk(world, plan, cell, shards)
     own = (plan.parameters.frame, plan.gradient.frame, *worker.outgoing_frames())
-    return Working(world.open(links, own), worker)
+    return Working(world.open(links, own), worker, clerk)
 
 
-def _serve(
+def _join_as_server(
     world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], index: int
 ) -> tuple[Serving, Server]:
     mine, others = shards[index], [shard for shard in shards if shard.index != index]
@@ -184,8 +195,17 @@ def _serve(
             _link(plan, shard.server, shard, serving=False),
         ]
     center = plan.parameters.vector[mine.place]
+    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    desk: Desk | Clerk
+    if index == 0:
+        asking = [*cell.workers, *cell.servers[1:]]
+        links += [_desk_link(plan, shards, rank, serving=True) for rank in asking]
+        desk = _desk(world, plan, cell, shards, rule)
+    else:
+        links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
+        desk = _clerk(world, plan, cell, shards)
     server = Server(
-        plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place)),
+        rule,
         cell.workers,
         rank=world.rank,
         shard=index,
@@ -193,12 +213,36 @@ def _serve(
         guests=[shard.server for shard in others],
         record=plan.record,
     )
-    return Serving(world.open(links), server, plan.parameters, others), server
+    return Serving(world.open(links), server, plan.parameters, others, desk), server
+
+
+def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:
+    ranks = [*cell.servers, *cell.workers]
+    start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
+    counters: dict[str, Counter] = {
+        "mean": Means(ranks),
+        "average": Averages(start),
+        # Where workers wait for each other in their steps, none may wait outside of them for another's.
+        "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
+    }
+    return Desk(world.rank, len(shards), ranks, counters)
+
+
+def _clerk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Clerk:
+    return Clerk(world.rank, cell.servers[0], len(shards), _buffered(plan))
+
+
+def _buffered(plan: Plan) -> int:
+    return 0 if plan.buffers is None else plan.buffers.vector.size
 
 
 def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
-    size = shard.place.stop - shard.place.start
+    size = max(shard.place.stop - shard.place.start, plan.options)
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
+
+
+def _desk_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+    return Link(peer, len(shards), DESK_NUMBERS + _buffered(plan), 1, serving)
 
 
 def _agree(world: RankWorld, plan: Plan) -> None:
@@ -208,6 +252,7 @@ def _agree(world: RankWorld, plan: Plan) -> None:
         "algorithm": plan.algorithm.describe(),
         "servers": plan.servers,
         "layout": plan.parameters.layout.to_json(),
+        "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
     }
     if world.rank < plan.servers > 1:  # each holds a part of one start
         mine["start"] = hashlib.blake2b(plan.parameters.vector.data, digest_size=8).hexdigest()
@@ -221,6 +266,8 @@ def _agree(world: RankWorld, plan: Plan) -> None:
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
             problem = f"the model differs (here: rank 0, there: that rank): {difference}"
+        elif other["buffers"] != first["buffers"]:
+            problem = "the model's buffers (running statistics and the like) differ from those on rank 0"
         elif other.get("start") not in (None, first.get("start")):
             problem = "the initial parameters, of which each server holds a part, are others than on rank 0"
         else:

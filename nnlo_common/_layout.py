@@ -42,6 +42,8 @@ class Segment:
 class Layout:
     """The segment table: which array lies where in the flat vector.
 
+    Segments may have gaps behind them, for alignment; what lies in a gap travels with the segment before it.
+
     Example:
         >>> layout = Layout.of([np.zeros((2, 3), "f4"), np.zeros(3, "f4")], names=["w", "b"])
         >>> layout.size
@@ -99,7 +101,8 @@ class Layout:
             >>> Layout.of([np.zeros(n, "f4") for n in (5, 1, 1, 4)]).cut(2)
             (slice(0, 6, None), slice(6, 11, None))
         """
-        sizes = [segment.size for segment in self.segments if segment.size and segment.tied_to is None]
+        starts = [segment.offset for segment in self.segments if segment.size and segment.tied_to is None]
+        sizes = np.diff([0, *starts[1:], self.size]).tolist() if starts else []
         if not 1 <= parts <= max(1, len(sizes)):
             raise ConfigurationError(
                 f"the centre was to be cut into {parts} parts at parameter boundaries, but the model has "
@@ -123,13 +126,15 @@ class Layout:
 
     def to_json(self) -> str:
         """Return the table as one line of JSON, for other ranks and for files."""
-        return json.dumps([asdict(segment) for segment in self.segments], separators=(",", ":"))
+        rows = [asdict(segment) for segment in self.segments]
+        return json.dumps({"size": self.size, "segments": rows}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
         """Read what `to_json` wrote."""
-        rows = [Segment(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
-        return cls(tuple(rows), max((row.offset + row.size for row in rows), default=0))
+        table = json.loads(text)
+        rows = [Segment(**{**row, "shape": tuple(row["shape"])}) for row in table["segments"]]
+        return cls(tuple(rows), table["size"])
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that are equal for equal layouts."""

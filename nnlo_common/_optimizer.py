@@ -41,6 +41,14 @@ class VectorOptimizer(Protocol):
         """Take over copies of what `state` returned."""
 
 
+@runtime_checkable
+class Configurable(Protocol):
+    """An optimizer whose options may be sent to it between steps; what the numbers mean is its own affair."""
+
+    def configure(self, options: Vector) -> None:
+        """Take new options."""
+
+
 @dataclass(eq=False)
 class Optimizer:
     """Checks, buffers and state; a subclass adds its slots and its equation."""

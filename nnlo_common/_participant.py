@@ -105,6 +105,7 @@ class Participant:
         member = self._member
         self._end_open_epoch()
         self._epoch_open = True
+        self._running.begin_epoch()
         share: Iterable[_Batch] = ()
         if member is None:
             share = batches

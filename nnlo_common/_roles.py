@@ -1,22 +1,16 @@
-"""The three parts a rank can have in a training: it works, it serves, or it is alone."""
+"""What a rank does in a training, whatever part it has: it works, it serves, or it is alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
-from nnlo_common._drive import perform, serve, work
-from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common.protocol import Event, Kind, Lost, Message, Server, Shard, Worker, check_weight
-from nnlo_common.transport._endpoint import Endpoint
+from nnlo_common.protocol import check_weight
 
-__all__ = ["Alone", "Part", "Report", "Serving", "Working", "say"]
+__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
@@ -28,6 +22,7 @@ class Report:
 
     Attributes:
         steps: gradients computed here.
+        samples: samples taken: by all workers, as the first server knows them, or by this worker.
         exchanges: contributions that this rank's shard of the centre has taken up.
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: how many commits old a contribution was, on average.
@@ -35,6 +30,7 @@ class Report:
     """
 
     steps: int = 0
+    samples: int = 0
     exchanges: int = 0
     dropped: int = 0
     mean_staleness: float = 0.0
@@ -56,6 +52,9 @@ class Part(Protocol):
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
 
+    def begin_epoch(self) -> None:
+        """Begin an epoch."""
+
     def end_epoch(self) -> None:
         """Tell, or wait for, the end of an epoch."""
 
@@ -72,8 +71,32 @@ class Part(Protocol):
     def report(self) -> Report:
         """What was seen so far."""
 
-    def finish(self) -> None:
-        """Leave in good order."""
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Leave in good order; `last` is done while the others can still be asked."""
+
+
+class TeamPart(Part, Protocol):
+    """What a rank can do besides where it is one of several."""
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as it is now into `into`."""
+
+    def view(self, into: Vector) -> None:
+        """Copy the centre into `into` as it is once all have finished the epoch; all ranks get the same."""
+
+    def ask(
+        self, content: Mapping[str, Any], numbers: Vector | None = None
+    ) -> tuple[Mapping[str, Any], Vector]:
+        """Ask the desk."""
+
+    def configure(self, values: Vector) -> None:
+        """Tell the servers what to step this rank's contributions with from now on."""
+
+    def count_samples(self, total: int) -> None:
+        """Tell, with the next messages, how many samples this rank has taken so far."""
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do something from time to time while this rank serves."""
 
 
 class Alone:
@@ -93,6 +116,9 @@ class Alone:
         self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
 
+    def begin_epoch(self) -> None:
+        """Nobody has to be asked."""
+
     def end_epoch(self) -> None:
         """Nobody has to be told."""
 
@@ -109,145 +135,6 @@ class Alone:
         """Return the steps made."""
         return Report(steps=self._steps)
 
-    def finish(self) -> None:
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Nobody has to be told."""
-
-
-class Working:
-    """Computes gradients and exchanges with the servers."""
-
-    def __init__(self, endpoint: Endpoint, worker: Worker) -> None:
-        self._endpoint, self._worker = endpoint, worker
-        self._steps = 0
-
-    def start(self) -> None:
-        """Join; returns once the centre has come."""
-        work(self._endpoint, self._worker, self._worker.join())
-
-    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
-        """Make one step, with the exchange that is due."""
-        self._worker.set_weight(weight)
-        work(self._endpoint, self._worker, self._worker.step(local_step))
-        self._steps += 1
-
-    def end_epoch(self) -> None:
-        """Tell the servers."""
-        work(self._endpoint, self._worker, self._worker.finish_epoch())
-
-    def point(self) -> Vector:
-        """Return the parameters, or what lies ahead of them."""
-        return self._worker.gradient_point()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a server has asked to end, in its latest reply."""
-        return self._worker.stop_requested
-
-    def stop(self) -> None:
-        """Do nothing: this rank sees its own parameters, not the centre."""
-
-    def look(self, into: Vector) -> None:
-        """Copy the centre as it is now into `into`; the training does not notice."""
-        work(self._endpoint, self._worker, self._worker.look(into))
-
-    def report(self) -> Report:
-        """Return the steps made."""
-        return Report(steps=self._steps)
-
-    def finish(self) -> None:
-        """Leave."""
-        work(self._endpoint, self._worker, self._worker.leave())
-        self._endpoint.close()
-
-
-class Serving:
-    """Holds one shard of the centre; between epochs its parameters are the whole centre.
-
-    Args:
-        endpoint: this rank's door.
-        server: the state machine; its centre is a view of `parameters`.
-        parameters: the model's parameters on this rank.
-        others: the shards that other servers hold.
-    """
-
-    def __init__(
-        self, endpoint: Endpoint, server: Server, parameters: FlatVector, others: Sequence[Shard]
-    ) -> None:
-        self._endpoint, self._server, self._parameters = endpoint, server, parameters
-        self._others = {shard.index: shard for shard in others}
-        self._epochs = self._pulls = 0
-        self._missing: set[int] = set()
-
-    def start(self) -> None:
-        """Serve until every worker has asked to join, so that all ranks get here together."""
-        serve(self._endpoint, self._handle, lambda: self._server.gathered)
-
-    def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
-        """Refuse: a server gets no batches."""
-        raise ConfigurationError(
-            f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
-        )
-
-    def end_epoch(self) -> None:
-        """Serve until every worker that is still there has finished one more epoch."""
-        self._epochs += 1
-        serve(self._endpoint, self._handle, lambda: self._server.epoch_finished(self._epochs))
-        self._assemble()
-
-    def point(self) -> Vector:
-        """Return the centre."""
-        return self._parameters.vector
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the workers are being asked to end."""
-        return self._server.stopping
-
-    def stop(self) -> None:
-        """Ask each worker to end, in the next reply to it."""
-        self._server.stopping = True
-
-    def report(self) -> Report:
-        """Return what the shard has seen."""
-        staleness, peers = self._server.staleness, self._server.peers.values()
-        count = sum(staleness.values())
-        mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
-        noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
-        return Report(
-            exchanges=count,
-            dropped=sum(peer.dropped for peer in peers),
-            mean_staleness=mean,
-            noise_scale=noise.value if noise is not None and noise.count else None,
-        )
-
-    def finish(self) -> None:
-        """Serve until every worker has left."""
-        serve(self._endpoint, self._handle, lambda: self._server.finished)
-        self._assemble()
-        self._endpoint.close()
-
-    def _assemble(self) -> None:
-        """Get the other servers' shards, and give them ours: then the parameters are the whole centre."""
-        self._pulls += 1
-        self._missing = set(self._others)
-        for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, self._pulls, shard=shard.index)
-            self._endpoint.send(shard.server, request)
-        serve(self._endpoint, self._handle, self._assembled)
-
-    def _assembled(self) -> bool:
-        return not self._missing and self._server.pulled_by_guests(self._pulls)
-
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, Lost):
-            if event.rank in self._server.peers:
-                perform(self._endpoint, self._server.handle(event))
-            elif any(event.rank == shard.server for shard in self._others.values()):
-                raise PeerLostError(event.rank, "its part of the centre is lost with it")
-        elif event.message.shard == self._server.shard:
-            perform(self._endpoint, self._server.handle(event))
-        else:
-            shard = self._others[event.message.shard]
-            np.copyto(self._parameters.vector[shard.place], event.frame.vector)
-            self._missing.discard(shard.index)
-            self._endpoint.release(shard.server, event.frame)
+        last()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import multiprocessing
 import os
 import shlex
 import sys
@@ -63,6 +64,8 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
     if switched_off(env):
         _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
         return None
+    if multiprocessing.parent_process() is not None and "mpi4py.MPI" not in sys.modules:
+        return None  # a data loader's process has its rank's environment, but is none
     launch = find_launch(env)
     if comm is None and "mpi4py.MPI" not in sys.modules:
         if launch is None or launch.size in (0, 1):

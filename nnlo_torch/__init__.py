@@ -8,6 +8,7 @@ Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves 
 
 from __future__ import annotations
 
+from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
@@ -20,6 +21,7 @@ __all__ = [
     "EASGD",
     "GEM",
     "LocalSGD",
+    "ShardIterable",
     "ShardSampler",
     "Synchronous",
     "Wrapper",

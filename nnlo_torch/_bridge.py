@@ -1,31 +1,59 @@
 """A torch model's parameters and gradients as one flat vector each.
 
-Float32 parameters on the CPU *are* views of the flat vector from here on, and so are their gradients:
-nothing is packed. Others (16 bits, CUDA) are copied at each step; the flat vectors are float32 always.
+There are three roads between a parameter and the vector, which is float32 and lies in the host's memory:
+
+* float32 on the CPU: the parameter *is* a view of the vector;
+* float32 on another device: it is a view of a block there, which is copied to and from page-locked memory as
+  a whole;
+* everything else (16 bits, channels last) is copied tensor by tensor.
+
+A gradient is `None` until a backward pass has made it, as in any loop, and a view from then on. It is moved
+into the vector as soon as it is made, while it is still in the cache: to have autograd add it to zeros that
+lie there already costs four passes over the memory instead of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 
-__all__ = ["Bridge", "named_parameters"]
+__all__ = ["PRESENT", "Bridge", "BufferBridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_LINE = 16  # float32 numbers in a cache line
+#: What says, behind the gradient of a parameter, that there is one. It is added and scaled along with the
+#: gradient and stays above 0; its square is 0 in float32, so that no norm sees it.
+PRESENT = np.float32(2.0**-100)
 
 
-def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters an optimizer steps, with the names it knows or their places."""
+class Road(enum.Enum):
+    """How numbers get from a parameter to the vector and back."""
+
+    VIEW = "the parameter is a view of the vector"
+    BLOCK = "the parameter is a view of a block on its device"
+    COPY = "the parameter is copied"
+
+
+def named_parameters(
+    optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module] = ()
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters an optimizer steps, with their names where anybody knows them."""
+    known = {id(tensor): name for module in reversed(modules) for name, tensor in module.named_parameters()}
     named = []
     for number, group in enumerate(optimizer.param_groups):
-        names = group.get("param_names") or [
+        own = group.get("param_names") or [
             f"parameter {index} of group {number}" for index in range(len(group["params"]))
         ]
-        named += list(zip(names, group["params"], strict=True))
+        for name, tensor in zip(own, group["params"], strict=True):
+            named.append((name if "param_names" in group else known.get(id(tensor), name), tensor))
     return named
 
 
@@ -36,94 +64,92 @@ class Bridge:
         parameters: the flat vector of the parameters.
         gradient: the flat vector of the gradients.
         tensors: the model's parameters, in the order of the vector.
-        used: whether each parameter has had a gradient since `clear`.
+        roads: how each gets into the vector.
+        marks: where the vector says whether there is a gradient, for each parameter.
 
     Args:
         named: names and parameters; each appears once.
+        gradients: whether gradients are wanted; where each worker steps by itself they stay as they are.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], *, gradients: bool = True) -> None:
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
-        self.parameters = FlatVector(_layout(named))
-        self.gradient = FlatVector(self.parameters.layout)
+        self.roads = [_road(tensor) for tensor in self.tensors]
+        layout = _layout(named)
+        locked = Road.BLOCK in self.roads
+        self.parameters = FlatVector(layout, _page_locked if locked else _ordinary)
+        self.gradient = FlatVector(layout, _page_locked if locked else _ordinary)
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
-        self.aliased = [_can_alias(tensor) for tensor in self.tensors]
-        self._copied = [
-            (tensor, view)
-            for tensor, view, aliased in zip(self.tensors, self.views, self.aliased, strict=True)
-            if not aliased
-        ]
-        self.used = [False] * len(named)
-        self._addresses: list[int] = []
-        self._hooks = [
-            tensor.register_post_accumulate_grad_hook(self._marker(index))  # type: ignore[no-untyped-call]
-            for index, tensor in enumerate(self.tensors)
-            if tensor.requires_grad
-        ]
+        ends = [segment.offset for segment in layout.segments[1:]] + [layout.size]
+        self.marks = np.array(ends, np.int64) - 1
+        self._wanted = gradients
+        self._blocks = _blocks(self, gradients=gradients)
+        # Where each gradient lies once a backward pass has made it.
+        self._places = list(self.gradient_views)
+        for block in self._blocks:
+            self._places[block.first : block.first + len(block.gradients)] = block.gradients
+        self._copied = [index for index, road in enumerate(self.roads) if road is Road.COPY]
         self._attach()
 
-    def clear(self) -> None:
-        """Set all gradients to zero, in place, and count every parameter as unused."""
-        self.gradient.vector.fill(0)
-        for index, tensor in enumerate(self.tensors):
-            self.used[index] = False
-            if self.aliased[index]:
-                tensor.grad = self.gradient_views[index]
-            else:
-                tensor.grad = None
-
     def collect(self) -> None:
-        """Bring into the flat gradient what does not lie there yet."""
+        """Bring into the flat gradient what does not lie there yet, and say which parameters have one."""
+        self._check()
+        present = np.zeros(len(self.tensors), np.float32)
+        for index, tensor in enumerate(self.tensors):
+            gradient, place = tensor.grad, self._places[index]
+            if gradient is None:
+                place.zero_()
+                continue
+            present[index] = PRESENT
+            if gradient.is_sparse:
+                self._refuse_sparse(index)
+            if gradient is not place:
+                place.copy_(gradient.detach())
+        for block in self._blocks:
+            block.host_gradient.copy_(block.gradient)
+        self.gradient.vector[self.marks] = present
+
+    def check(self) -> None:
+        """Refuse what could not be exchanged, where gradients stay as they are."""
         self._check()
         for index, tensor in enumerate(self.tensors):
-            gradient, view = tensor.grad, self.gradient_views[index]
-            if gradient is None:
-                view.zero_()
-            elif gradient.is_sparse:
-                raise ConfigurationError(
-                    f"the gradient of {self.names[index]} is sparse; sparse gradients are not exchanged: "
-                    "use sparse=False in its Embedding"
-                )
-            elif gradient is not view:
-                view.copy_(gradient)
+            if tensor.grad is not None and tensor.grad.is_sparse:
+                self._refuse_sparse(index)
 
+    @torch.no_grad()
     def absorb(self) -> None:
         """Bring the parameters into the flat vector where they are no views of it."""
-        for tensor, view in self._copied:
-            view.copy_(tensor.detach())
+        for index in self._copied:
+            self.views[index].copy_(self.tensors[index])
+        for block in self._blocks:
+            block.host.copy_(block.device)
 
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the flat vector into the parameters that are no views of it."""
-        for tensor, view in self._copied:
-            tensor.copy_(view)
-
-    @contextmanager
-    def only_used(self) -> Iterator[None]:
-        """Hide the gradients of parameters that had none, as a plain loop would."""
-        hidden = [
-            (tensor, tensor.grad) for tensor, used in zip(self.tensors, self.used, strict=True) if not used
-        ]
-        for tensor, _ in hidden:
-            tensor.grad = None
-        try:
-            yield
-        finally:
-            for tensor, gradient in hidden:
-                tensor.grad = gradient
+        for index in self._copied:
+            self.tensors[index].copy_(self.views[index])
+        for block in self._blocks:
+            block.device.copy_(block.host)
 
     def _attach(self) -> None:
+        for block in self._blocks:
+            for offset, view in enumerate(block.views):
+                view.copy_(self.tensors[block.first + offset].detach())
+                self.tensors[block.first + offset].data = view
+            block.host.copy_(block.device)
         for index, tensor in enumerate(self.tensors):
-            self.views[index].copy_(tensor.detach())
-            if self.aliased[index]:
+            if self.roads[index] is not Road.BLOCK:
+                self.views[index].copy_(tensor.detach())
+            if self.roads[index] is Road.VIEW:
                 tensor.data = self.views[index]
-            if tensor.grad is not None:
-                self.gradient_views[index].copy_(tensor.grad)
-                self.used[index] = True
-            if self.aliased[index]:
-                tensor.grad = self.gradient_views[index]
+            if self._wanted and tensor.requires_grad and self.roads[index] is not Road.COPY:
+                catch = _catcher(self._places[index])
+                tensor.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
+                if tensor.grad is not None:
+                    catch(tensor)
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     def _check(self) -> None:
@@ -134,24 +160,123 @@ class Bridge:
                     "param.data = ... or the like); do that before you wrap the optimizer"
                 )
 
-    def _marker(self, index: int) -> object:
-        def mark(_: torch.Tensor) -> None:
-            self.used[index] = True
+    def _refuse_sparse(self, index: int) -> None:
+        raise ConfigurationError(
+            f"the gradient of {self.names[index]} is sparse; sparse gradients are not exchanged: "
+            "use sparse=False in its Embedding"
+        )
 
-        return mark
+
+class BufferBridge:
+    """A model's float buffers as a flat vector, copied there and back when an epoch ends.
+
+    Args:
+        named: names and buffers.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._buffers = [buffer for _, buffer in named]
+        # Float64 statistics are rounded to float32 on their way: they are averages of noise.
+        segments, offset = [], 0
+        for name, buffer in named:
+            segments.append(Segment(name, tuple(buffer.shape), "float32", offset, buffer.numel()))
+            offset += buffer.numel()
+        self.flat = FlatVector(Layout(tuple(segments), offset))
+        self._views = _views(self.flat)
+        self.gather()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Copy the buffers into the vector."""
+        for buffer, view in zip(self._buffers, self._views, strict=True):
+            view.copy_(buffer)
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        """Copy the vector into the buffers."""
+        for buffer, view in zip(self._buffers, self._views, strict=True):
+            buffer.copy_(view)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Neighbouring parameters on one device other than the CPU.
+
+    Attributes:
+        first: the index of the first of them.
+        device: their memory there.
+        host: their part of the vector.
+        views: the parameters in `device`.
+        gradient: the memory of their gradients there.
+        host_gradient: their part of the gradient vector.
+        gradients: the gradients in `gradient`.
+    """
+
+    first: int
+    device: torch.Tensor
+    host: torch.Tensor
+    views: list[torch.Tensor]
+    gradient: torch.Tensor
+    host_gradient: torch.Tensor
+    gradients: list[torch.Tensor]
+
+
+def _blocks(bridge: Bridge, *, gradients: bool) -> list[_Block]:
+    blocks = []
+    keys = [(road, tensor.device) for road, tensor in zip(bridge.roads, bridge.tensors, strict=True)]
+    for (road, device), run in groupby(range(len(keys)), key=keys.__getitem__):
+        members = list(run)
+        if road is not Road.BLOCK:
+            continue
+        segments = [bridge.parameters.layout.segments[index] for index in members]
+        start, stop = segments[0].offset, int(bridge.marks[members[-1]]) + 1
+        on_device = torch.zeros(stop - start, device=device)
+        gradient = torch.zeros(stop - start if gradients else 0, device=device)
+        blocks.append(
+            _Block(
+                members[0],
+                on_device,
+                torch.from_numpy(bridge.parameters.vector[start:stop]),
+                _cut(on_device, segments, start),
+                gradient,
+                torch.from_numpy(bridge.gradient.vector[start : start + gradient.numel()]),
+                _cut(gradient, segments, start) if gradients else [],
+            )
+        )
+    return blocks
+
+
+def _cut(block: torch.Tensor, segments: Sequence[Segment], start: int) -> list[torch.Tensor]:
+    return [block[s.offset - start : s.offset - start + s.size].view(s.shape) for s in segments]
+
+
+def _catcher(place: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """What is called when autograd has made or changed a parameter's gradient."""
+
+    def catch(tensor: torch.Tensor) -> None:
+        gradient = tensor.grad
+        # One that can be differentiated again, and one that is sparse, are left to `collect`.
+        if gradient is None or gradient is place or gradient.requires_grad or gradient.is_sparse:
+            return
+        place.copy_(gradient)
+        tensor.grad = place
+
+    return catch
 
 
 def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
     segments, offset = [], 0
     for name, tensor in named:
-        if tensor.is_sparse or tensor.dtype not in _DTYPES:
+        if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             raise ConfigurationError(
                 f"{name} is {tensor.dtype}, {tensor.layout}; dense float32, float16 and bfloat16 parameters "
                 "can be exchanged: convert it before you wrap the optimizer"
             )
         shape = tuple(tensor.shape)
         segments.append(Segment(name, shape, _DTYPES[tensor.dtype], offset, tensor.numel()))
-        offset += tensor.numel()
+        # Each on a cache line of its own, as torch itself has it: kernels sum in another order elsewhere.
+        # At least one number is left behind it, for the mark.
+        offset += _LINE * (tensor.numel() // _LINE + 1)
     return Layout(tuple(segments), offset)
 
 
@@ -159,5 +284,18 @@ def _views(flat: FlatVector) -> list[torch.Tensor]:
     return [torch.from_numpy(view) for view in flat.views()]
 
 
-def _can_alias(tensor: torch.Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+def _road(tensor: torch.Tensor) -> Road:
+    if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+        return Road.COPY
+    return Road.VIEW if tensor.device.type == "cpu" else Road.BLOCK
+
+
+def _ordinary(count: int) -> npt.NDArray[np.uint8]:
+    return np.zeros(count, np.uint8)
+
+
+def _page_locked(count: int) -> npt.NDArray[np.uint8]:
+    """Memory that a GPU reads and writes directly."""
+    locked = torch.cuda.is_available()
+    memory: npt.NDArray[np.uint8] = torch.zeros(count, dtype=torch.uint8, pin_memory=locked).numpy()
+    return memory

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_torch._bridge import Bridge
+from nnlo_torch._bridge import Bridge, Road
+from nnlo_torch._options import set_options
 
 __all__ = ["CenterOptimizer"]
 
@@ -17,9 +18,7 @@ class CenterOptimizer:
     """Steps one shard of the centre with a torch optimizer; fits `nnlo_common.VectorOptimizer`.
 
     The wrapped optimizer steps parameters that are views of the centre, with gradients that are views of
-    the message they came in: nothing is copied. Frozen parameters get no gradient and are left alone. A
-    parameter that a worker did not use in a step comes with a gradient of zeros; so, unlike in a plain
-    loop, momentum and weight decay still act on it.
+    the message they came in: nothing is copied. Parameters that had no gradient on the worker have none here.
 
     Args:
         optimizer: the user's.
@@ -28,13 +27,13 @@ class CenterOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, bridge: Bridge, place: slice) -> None:
-        self._optimizer, self._bridge = optimizer, bridge
+        self._optimizer, self._bridge, self._place = optimizer, bridge, place
         self._mine = [
             index
             for index, segment in enumerate(bridge.parameters.layout.segments)
-            if place.start <= segment.offset < place.stop or (segment.size == 0 and place.start == 0)
+            if place.start <= segment.offset < place.stop
         ]
-        self._start = place.start
+        self._marks = bridge.marks[self._mine] - place.start
         self._masters = self._float32_masters()
         self._views: dict[int, list[torch.Tensor]] = {}
 
@@ -47,10 +46,15 @@ class CenterOptimizer:
     def learning_rate(self, value: float) -> None:
         self._optimizer.param_groups[0]["lr"] = value
 
+    def configure(self, options: Any) -> None:
+        """Set learning rates and the like as a worker's scheduler has set them there."""
+        set_options(self._optimizer, options)
+
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - x is where the parameters lie
         """Step with the gradient that lies in `gradient`."""
-        for master, view in zip(self._masters, self._gradients(gradient), strict=True):
-            master.grad = view if master.requires_grad else None
+        present = gradient[self._marks] != 0
+        for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
+            master.grad = view if is_there and master.requires_grad else None
         self._optimizer.step()
 
     def state(self) -> dict[str, Any]:
@@ -68,27 +72,26 @@ class CenterOptimizer:
         address = vector.__array_interface__["data"][0]
         views = self._views.get(address)
         if views is None:
-            flat = torch.from_numpy(vector)
+            flat, start = torch.from_numpy(vector), self._place.start
             segments = [self._bridge.parameters.layout.segments[index] for index in self._mine]
             views = self._views[address] = [
-                flat[s.offset - self._start : s.offset - self._start + s.size].view(s.shape) for s in segments
+                flat[s.offset - start : s.offset - start + s.size].view(s.shape) for s in segments
             ]
         return views
 
     def _float32_masters(self) -> list[torch.Tensor]:
         """What the optimizer steps: float32 views of the centre, whatever the model's own type is."""
-        masters = []
+        masters: dict[int, torch.Tensor] = {}
         of_tensor = {id(tensor): index for index, tensor in enumerate(self._bridge.tensors)}
-        mine = set(self._mine)
         for group in self._optimizer.param_groups:
+            if group.get("capturable") and Road.BLOCK in self._bridge.roads:
+                group["capturable"] = False  # in a CUDA graph; but the centre lies in the host's memory
             for position, tensor in enumerate(group["params"]):
                 index = of_tensor[id(tensor)]
-                if not self._bridge.aliased[index]:
+                if self._bridge.roads[index] is not Road.VIEW:
                     group["params"][position] = torch.nn.Parameter(
                         self._bridge.views[index], tensor.requires_grad
                     )
-                if index in mine:
-                    masters.append(group["params"][position])
-                else:
-                    group["params"][position].grad = None
-        return masters
+                masters[index] = group["params"][position]
+                masters[index].grad = None
+        return [masters[index] for index in self._mine]

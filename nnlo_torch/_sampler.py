@@ -1,31 +1,43 @@
-"""A DataLoader sampler that gives each worker its share, and makes a server rank serve."""
+"""A sampler that gives each worker its part of the data, and makes a server rank serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import threading
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
+from nnlo_common._joining import launched
+from nnlo_common._numbers import whole_number
+from nnlo_common.data import epoch_order, share
 from nnlo_torch._wrapper import Wrapper, current
 
-__all__ = ["ShardSampler"]
+__all__ = ["ShardSampler", "training_of"]
+
+_drawing = threading.Lock()  # torch's random state is one for all threads
 
 
-class ShardSampler(torch.utils.data.Sampler[int]):
+class ShardSampler(torch.utils.data.Sampler[Any]):
     """Every sample exactly once per epoch over all workers, whatever the sizes.
 
-    No sample is repeated to fill a share and none is dropped: shares differ by at most one. The order is
-    a permutation of the whole data set that depends on the seed and the epoch only, so it is the same
-    for any number of workers; worker w of p takes every p-th sample of it, beginning with the w-th.
+    No sample is repeated to fill a share and none is dropped. The order is a permutation of the whole data
+    set that depends on the seed and the epoch only, so it is the same for any number of workers.
 
     On a server rank iterating serves the epoch and yields nothing.
 
     Args:
-        data_source: the data set.
-        shuffle: permute it anew in each epoch.
+        data_source: the data set; or another sampler, whose elements are dealt out: a weighted sampler, say,
+            or a batch sampler, for `DataLoader(batch_sampler=...)`. It is to draw from torch's random state,
+            which is seeded alike on all ranks.
+        shuffle: permute the samples anew in each epoch.
         seed: of the permutations; equal on all ranks.
+        assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
+            at most one. "dynamic": workers lease ranges from the server as they need them, so that a slow
+            worker gets less, all end at about the same time, and what a dead worker had is given out again.
+        unit: leases are multiples of it.
+        evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins.
         optimizer: the wrapper whose training this belongs to; None: the one made last.
 
     Example:
@@ -38,52 +50,166 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self,
         data_source: Sized,
         *,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         seed: int = 0,
+        assignment: Literal["static", "dynamic"] = "static",
+        unit: int = 32,
+        evaluation: bool = False,
         optimizer: Wrapper | None = None,
     ) -> None:
-        self._size, self._shuffle, self._seed = len(data_source), shuffle, seed
-        self._optimizer = optimizer
+        self._inner = data_source if isinstance(data_source, torch.utils.data.Sampler) else None
+        if self._inner is not None and shuffle:
+            raise ConfigurationError(
+                f"shuffle=True with a {type(data_source).__name__}, which has an order of its own; "
+                "leave it out"
+            )
+        if assignment not in ("static", "dynamic") or (evaluation and assignment == "dynamic"):
+            raise ConfigurationError(
+                f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' in training"
+            )
+        self._shuffle = not evaluation if shuffle is None else shuffle
+        self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
+        self._dynamic, self._evaluation, self._optimizer = assignment == "dynamic", evaluation, optimizer
+        self._size = len(data_source)
+        self._rest: list[int] | None = None  # what is left of a lease that was resumed, with its epoch
+        self._lease: list[int] = []
+        self._taken = 0  # of this epoch's share
+        self._running = False  # whether `epoch` has been begun
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; it counts up by itself."""
-        self.epoch = epoch
+        self.epoch, self._taken, self._running, self._rest = epoch, 0, False, None
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         training = self._training()
-        order = self._order()
-        self.epoch += 1
-        if training is None:
-            yield from order
+        if self._evaluation:
+            rank, size = (0, 1) if training is None else (training.rank, training.size)
+            elements = self._elements(self.epoch)
+            yield from (elements[position] for position in share(len(elements), rank, size))
             return
-        training.begin_epoch()
-        worker, workers = training.share
-        for index in order[worker::workers] if worker >= 0 else ():
-            if training.stopped:
-                break
-            yield index
+        if self._running:
+            self.set_epoch(self.epoch + 1)
+        self._running = True
+        if training is not None:
+            training.begin_epoch()
+            if training.serves:
+                return
+        dynamic = self._dynamic and training is not None and training.size > 1
+        for element in self._leased(training) if dynamic else self._dealt(training):
+            if training is not None:
+                if training.stopped:
+                    break
+                training.take(len(element) if isinstance(element, Sequence) else 1)
+            self._taken += 1
+            yield element
 
     def __len__(self) -> int:
+        """How many samples this rank takes in an epoch; about as many, where they are leased."""
         training = self._training()
+        if self._evaluation:
+            return len(share(self._size, *((0, 1) if training is None else (training.rank, training.size))))
         worker, workers = (0, 1) if training is None else training.share
-        return 0 if worker < 0 else len(range(worker, self._size, workers))
+        if worker < 0:
+            return 0
+        return len(share(self._size, worker, workers, done=0 if self._running else self._taken))
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Return where this rank is in its epoch, for `load_state_dict` on the same rank.
+
+        Args:
+            taken: how many samples of this epoch the loop has used; None: as many as were handed out. A
+                loader with processes of its own (`num_workers`) is ahead of the loop, so tell it then.
+        """
+        training = self._training()
+        state: dict[str, Any] = {**self._meaning(), "epoch": self.epoch, "taken": 0, "lease": None}
+        if self._dynamic and training is not None and training.size > 1:
+            if training.serves:
+                state["book"] = self._ask(training, "read")["state"]
+            elif self._lease:
+                state["lease"] = list(self._lease)
+        elif self._running or self._taken:
+            state["taken"] = self._taken if taken is None else whole_number("taken", taken, 0)
+            if state["taken"] >= len(self):
+                state["taken"], state["epoch"] = 0, self.epoch + 1
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
+        found = {name: state.get(name) for name in self._meaning()}
+        if found != self._meaning():
+            raise ConfigurationError(
+                f"a sampler of {found} was saved, but this one is of {self._meaning()}; resume with the same "
+                "data set, seed and number of workers"
+            )
+        training = self._training()
+        self.set_epoch(state["epoch"])
+        self._taken = state["taken"]
+        self._rest = None if state["lease"] is None else list(state["lease"])
+        if "book" in state and training is not None:
+            self._ask(training, "write", state=state["book"])
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _dealt(self, training: Wrapper | None) -> Iterator[Any]:
+        worker, workers = (0, 1) if training is None else training.share
+        elements = self._elements(self.epoch)
+        for position in share(len(elements), worker, workers, done=self._taken):
+            yield elements[position]
+
+    def _leased(self, training: Wrapper | None) -> Iterator[Any]:
+        assert training is not None  # alone nobody leases
+        orders: dict[int, list[Any]] = {}
+        while True:
+            if self._rest is None:
+                self._lease = []
+                lease = self._ask(training, "take", epoch=self.epoch)["lease"]
+            else:
+                lease, self._rest = self._rest, None
+            if lease is None:
+                return
+            epoch, start, stop = lease
+            elements = orders.setdefault(epoch, self._elements(epoch))
+            for position in range(start, stop):
+                if training.stopped:
+                    self._ask(training, "give back", used=position - start)
+                    return
+                self._lease = [epoch, position + 1, stop]
+                yield elements[position]
+
+    def _ask(self, training: Wrapper, what: str, **content: Any) -> Mapping[str, Any]:
+        size, unit, order = self._size, self._unit, f"seed {self._seed}, shuffled {self._shuffle}"
+        facts = {"sampler": "training", "size": size, "unit": unit, "order": order}
+        return training.ask({"ask": "lease", "do": what, **facts, **content})
+
+    def _meaning(self) -> dict[str, Any]:
+        training = self._training()
+        return {
+            "size": self._size,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "assignment": "dynamic" if self._dynamic else "static",
+            "workers": 1 if training is None else training.share[1],
+        }
 
     def _training(self) -> Wrapper | None:
-        training = self._optimizer or current()
-        if training is None:
-            from nnlo_common._joining import launched
+        return training_of(self._optimizer, "a ShardSampler")
 
-            if launched() is not None:
-                raise ConfigurationError(
-                    "a ShardSampler was used before its training is known: wrap the optimizer first "
-                    "(nnlo_torch.Downpour(...)), or pass optimizer="
-                )
-        return training
+    def _elements(self, epoch: int) -> list[Any]:
+        """What is dealt out in an epoch, in order; the same on all ranks."""
+        if self._inner is None:
+            return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+        with _drawing, torch.random.fork_rng(devices=[]):
+            torch.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
+            return list(self._inner)
 
-    def _order(self) -> list[int]:
-        if not self._shuffle:
-            return list(range(self._size))
-        # A list: tensors would be turned into integers one by one while the model waits.
-        order: list[int] = np.random.default_rng([self._seed, self.epoch]).permutation(self._size).tolist()
-        return order
+
+def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:
+    """Return the wrapper whose training a sampler belongs to; None where there is none and need not be."""
+    training = optimizer or current()
+    if training is None and launched() is not None:
+        raise ConfigurationError(
+            f"{what} was used before its training is known: wrap the optimizer first "
+            "(nnlo_torch.Downpour(...)), or pass optimizer="
+        )
+    return training

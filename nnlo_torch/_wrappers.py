@@ -109,7 +109,7 @@ class GEM(Wrapper):
         rule = algorithms.GEM(learning_rate=1.0, momentum=_momentum(optimizer), kappa=kappa, lag=lag)
         super().__init__(optimizer, rule, **options)
 
-    def _before_exchange(self, bridge: Bridge) -> None:
+    def _change_gradient(self, bridge: Bridge) -> None:
         index = 0
         for group in self.param_groups:
             for _ in group["params"]:

@@ -410,7 +410,7 @@ def test_a_layout_travels_as_one_line_of_json() -> None:
     layout = Layout.of([matrix, np.zeros((), F4), matrix, np.zeros((0,), F4)], ["w", "β", "tied", "none"])
     text = layout.to_json()
     assert "\n" not in text
-    assert len(json.loads(text)) == 4
+    assert len(json.loads(text)["segments"]) == 4
     assert Layout.from_json(text) == layout
     assert Layout.from_json(text).segments[0] == Segment("w", (2, 3), "float16", 0, 6)
     assert Layout.from_json(Layout.of([]).to_json()) == Layout.of([])
@@ -454,6 +454,6 @@ def test_the_first_difference_is_told_and_fingerprints_tell_them_apart(
 
 def test_fingerprints_do_not_depend_on_the_values_or_the_process() -> None:
     layout = Layout.of([np.zeros((2, 3), F4)], ["w"])
-    assert layout.fingerprint() == Layout.of([np.ones((2, 3), F4)], ["w"]).fingerprint() == "a8904f77d5d35f8c"
+    assert layout.fingerprint() == Layout.of([np.ones((2, 3), F4)], ["w"]).fingerprint() == "3b4f326772acb4f5"
     moved = replace(layout, segments=(replace(layout.segments[0], offset=1),))
     assert moved.fingerprint() != layout.fingerprint()

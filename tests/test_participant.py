@@ -110,8 +110,9 @@ def test_replaying_the_logged_order_gives_the_same_bits(name, layout, tmp_path):
     (size, servers), case = layout, CASES[name]
     epochs = [STEPS // EPOCHS * (size - servers) + 1] * EPOCHS  # one more for some: uneven on purpose
     results, orders = train_in_memory(case, size, servers, tmp_path / "order.json", epochs)
-    steps = [count for _, count in results[servers:]]
-    assert sum(steps) == sum(epochs)
+    workers = size - servers
+    steps = [[len(range(worker, count, workers)) for count in epochs] for worker in range(workers)]
+    assert [count for _, count in results[servers:]] == [sum(counts) for counts in steps]
     run = again(case, size, servers, steps, Replay(orders))
     assert run.trace == orders
     for vector, _ in results[:servers]:
@@ -124,9 +125,9 @@ def test_replaying_the_logged_order_gives_the_same_bits(name, layout, tmp_path):
 
 def test_the_threads_do_not_simply_take_turns(tmp_path):
     """Otherwise the replays above would prove little."""
-    steps = [6] * 4
+    steps = [[6]] * 4
     turns = again(CASES["downpour"], 5, 1, steps, RoundRobin()).trace[0]
-    _, orders = train_in_memory(CASES["downpour"], 5, 1, tmp_path / "order.json", [sum(steps)])
+    _, orders = train_in_memory(CASES["downpour"], 5, 1, tmp_path / "order.json", [24])
     assert sorted(orders[0]) == sorted(turns)
     assert orders[0] != turns
 

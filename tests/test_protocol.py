@@ -103,15 +103,18 @@ def test_a_message_survives_the_wire(message: Message, numbers: list[float], roo
 
 def test_the_header_is_what_it_has_always_been() -> None:
     """Little-endian, 64 bytes, these numbers for the kinds: so that versions can tell each other apart."""
-    message = Message(Kind.EXCHANGE, 3, 2**40 + 1, 5, 4, 0.5, shard=2, stop=True, vector=np.zeros(7, F4))
+    message = Message(
+        Kind.EXCHANGE, 3, 2**40 + 1, 5, 4, 0.5, shard=2, stop=True, samples=6, vector=np.zeros(7, F4)
+    )
     frame = Frame(7)
     assert encode(message, frame) == 64 + 28
     expected = b"nnlo" + bytes([1, 2]) + struct.pack("<HII", 1, 3, 2)
-    expected += struct.pack("<QQQQd", 2**40 + 1, 5, 4, 7, 0.5) + bytes(8)
+    expected += struct.pack("<QQQQdQ", 2**40 + 1, 5, 4, 7, 0.5, 6)
     assert bytes(frame.header) == expected
     kinds = ["JOIN", "EXCHANGE", "PUSH", "PULL", "LOCK", "COMMIT", "EPOCH", "LEAVE", "CENTER", "ACK"]
+    kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER"]
     assert [kind.name for kind in Kind] == kinds
-    assert [int(kind) for kind in Kind] == list(range(1, 11))
+    assert [int(kind) for kind in Kind] == list(range(1, 15))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_the_header_is_what_it_has_always_been() -> None:
         (lambda frame: frame.header.__setitem__(4, 2), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(4, 0), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(5, 0), "starts with"),
-        (lambda frame: frame.header.__setitem__(5, 11), "starts with"),
+        (lambda frame: frame.header.__setitem__(5, 15), "starts with"),
         (lambda frame: 64 + 4 * 2, "PUSH from rank 3 announces 3 numbers, but 72 bytes"),
         (lambda frame: 64, "announces 3 numbers, but 64 bytes"),
         (lambda frame: 64 + 4 * 4, "announces 3 numbers, but 80 bytes"),

@@ -59,8 +59,11 @@ class DiLoCoCenter(CenterRule):
         return awaited
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Step with the mean, in rank order."""
-        self.optimizer.step(self.center, mean_of(contributions))
+        """Step with the mean, in rank order; who has ended the epoch counts with no displacement."""
+        mean = mean_of(contributions)
+        if self.absent:
+            mean *= np.float32(len(contributions) / (len(contributions) + self.absent))
+        self.optimizer.step(self.center, mean)
 
 
 @dataclass(frozen=True, kw_only=True)

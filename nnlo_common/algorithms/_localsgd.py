@@ -42,8 +42,13 @@ class LocalSGDCenter(CenterRule):
         return awaited
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Take the mean, in rank order."""
-        np.copyto(self.center, mean_of(contributions))
+        """Take the mean, in rank order; who has ended the epoch counts with what it last got: c."""
+        mean = mean_of(contributions)
+        if self.absent:
+            mean -= self.center
+            mean *= np.float32(len(contributions) / (len(contributions) + self.absent))
+            mean += self.center
+        np.copyto(self.center, mean)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._optimizer import Configurable, VectorOptimizer
 from nnlo_common._state import Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
@@ -67,10 +67,12 @@ class WorkerRule(Stateful, ABC):
         clock: steps done.
         exchange_first: the exchange comes before the local optimizer's step, not after it.
         pipeline: how many replies may still be under way when the next step begins.
+        refreshes: every epoch begins at the centre that all have ended the last one with.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("clock",)
     exchange_first: bool = False
+    refreshes: ClassVar[bool] = False
     # Where replies come late: add to them what the worker has moved since, instead of losing it.
     keeps_progress: ClassVar[bool] = False
 
@@ -118,6 +120,7 @@ class CenterRule(Stateful, ABC):
     Attributes:
         center: the parameters that the workers share; changed in place by commits.
         clock: commits done.
+        absent: how many workers are not in the next commit because they have ended their epoch before others.
         max_staleness: contributions older than this are dropped; None keeps all.
     """
 
@@ -126,7 +129,7 @@ class CenterRule(Stateful, ABC):
 
     def __init__(self, center: Vector) -> None:
         self.center = center
-        self.clock = 0
+        self.clock = self.absent = 0
 
     def quorum(self, awaited: int) -> int:
         """Say how many contributions make a commit while `awaited` workers are still to be heard from."""
@@ -144,6 +147,12 @@ class CenterRule(Stateful, ABC):
         """Apply `contributions` and count the commit."""
         self.apply(contributions)
         self.clock += 1
+
+    def configure(self, options: Vector) -> None:
+        """Set the options of the centre's optimizer as a worker has sent them, if it can be told any."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, Configurable):
+            optimizer.configure(options)
 
     def reply(self, vector: Vector) -> None:
         """Turn a contribution's vector, after its commit, into the reply; by default the new centre."""

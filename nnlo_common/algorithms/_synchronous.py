@@ -11,7 +11,13 @@ from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._downpour import DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 
-__all__ = ["Synchronous", "SynchronousCenter"]
+__all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]
+
+
+class SynchronousWorker(DownpourWorker):
+    """Push every raw gradient, take the new centre; in a new epoch also what others did after one's last."""
+
+    refreshes = True
 
 
 class SynchronousCenter(CenterRule):
@@ -96,9 +102,9 @@ class Synchronous(Algorithm):
         if self.backup and servers > 1:
             self._refuse(f"backup={self.backup} works with one server, not with {servers}; use servers=1")
 
-    def worker(self, size: int, workers: int) -> DownpourWorker:
+    def worker(self, size: int, workers: int) -> SynchronousWorker:
         """Make the worker's half: push every raw gradient, take the new centre."""
-        return DownpourWorker(size, pipeline=self.lag)
+        return SynchronousWorker(size, pipeline=self.lag)
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> SynchronousCenter:
         """Make the centre's half."""

@@ -160,13 +160,13 @@ class _Pair:
 
     def once(self) -> None:
         if self._server is None:
-            work(self._endpoint, self._worker, self._worker.step())
+            work(self._endpoint, self._worker.deliver, self._worker.step(), {0})
         else:
             self._serve(1)
 
     def _perform(self, requests: int) -> None:
         if self._server is None:
-            work(self._endpoint, self._worker, self._worker.join())
+            work(self._endpoint, self._worker.deliver, self._worker.join(), {0})
         else:
             self._serve(requests)
 
@@ -182,7 +182,7 @@ class _Pair:
 
     def close(self) -> None:
         if self._server is None:
-            work(self._endpoint, self._worker, self._worker.leave())
+            work(self._endpoint, self._worker.deliver, self._worker.leave(), {0})
         else:
             self._serve(1)
         self._endpoint.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from nnlo_common.protocol._conversation import Conversation, Phase, Shard
+from nnlo_common.protocol._counters import Averages, Means
+from nnlo_common.protocol._desk import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._peers import Standing
@@ -12,14 +14,22 @@ from nnlo_common.protocol._worker import Activity, Worker, check_weight
 __all__ = [
     "Action",
     "Activity",
+    "Answer",
+    "Averages",
+    "Clerk",
     "Compute",
     "Conversation",
+    "Counter",
+    "DESK_NUMBERS",
+    "Desk",
     "Event",
     "Kind",
     "Lost",
+    "Means",
     "Message",
     "ONE_WAY",
     "Phase",
+    "Question",
     "REPLIES",
     "Received",
     "Release",

@@ -40,6 +40,7 @@ class Shard:
 
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
+_ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
 
 
 class Conversation:
@@ -53,6 +54,7 @@ class Conversation:
         phase: how far it is.
         pulled_at: the centre's commits when its reply was last absorbed.
         weight: this worker's share in a mean.
+        samples: how many samples it has taken so far.
         stop_requested: the server has asked to finish.
         outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
     """
@@ -65,11 +67,13 @@ class Conversation:
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
+        self.samples = 0
         self.stop_requested = False
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # where a look at the centre goes
+        self._refreshes = False  # whether the worker goes on from what it sees
         self._look_at = 0  # and the sequence that it was asked with
         self._asked: deque[tuple[Kind, int]] = deque()  # requests whose reply has not come
         self._replies: deque[Received] = deque()  # replies that came and are not absorbed
@@ -148,13 +152,28 @@ class Conversation:
         self._replies.append(event)
         return self._absorb(self.rule.pipeline)
 
-    def look(self, into: Vector) -> list[Action]:
-        """Ask for a copy of the centre that is not absorbed."""
+    def refresh(self) -> list[Action]:
+        """Ask for the centre as it is once all have finished the epoch, to go on from it."""
+        self._refreshes = True
+        return self.look(self.parameters, when_all_are_there=True)
+
+    def look(self, into: Vector, *, when_all_are_there: bool = False) -> list[Action]:
+        """Ask for a copy of the centre that is not absorbed.
+
+        Args:
+            into: where to.
+            when_all_are_there: only once all workers have finished as many epochs as this one.
+        """
         self._expect(Phase.TRAINING, "look at the centre")
         self._look_into = into
-        request = self._request(Kind.PULL)
+        request = self._request(Kind.VIEW if when_all_are_there else Kind.PULL)
         self._look_at = self._sequence
         return [request]
+
+    def options(self, values: Vector) -> list[Action]:
+        """Tell the server what to step this worker's contributions with from now on."""
+        self._expect(Phase.TRAINING, "send options")
+        return [self._request(Kind.OPTIONS, values)]
 
     def settle(self) -> list[Action]:
         """Absorb what has come of a pipeline, without waiting for the steps it was meant for."""
@@ -256,6 +275,8 @@ class Conversation:
         assert self._look_into is not None  # look has set it
         assert event.message.vector is not None  # the reply to a pull is a CENTER
         np.copyto(self._look_into, event.message.vector)
+        if self._refreshes:
+            self.pulled_at, self._refreshes = event.message.clock, False
         self._look_into, self._look_at = None, 0
         return [Release(self.shard.server, event.frame)]
 
@@ -313,11 +334,12 @@ class Conversation:
             self.weight,
             self.shard.index,
             False,
-            joining and self.resumes,
+            (joining and self.resumes) or (kind is Kind.VIEW and self._refreshes),
+            self.samples,
             vector,
         )
         self.story.tell("sent", message)
-        if kind in _ASKS.values():
+        if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
         return Send(self.shard.server, message)
 

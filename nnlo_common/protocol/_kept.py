@@ -26,6 +26,7 @@ def kept(message: Message) -> State:
         "pulled_at": message.pulled_at,
         "weight": message.weight,
         "shard": message.shard,
+        "samples": message.samples,
         "vector": None if message.vector is None else message.vector.copy(),
     }
 
@@ -38,7 +39,7 @@ def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
     """
     vector = state.get("vector")
     owner = f"{owner}, a waiting message"
-    numbers = dict.fromkeys(("sender", "sequence", "clock", "pulled_at", "shard"), int)
+    numbers = dict.fromkeys(("sender", "sequence", "clock", "pulled_at", "shard", "samples"), int)
     expected = None if vector is None else np.zeros(size, np.float32)
     require(owner, state, kind=str, weight=float, vector=expected, **numbers)
     if state["kind"] not in Kind.__members__:

@@ -38,14 +38,24 @@ class Kind(enum.IntEnum):
     """Server: the centre, or what the rule replies instead, after `clock` commits."""
     ACK = 10
     """Server: done, at `clock` commits; no vector."""
+    VIEW = 11
+    """Worker: I want the centre once all have finished as many epochs as I have. Answered by CENTER."""
+    OPTIONS = 12
+    """Worker: what my contributions from now on are to be stepped with, e.g. a learning rate. One way."""
+    ASK = 13
+    """Anybody, to the desk: a question beside the exchange. Answered by ANSWER."""
+    ANSWER = 14
+    """The desk: what was asked for."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE})
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
 #: What servers send.
-REPLIES = frozenset({Kind.CENTER, Kind.ACK})
+REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER})
 #: Messages that carry a vector.
-WITH_VECTOR = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER})
+WITH_VECTOR = frozenset(
+    {Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER, Kind.OPTIONS, Kind.ASK, Kind.ANSWER}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +72,8 @@ class Message:
         weight: the sender's share in a mean.
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
-        resume: JOIN: I have parameters of my own and keep them.
+        resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.
+        samples: requests: how many samples the sender has taken so far.
         vector: the numbers, if the kind has any.
     """
 
@@ -75,6 +86,7 @@ class Message:
     shard: int = 0
     stop: bool = False
     resume: bool = False
+    samples: int = 0
     vector: Vector | None = None
 
     def __str__(self) -> str:
@@ -85,7 +97,7 @@ class Message:
         )
 
 
-_HEADER = struct.Struct("<4sBBHIIQQQQd8x")
+_HEADER = struct.Struct("<4sBBHIIQQQQdQ")
 _MAGIC = b"nnlo"
 _VERSION = 1
 _KINDS = {int(kind): kind for kind in Kind}
@@ -111,6 +123,7 @@ def encode(message: Message, frame: Frame) -> int:
         message.pulled_at,
         size,
         message.weight,
+        message.samples,
     )
     return HEADER_BYTES + 4 * size
 
@@ -130,9 +143,8 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
             f"received {received_bytes} bytes, which is less than a header of {HEADER_BYTES}; "
             "does anybody else send on this communicator?"
         )
-    magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, weight = _HEADER.unpack(
-        frame.header
-    )
+    fields = _HEADER.unpack(frame.header)
+    magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, weight, samples = fields
     if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
         raise ProtocolError(
             f"received a message that starts with {bytes(frame.bytes[:6])!r}; expected {_MAGIC!r}, version "
@@ -154,5 +166,6 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
         shard,
         bool(flags & 1),
         bool(flags & 2),
+        samples,
         vector,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from nnlo_common._flat import Vector
+
 __all__ = ["AWAITED", "Peer", "Standing"]
 
 
@@ -33,3 +35,6 @@ class Peer:
     commits: int = 0  # contributions of its that were committed
     last_commit: int = 0  # the centre's clock after the last of them
     dropped: int = 0  # contributions of its that came too late
+    samples: int = 0  # that it has taken so far
+    views: int = 0  # how often it was shown the centre at the end of an epoch
+    options: Vector | None = None  # what its contributions are stepped with, if it has said so

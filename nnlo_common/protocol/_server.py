@@ -8,6 +8,7 @@ from typing import Any
 
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._kept import kept, restored
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
@@ -29,8 +30,8 @@ class Server:
         guests: other servers, who only pull, and how often each has.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
-        handled: the ranks whose requests were handled, in order, if `record` was asked for; the ends of
-            epochs change nothing and are left out. With the other shards' this is all a replay needs.
+        handled: the ranks whose requests were handled, in order, if `record` was asked for. With the other
+            shards' this is all a replay needs.
 
     Example:
         >>> import numpy as np
@@ -65,8 +66,9 @@ class Server:
         self._pending: list[Received] = []  # contributions, in order of arrival
         self._lobby: list[Received] = []  # joins that are not let in yet
         self._locks: deque[Received] = deque()  # lock requests that wait
+        self._views: list[Received] = []  # who wants to see the centre at the end of an epoch
         self._holder: int | None = None  # who has the lock
-        self._handlers: dict[Kind, Callable[[Received], list[Action]]] = {
+        self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
             Kind.JOIN: self._join,
             Kind.EXCHANGE: self._contribution,
             Kind.PUSH: self._contribution,
@@ -74,6 +76,8 @@ class Server:
             Kind.LOCK: self._lock,
             Kind.COMMIT: self._commit,
             Kind.EPOCH: self._epoch,
+            Kind.VIEW: self._view,
+            Kind.OPTIONS: self._options,
             Kind.LEAVE: self._leave,
         }
 
@@ -87,6 +91,10 @@ class Server:
     def epoch_finished(self, epoch: int) -> bool:
         """Whether every worker that is still there has finished `epoch` epochs."""
         return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in AWAITED)
+
+    def viewed(self, times: int) -> bool:
+        """Whether every worker that is still there has been shown the centre that often, at epochs' ends."""
+        return all(peer.views >= times for peer in self.peers.values() if peer.standing in AWAITED)
 
     @property
     def gathered(self) -> bool:
@@ -110,39 +118,31 @@ class Server:
         if message.sender in self.guests and message.kind is Kind.PULL:
             self.guests[message.sender] += 1
             return [self._center_to(event)]
-        peer = self._accept(message)
+        problem = refused(self, message)
+        if problem is not None:
+            raise self.story.error(problem)
+        peer = self.peers[message.sender]
         if message.kind is not Kind.JOIN:
             peer.sequence = message.sequence
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
-        if self.handled is not None and message.kind is not Kind.EPOCH:
+        peer.samples = message.samples
+        if self.handled is not None:
             self.handled.append(message.sender)
-        return self._handlers[message.kind](event)
+        return self.handlers[message.kind](event)
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
-        clock, peers = self.rule.clock, self.peers
-        waiting = [item.message.sender for item in (*self._pending, *self._lobby, *self._locks)]
-        owed = Counter(waiting)
-        contributing = {item.message.sender for item in self._pending}
-        committed = sum(self.staleness.values())
-        for holds, what in (
-            (committed >= clock, "each commit has at least one contribution"),
-            (sum(peer.commits for peer in peers.values()) <= committed, "each contribution has a staleness"),
-            (all(0 <= peer.last_commit <= clock for peer in peers.values()), "no clock runs ahead"),
-            (
-                all(peer.unanswered <= self.depth for peer in peers.values()),
-                "no worker asks too much at once",
-            ),
-            (all(owed[rank] == peer.unanswered for rank, peer in peers.items()), "what waits is unanswered"),
-            (all(peers[rank].standing in AWAITED for rank in waiting), "only the living are waited for"),
-            (self._holder is None or peers[self._holder].standing is Standing.TRAINING, "a lock is held"),
-            (self.awaited == sum(peer.standing in AWAITED for peer in peers.values()), "all are counted"),
-            (self._holder is not None or not self._locks, "nobody waits for a free lock"),
-            (not contributing or len(contributing) < self.rule.quorum(self.awaited), "no commit is overdue"),
-        ):
-            if not holds:
-                raise AssertionError("\n  ".join([f"broken invariant: {what}", *self.story.lines()]))
+        waiting = (*self._pending, *self._lobby, *self._locks, *self._views)
+        broken = violated(self, [item.message.sender for item in waiting])
+        if self._ready():
+            broken = "no commit is overdue"
+        if self._locks and self._holder is None:
+            broken = "nobody waits for a free lock"
+        if self._holder is not None and self.peers[self._holder].standing is not Standing.TRAINING:
+            broken = "who holds the lock is in"
+        if broken:
+            raise AssertionError("\n  ".join([f"broken invariant: {broken}", *self.story.lines()]))
 
     def state(self) -> State:
         """Return the centre, all counts, and the contributions that wait for others.
@@ -150,7 +150,7 @@ class Server:
         Raises:
             ProtocolError: a worker holds the lock or waits for it, or to be let in.
         """
-        if self._locks or self._holder is not None or self._lobby:
+        if self._locks or self._holder is not None or self._lobby or self._views:
             raise self.story.error("its state was asked for amid a commit; let the workers pause first")
         return {
             "rule": self.rule.state(),
@@ -212,6 +212,15 @@ class Server:
 
     def _epoch(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].epochs += 1
+        return [Release(event.message.sender, event.frame), *self._commit_ready(), *self._show()]
+
+    def _view(self, event: Received) -> list[Action]:
+        self._views.append(event)
+        return self._show()
+
+    def _options(self, event: Received) -> list[Action]:
+        assert event.message.vector is not None  # refused() has seen to it
+        self.peers[event.message.sender].options = event.message.vector.copy()
         return [Release(event.message.sender, event.frame)]
 
     def _leave(self, event: Received) -> list[Action]:
@@ -225,10 +234,12 @@ class Server:
         self.story.tell("lost rank", rank)
         self._depart(rank, Standing.LOST)
         self.peers[rank].unanswered = 0
-        gone = [item for item in (*self._pending, *self._lobby, *self._locks) if item.message.sender == rank]
+        waiting = (*self._pending, *self._lobby, *self._locks, *self._views)
+        gone = [item for item in waiting if item.message.sender == rank]
         self._pending = [item for item in self._pending if item.message.sender != rank]
         self._lobby = [item for item in self._lobby if item.message.sender != rank]
         self._locks = deque(item for item in self._locks if item.message.sender != rank)
+        self._views = [item for item in self._views if item.message.sender != rank]
         if self._holder == rank:
             self._holder = None
         return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
@@ -241,7 +252,7 @@ class Server:
 
     def _move_on(self) -> list[Action]:
         """After a worker has gone: whoever waited for it need not wait any longer."""
-        return [*self._commit_ready(), *self._grant(), *self._admit()]
+        return [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
 
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
@@ -265,20 +276,49 @@ class Server:
         self._holder = event.message.sender
         return [self._center_to(event)]
 
+    def _show(self) -> list[Action]:
+        """Show the centre to those who wanted to see it once all had finished an epoch, if all have."""
+        shown = [
+            event for event in self._views if self.epoch_finished(self.peers[event.message.sender].epochs)
+        ]
+        self._views = [event for event in self._views if event not in shown]
+        for event in shown:
+            # Who goes on from it begins an epoch; the others evaluate.
+            self.peers[event.message.sender].views += not event.message.resume
+        return [self._center_to(event) for event in shown]
+
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
         while self._pending:
             actions += self._drop_stale()
-            heads = self._heads()
-            needed = self.rule.quorum(self.awaited)
-            if not heads or len(heads) < needed:
+            chosen = self._ready()
+            if not chosen:
                 break
-            chosen = sorted(heads[:needed], key=lambda event: event.message.sender)
             self._pending = [event for event in self._pending if event not in chosen]
+            self.rule.absent = self.awaited - len(self._behind())
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
         return actions
+
+    def _ready(self) -> list[Received]:
+        """The contributions of the next commit, by rank; none while others are waited for.
+
+        Whoever is ahead by an epoch is not waited for, and waits: so the last step of an epoch, which some
+        workers do not have, is made by those who have it, whatever the others do meanwhile.
+        """
+        behind = self._behind()
+        heads = [event for event in self._heads() if event.message.sender in behind]
+        needed = self.rule.quorum(len(behind))
+        if not heads or len(heads) < needed:
+            return []
+        return sorted(heads[:needed], key=lambda event: event.message.sender)
+
+    def _behind(self) -> list[int]:
+        """The workers that are still in the earliest epoch that anybody is in."""
+        awaited = [rank for rank, peer in self.peers.items() if peer.standing in AWAITED]
+        epoch = min((self.peers[rank].epochs for rank in awaited), default=0)
+        return [rank for rank in awaited if self.peers[rank].epochs == epoch]
 
     def _heads(self) -> list[Received]:
         """The oldest contribution of each worker, in order of arrival."""
@@ -310,7 +350,9 @@ class Server:
         contributions = []
         for event in events:
             message = event.message
-            assert message.vector is not None  # _accept has seen to it
+            assert message.vector is not None  # refused() has seen to it
+            if (options := self.peers[message.sender].options) is not None:
+                self.rule.configure(options)
             staleness = clock - message.pulled_at
             contributions.append(Contribution(message.sender, message.vector, staleness, message.weight))
             self.staleness[staleness] += 1
@@ -323,7 +365,7 @@ class Server:
     def _reply_to_contribution(self, event: Received) -> Send:
         if event.message.kind is Kind.PUSH:
             return self._reply(event, with_vector=False)
-        assert event.message.vector is not None  # _accept has seen to it
+        assert event.message.vector is not None  # refused() has seen to it
         self.rule.reply(event.message.vector)
         return self._reply(event, with_vector=True)
 
@@ -345,34 +387,3 @@ class Server:
             vector=event.frame.vector[: self.rule.center.size] if with_vector else None,
         )
         return Send(request.sender, reply, event.frame)
-
-    def _accept(self, message: Message) -> Peer:
-        """Refuse what the protocol does not allow."""
-        peer = self.peers.get(message.sender)
-        if peer is None:
-            raise self.story.error(f"rank {message.sender} is none of its workers {sorted(self.peers)}")
-        if message.shard != self.shard:
-            raise self.story.error(f"rank {message.sender} sent a request about shard {message.shard}")
-        if message.kind not in self._handlers:
-            raise self.story.error(f"rank {message.sender} sent {message.kind.name}, which only servers send")
-        if message.sequence != (0 if message.kind is Kind.JOIN else peer.sequence + 1):
-            raise self.story.error(
-                f"rank {message.sender} sent sequence {message.sequence} after {peer.sequence}: "
-                "a message was lost or doubled"
-            )
-        expected = Standing.EXPECTED if message.kind is Kind.JOIN else Standing.TRAINING
-        if peer.standing is not expected:
-            raise self.story.error(
-                f"rank {message.sender} sent {message.kind.name}, but {peer.standing.name.lower()}: "
-                f"it {peer.standing.value}"
-            )
-        if message.pulled_at > self.rule.clock:
-            raise self.story.error(
-                f"rank {message.sender} pulled at clock {message.pulled_at}, now it is {self.rule.clock}"
-            )
-        if message.vector is not None and message.vector.size != self.rule.center.size:
-            raise self.story.error(
-                f"rank {message.sender} sent {message.vector.size} numbers for a centre of "
-                f"{self.rule.center.size}; do all ranks build the same model?"
-            )
-        return peer

@@ -71,6 +71,7 @@ class Worker:
             for shard in shards
         ]
         self._exchange_first = self.conversations[0].rule.exchange_first
+        self._epochs = 0  # finished
 
     @property
     def stop_requested(self) -> bool:
@@ -91,6 +92,11 @@ class Worker:
         check_weight(self.rank, weight)
         for conversation in self.conversations:
             conversation.weight = weight
+
+    def count_samples(self, total: int) -> None:
+        """Set how many samples this worker has taken so far."""
+        for conversation in self.conversations:
+            conversation.samples = total
 
     def join(self) -> Activity:
         """Join all servers and start from the centre."""
@@ -115,17 +121,36 @@ class Worker:
         for conversation in self.conversations:
             conversation.rule.advance()
 
-    def look(self, into: Vector) -> Activity:
-        """Copy the centre as it is now into `into`, without taking part in it."""
+    def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
+        """Copy the centre as it is now into `into`, without taking part in it.
+
+        Args:
+            into: where to.
+            when_all_are_there: wait until all workers have finished as many epochs as this one.
+        """
         yield from self._drain()  # a server may answer a look before a contribution that waits for others
         for conversation in self.conversations:
-            yield from conversation.look(into[conversation.shard.place])
-        while any(conversation.looking for conversation in self.conversations):
-            yield Wait()
+            place = into[conversation.shard.place]
+            yield from conversation.look(place, when_all_are_there=when_all_are_there)
+        yield from self._seen()
+
+    def configure(self, values: Vector) -> Activity:
+        """Tell all servers what to step this worker's contributions with from now on."""
+        for conversation in self.conversations:
+            yield from conversation.options(values)
+
+    def begin_epoch(self) -> Activity:
+        """Begin an epoch; where workers step together, each goes on from what the last one has ended with."""
+        if self._epochs and self.conversations[0].rule.refreshes:
+            yield from self._all(Conversation.settle)  # finish_epoch has seen to it that all has come
+            yield from self._all(Conversation.refresh)
+            yield from self._seen()
 
     def finish_epoch(self) -> Activity:
         """Tell all servers that one more epoch is done."""
+        yield from self._drain()  # so that the epoch's contributions are in the centre, on every server
         yield from self._all(Conversation.finish_epoch)
+        self._epochs += 1
 
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
@@ -178,6 +203,11 @@ class Worker:
         for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
             conversation.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
+
+    def _seen(self) -> Activity:
+        """Wait until no look at the centre is under way."""
+        while any(conversation.looking for conversation in self.conversations):
+            yield Wait()
 
     def _drain(self) -> Activity:
         """Wait until no reply is under way."""

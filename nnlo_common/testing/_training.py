@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def train_virtually(
     initial: Sequence[Any] | npt.NDArray[Any],
     *,
     workers: int,
-    steps: int | Sequence[int],
+    steps: int | Sequence[int] | Sequence[Sequence[int]],
     optimizer: VectorOptimizer | None = None,
     local: VectorOptimizer | Callable[[], VectorOptimizer] | None = None,
     servers: int = 1,
@@ -93,7 +94,8 @@ def train_virtually(
         gradient: called as gradient(x, rank) with the point x to take the gradient at.
         initial: the centre at the start: numbers, or a list of arrays (needed for several servers).
         workers: p.
-        steps: how many steps each worker makes; one number, or one for each worker.
+        steps: how many steps each worker makes; one number, or one for each worker. A list of numbers for
+            each worker: its steps in each epoch, whose ends it tells the servers.
         optimizer: steps the centre; each shard gets a copy. Where no optimizer steps the centre (EASGD,
             LocalSGD, GEM) it is refused.
         local: moves a worker's own parameters; an optimizer, of which each worker gets a copy, or what makes
@@ -192,15 +194,22 @@ def _refuse_unused(algorithm: Algorithm, optimizer: VectorOptimizer | None) -> N
     )
 
 
-def _step_counts(steps: int | Sequence[int], workers: int) -> list[int]:
-    if not isinstance(steps, Sequence | np.ndarray) or np.ndim(steps) == 0:
+def _step_counts(steps: int | Sequence[int] | Sequence[Sequence[int]], workers: int) -> list[int | list[int]]:
+    if not isinstance(steps, Sequence | np.ndarray):
         return [whole_number("steps", steps, 0)] * workers
     if len(steps) != workers:
         raise ConfigurationError(
             f"steps has {len(steps)} entries, but there are {workers} workers; give one number, or one for "
             "each"
         )
-    return [whole_number(f"steps[{index}]", count, 0) for index, count in enumerate(steps)]
+    counts: list[int | list[int]] = []
+    for index, of_worker in enumerate(steps):
+        if isinstance(of_worker, Sequence):
+            name = f"steps[{index}]"
+            counts.append([whole_number(f"{name}[{epoch}]", n, 0) for epoch, n in enumerate(of_worker)])
+        else:
+            counts.append(whole_number(f"steps[{index}]", of_worker, 0))
+    return counts
 
 
 def _starts(begin: Sequence[Any] | None, workers: int) -> list[Any]:
@@ -251,7 +260,7 @@ def _arrays(initial: Sequence[Any] | npt.NDArray[Any]) -> list[npt.NDArray[Any]]
 def _program(
     worker: Worker,
     gradient: Gradient,
-    steps: int,
+    steps: int | list[int],
     *,
     begin: npt.ArrayLike | None,
     leave: bool,
@@ -260,11 +269,16 @@ def _program(
     yield from worker.join()
     if begin is not None:
         worker.parameters.vector[:] = begin
-    for step in range(steps):
-        yield Compute()
-        worker.gradient.vector[:] = gradient(worker.gradient_point(), worker.rank)
-        yield from worker.step()
-        if observe is not None:
-            observe(worker, step)
+    done = count()
+    for steps_of_epoch in [steps] if isinstance(steps, int) else steps:
+        yield from worker.begin_epoch()
+        for _ in range(steps_of_epoch):
+            yield Compute()
+            worker.gradient.vector[:] = gradient(worker.gradient_point(), worker.rank)
+            yield from worker.step()
+            if observe is not None:
+                observe(worker, next(done))
+        if not isinstance(steps, int):
+            yield from worker.finish_epoch()
     if leave:
         yield from worker.leave()

@@ -65,6 +65,8 @@ class RankWorld(Protocol):
 
     #: Whether each rank is a process of its own, whose settings are its own too.
     own_process: bool
+    #: Whether the others go on when one of them dies.
+    survives_loss: bool
 
     @property
     def rank(self) -> int:

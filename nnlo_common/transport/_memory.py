@@ -200,6 +200,7 @@ class MemoryWorld:
 
     # Settings of the process, such as the number of compute threads, are not a rank's to change.
     own_process = False
+    survives_loss = True
 
     def __init__(self, cluster: MemoryCluster, rank: int) -> None:
         self._cluster = cluster

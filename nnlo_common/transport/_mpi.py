@@ -51,6 +51,7 @@ class MPIWorld:
     """
 
     own_process = True
+    survives_loss = False
 
     def __init__(self, world: World) -> None:
         self.facts = world
@@ -79,7 +80,7 @@ class MPIWorld:
 
     def _overlaps(self, links: Sequence[Link]) -> bool:
         """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
-        if any(link.serving or link.depth == 1 for link in links):
+        if any(link.serving for link in links) or all(link.depth == 1 for link in links):
             return False
         try:
             # One lock keeps our own calls apart, but the program may make calls of its own.

@@ -20,8 +20,9 @@ for name, case in CASES.items():
         log_order=folder / f"{name}.json",
     ) as me:
         jitter = np.random.default_rng(me.rank)
-        step = 0
+        step, steps = 0, []
         for _ in range(EPOCHS):
+            steps.append(-step)
             # Shares of STEPS / EPOCHS for everybody, and one more for some: uneven on purpose.
             for _ in me.batches(range(STEPS // EPOCHS * (me.size - servers) + 1)):
                 point = np.concatenate([part.ravel() for part in me.point])
@@ -32,5 +33,6 @@ for name, case in CASES.items():
                 time.sleep(jitter.uniform(0, 1e-3))  # mixes the ranks up
                 me.step()
                 step += 1
+            steps[-1] += step
     vector = np.concatenate([part.ravel() for part in me.parameters])
-    np.savez(folder / f"{name}.rank{me.rank}.npz", vector=vector, steps=step)
+    np.savez(folder / f"{name}.rank{me.rank}.npz", vector=vector, steps=steps)

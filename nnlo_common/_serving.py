@@ -1,0 +1,197 @@
+"""The part of a server: it holds one shard of the centre, and the first server keeps the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnlo_common._drive import Watch, perform, serve
+from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
+from nnlo_common._flat import FlatVector, Vector, looks_finite
+from nnlo_common._noise_scale import NoiseScale
+from nnlo_common._roles import LocalStep, Report
+from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Message, Received, Server, Shard
+from nnlo_common.transport._endpoint import Endpoint
+
+__all__ = ["Serving"]
+
+_CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
+_NO_NUMBERS: Vector = np.zeros(0, np.float32)
+
+
+class Serving:
+    """Holds one shard of the centre; between epochs its parameters are the whole centre.
+
+    Args:
+        endpoint: this rank's door.
+        server: the state machine; its centre is a view of `parameters`.
+        parameters: the model's parameters on this rank.
+        others: the shards that other servers hold.
+        desk: the desk, on the first server; on the others a clerk who asks it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        server: Server,
+        parameters: FlatVector,
+        others: Sequence[Shard],
+        desk: Desk | Clerk,
+    ) -> None:
+        self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
+        self._others = {shard.index: shard for shard in others}
+        self._epochs = self._views = self._pulls = 0
+        self._missing: set[int] = set()
+        self._watch: Watch | None = None
+
+    def start(self) -> None:
+        """Serve until every worker has asked to join, so that all ranks get here together."""
+        self._serve(lambda: self._server.gathered)
+
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
+        """Refuse: a server gets no batches."""
+        raise ConfigurationError(
+            f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
+        )
+
+    def begin_epoch(self) -> None:
+        """Do nothing: the epoch is served when it ends."""
+
+    def end_epoch(self) -> None:
+        """Serve until every worker that is still there has finished one more epoch."""
+        self._epochs += 1
+        self._serve(lambda: self._server.epoch_finished(self._epochs))
+        self._assemble()
+
+    def point(self) -> Vector:
+        """Return the centre."""
+        return self._parameters.vector
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the workers are being asked to end."""
+        return self._server.stopping
+
+    def stop(self) -> None:
+        """Ask each worker to end, in the next reply to it."""
+        self._server.stopping = True
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as this rank knows it into `into`."""
+        np.copyto(into, self._parameters.vector)
+
+    def view(self, into: Vector) -> None:
+        """Serve until every worker has been shown the centre of this epoch's end, which is copied, too."""
+        self._views += 1
+        self._serve(lambda: self._server.viewed(self._views))
+        self.look(into)
+
+    def ask(
+        self, content: Mapping[str, Any], numbers: Vector | None = None
+    ) -> tuple[Mapping[str, Any], Vector]:
+        """Ask the desk, and serve until the answer is there."""
+        desk = self._desk
+        if isinstance(desk, Desk):
+            perform(self._endpoint, desk.ask_here(content, numbers))
+            self._serve(lambda: desk.own is not None)
+            assert desk.own is not None  # it has been waited for
+            return desk.own.content, _NO_NUMBERS if desk.own.numbers is None else desk.own.numbers
+        perform(self._endpoint, [next(desk.ask(content, numbers))])
+        self._serve(lambda: desk.answer is not None)
+        assert desk.answer is not None  # it has been waited for
+        return desk.answer
+
+    def configure(self, values: Vector) -> None:
+        """Do nothing: a server contributes nothing."""
+
+    def count_samples(self, total: int) -> None:
+        """Do nothing: a server takes no samples."""
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do something from time to time while this rank serves."""
+        self._watch = Watch(call, every_s)
+
+    def report(self) -> Report:
+        """Return what the shard has seen."""
+        staleness, peers = self._server.staleness, self._server.peers.values()
+        count = sum(staleness.values())
+        mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
+        noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
+        return Report(
+            samples=sum(peer.samples for peer in peers),
+            exchanges=count,
+            dropped=sum(peer.dropped for peer in peers),
+            mean_staleness=mean,
+            noise_scale=noise.value if noise is not None and noise.count else None,
+        )
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Serve until every worker has left; `last` is done before this rank's door closes."""
+        desk, rank = self._desk, self._server.rank
+        if isinstance(desk, Desk):
+            perform(self._endpoint, desk.gone(rank))
+        else:
+            self.ask({"ask": "leave"})
+        self._serve(lambda: self._server.finished)
+        self._assemble()
+        last()
+        if isinstance(desk, Desk):
+            self._serve(lambda: desk.present == {rank})
+        else:
+            self.ask({"ask": "goodbye"})
+        self._endpoint.close()
+
+    def _serve(self, until: Callable[[], bool]) -> None:
+        serve(self._endpoint, self._handle, until, self._watch)
+
+    def _assemble(self) -> None:
+        """Get the other servers' shards, and give them ours: then the parameters are the whole centre."""
+        self._pulls += 1
+        self._missing = set(self._others)
+        for shard in self._others.values():
+            request = Message(Kind.PULL, self._server.rank, self._pulls, shard=shard.index)
+            self._endpoint.send(shard.server, request)
+        self._serve(self._assembled)
+
+    def _assembled(self) -> bool:
+        return not self._missing and self._server.pulled_by_guests(self._pulls)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Lost):
+            self._lost(event)
+        elif event.message.shard == self._server.shard:
+            self._refuse_nan(event.message)
+            perform(self._endpoint, self._server.handle(event))
+            if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):
+                self._desk.present.discard(event.message.sender)
+                perform(self._endpoint, self._desk.gone(event.message.sender))
+        elif event.message.shard == self._desk.shard:
+            at_desk = self._desk.handle if isinstance(self._desk, Desk) else self._desk.receive
+            perform(self._endpoint, at_desk(event))
+        else:
+            self._take_shard(event)
+
+    def _refuse_nan(self, message: Message) -> None:
+        if message.kind in _CONTRIBUTIONS and message.vector is not None and not looks_finite(message.vector):
+            raise DivergedError(
+                f"what rank {message.sender} sent to the centre at its step {message.clock} holds NaN or "
+                "infinity, so its loss has diverged; the centre was kept from it. Try a smaller learning "
+                "rate, clip the gradients, or look for NaN in the data"
+            )
+
+    def _lost(self, event: Lost) -> None:
+        if event.rank in self._server.peers:
+            perform(self._endpoint, self._server.handle(event))
+            if isinstance(self._desk, Desk):
+                perform(self._endpoint, self._desk.handle(event))
+        elif any(event.rank == shard.server for shard in self._others.values()):
+            raise PeerLostError(event.rank, "its part of the centre is lost with it")
+
+    def _take_shard(self, event: Received) -> None:
+        shard = self._others[event.message.shard]
+        assert event.message.vector is not None  # the reply to a pull is a CENTER
+        np.copyto(self._parameters.vector[shard.place], event.message.vector)
+        self._missing.discard(shard.index)
+        self._endpoint.release(shard.server, event.frame)

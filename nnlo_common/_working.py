@@ -1,0 +1,105 @@
+"""The part of a worker: it computes gradients and exchanges with the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnlo_common._drive import work
+from nnlo_common._flat import Vector
+from nnlo_common._roles import LocalStep, Report
+from nnlo_common.protocol import Action, Activity, Clerk, Received, Worker
+from nnlo_common.transport._endpoint import Endpoint
+
+__all__ = ["Working"]
+
+
+class Working:
+    """Computes gradients and exchanges with the servers.
+
+    Args:
+        endpoint: this rank's door.
+        worker: the state machine.
+        clerk: who asks the desk.
+    """
+
+    def __init__(self, endpoint: Endpoint, worker: Worker, clerk: Clerk) -> None:
+        self._endpoint, self._worker, self._clerk = endpoint, worker, clerk
+        self._servers = {conversation.shard.server for conversation in worker.conversations}
+        self._steps = self._samples = 0
+
+    def start(self) -> None:
+        """Join; returns once the centre has come."""
+        self._work(self._worker.join())
+
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
+        """Make one step, with the exchange that is due."""
+        self._worker.set_weight(weight)
+        self._work(self._worker.step(local_step))
+        self._steps += 1
+
+    def begin_epoch(self) -> None:
+        """Go on from where the last epoch has ended."""
+        self._work(self._worker.begin_epoch())
+
+    def end_epoch(self) -> None:
+        """Tell the servers."""
+        self._work(self._worker.finish_epoch())
+
+    def point(self) -> Vector:
+        """Return the parameters, or what lies ahead of them."""
+        return self._worker.gradient_point()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a server has asked to end, in its latest reply."""
+        return self._worker.stop_requested
+
+    def stop(self) -> None:
+        """Do nothing: this rank sees its own parameters, not the centre."""
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as it is now into `into`; the training does not notice."""
+        self._work(self._worker.look(into))
+
+    def view(self, into: Vector) -> None:
+        """Copy the centre into `into` as it is once all have finished the epoch."""
+        self._work(self._worker.look(into, when_all_are_there=True))
+
+    def ask(
+        self, content: Mapping[str, Any], numbers: Vector | None = None
+    ) -> tuple[Mapping[str, Any], Vector]:
+        """Ask the desk, and wait for the answer."""
+        self._work(self._clerk.ask(content, numbers))
+        assert self._clerk.answer is not None  # the activity ends with it
+        return self._clerk.answer
+
+    def configure(self, values: Vector) -> None:
+        """Tell the servers what to step this worker's contributions with from now on."""
+        self._work(self._worker.configure(values))
+
+    def count_samples(self, total: int) -> None:
+        """Tell, with the next messages, how many samples this worker has taken so far."""
+        self._samples = total
+        self._worker.count_samples(total)
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do nothing: this rank never serves."""
+
+    def report(self) -> Report:
+        """Return the steps made."""
+        return Report(steps=self._steps, samples=self._samples)
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Leave; `last` is done before."""
+        last()
+        self._work(self._worker.leave())
+        self._endpoint.close()
+
+    def _work(self, activity: Activity) -> None:
+        work(self._endpoint, self._deliver, activity, self._servers)
+
+    def _deliver(self, event: Received) -> list[Action]:
+        if event.message.shard == self._clerk.shard:
+            return self._clerk.receive(event)
+        return self._worker.deliver(event)

@@ -1,0 +1,66 @@
+"""The order of an epoch, the same on all ranks without a message, and each worker's fixed share of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._numbers import whole_number
+
+__all__ = ["epoch_order", "share"]
+
+
+def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]:
+    """Return which sample is at which position of an epoch.
+
+    It depends on nothing but the arguments, so that it is the same on every rank, for any number of
+    workers, and after a restart in mid-epoch.
+
+    Args:
+        size: of the data set.
+        seed: of the permutations; equal on all ranks.
+        epoch: its number, from 0.
+        shuffle: permute the samples anew in each epoch; otherwise they stay as they are.
+
+    Raises:
+        ConfigurationError: a size, seed or epoch that is no whole number of at least 0.
+
+    Example:
+        >>> epoch_order(5, seed=0, epoch=1, shuffle=True), epoch_order(3, seed=0, epoch=1, shuffle=False)
+        ([1, 4, 3, 0, 2], [0, 1, 2])
+    """
+    size = whole_number("size", size, 0)
+    key = [whole_number("seed", seed, 0), whole_number("epoch", epoch, 0)]
+    if not shuffle:
+        return list(range(size))
+    # A list: an array's numbers would be turned into integers one by one while the model waits.
+    order: list[int] = np.random.default_rng(key).permutation(size).tolist()
+    return order
+
+
+def share(size: int, worker: int, workers: int, *, done: int = 0) -> range:
+    """Return the positions of an epoch that a worker takes where the assignment is fixed.
+
+    Worker w of p takes every p-th position, beginning with the w-th: together they take each position
+    once, and their shares differ by at most one.
+
+    Args:
+        size: how many positions the epoch has.
+        worker: its index among the workers, from 0; not its rank.
+        workers: how many there are.
+        done: how many positions of its share it has taken before, to go on in mid-epoch.
+
+    Raises:
+        ConfigurationError: no such worker, or a number that is no whole number.
+
+    Example:
+        >>> list(share(10, 1, 3)), list(share(10, 1, 3, done=2))
+        ([1, 4, 7], [7])
+    """
+    workers = whole_number("workers", workers, 1)
+    if whole_number("worker", worker, 0) >= workers:
+        raise ConfigurationError(
+            f"the share of worker={worker!r} was asked for, but of {workers} workers the last is "
+            f"{workers - 1}; pass its index among the workers, not its rank"
+        )
+    return range(worker, whole_number("size", size, 0), workers)[whole_number("done", done, 0) :]

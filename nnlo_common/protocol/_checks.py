@@ -1,0 +1,62 @@
+"""What a server refuses, and what must hold of it after every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nnlo_common.protocol._messages import Kind, Message
+from nnlo_common.protocol._peers import AWAITED, Standing
+
+if TYPE_CHECKING:
+    from nnlo_common.protocol._server import Server
+
+__all__ = ["refused", "violated"]
+
+
+def refused(server: Server, message: Message) -> str | None:
+    """Return why the protocol does not allow this request now, if it does not."""
+    kind, size = message.kind, server.rule.center.size
+    peer = server.peers.get(message.sender)
+    expected = Standing.EXPECTED if kind is Kind.JOIN else Standing.TRAINING
+    if peer is None:
+        problem = f"is none of its workers {sorted(server.peers)}"
+    elif message.shard != server.shard:
+        problem = f"sent a request about shard {message.shard}"
+    elif kind not in server.handlers:
+        problem = f"sent {kind.name}, which only servers send"
+    elif message.sequence != (0 if kind is Kind.JOIN else peer.sequence + 1):
+        problem = f"sent sequence {message.sequence} after {peer.sequence}: a message was lost or doubled"
+    elif peer.standing is not expected:
+        problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"
+    elif message.pulled_at > server.rule.clock:
+        problem = f"pulled at clock {message.pulled_at}, now it is {server.rule.clock}"
+    elif message.vector is not None and message.vector.size != size and kind is not Kind.OPTIONS:
+        problem = (
+            f"sent {message.vector.size} numbers for a centre of {size}; do all ranks build the same model?"
+        )
+    else:
+        return None
+    return f"rank {message.sender} {problem}"
+
+
+def violated(server: Server, waiting: Sequence[int]) -> str | None:
+    """Return the first invariant that does not hold of the server's books.
+
+    Args:
+        server: whose.
+        waiting: who waits for a reply, once for each request.
+    """
+    clock, peers, owed = server.rule.clock, server.peers, Counter(waiting)
+    committed = sum(server.staleness.values())
+    invariants = {
+        "each commit has at least one contribution": committed >= clock,
+        "each contribution has a staleness": sum(peer.commits for peer in peers.values()) <= committed,
+        "no clock runs ahead": all(0 <= peer.last_commit <= clock for peer in peers.values()),
+        "no worker asks too much at once": all(peer.unanswered <= server.depth for peer in peers.values()),
+        "what waits is unanswered": all(owed[rank] == peer.unanswered for rank, peer in peers.items()),
+        "only the living are waited for": all(peers[rank].standing in AWAITED for rank in waiting),
+        "all are counted": server.awaited == sum(peer.standing in AWAITED for peer in peers.values()),
+    }
+    return next((what for what, holds in invariants.items() if not holds), None)

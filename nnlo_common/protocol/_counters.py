@@ -1,0 +1,93 @@
+"""What the desk can be asked for: means over all ranks, and averages of what workers have last brought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import Vector
+from nnlo_common.protocol._desk import Answer, Question
+
+__all__ = ["Averages", "Means"]
+
+
+class Means:
+    """Weighted means of named numbers over all ranks: everybody brings its part and waits for the others'.
+
+    The parts are added in the order of the ranks, so that the result is the same to the bit on every run.
+
+    Args:
+        members: the ranks that take part.
+    """
+
+    def __init__(self, members: Iterable[int]) -> None:
+        self._members = set(members)
+        self._parts: dict[int, Mapping[str, Any]] = {}
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take one rank's part."""
+        content = question.content
+        for rank, part in self._parts.items():
+            # Who has no samples may not know the names of what it would have measured.
+            here, there = sorted(content["values"]), sorted(part["values"])
+            if here and there and here != there:
+                raise ConfigurationError(
+                    f"rank {question.rank} asked for the means of {here}, but rank {rank} for those of "
+                    f"{there}; give the same names on all ranks"
+                )
+        self._parts[question.rank] = content
+        return self._ready()
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Wait for `rank` no more; what it brought before it died does not count."""
+        self._members.discard(rank)
+        if lost:
+            self._parts.pop(rank, None)
+        return self._ready()
+
+    def _ready(self) -> list[Answer]:
+        if not self._parts or not self._members <= self._parts.keys():
+            return []
+        parts = [self._parts[rank] for rank in sorted(self._parts)]
+        weight = sum(part["weight"] for part in parts)
+        names = sorted({name for part in parts for name in part["values"]})
+        sums = {name: sum(part["weight"] * part["values"].get(name, 0.0) for part in parts) for name in names}
+        means = {name: total / weight if weight else float("nan") for name, total in sums.items()}
+        answers = [Answer(rank, {"means": means, "weight": weight}) for rank in sorted(self._parts)]
+        self._parts = {}
+        return answers
+
+
+class Averages:
+    """The weighted mean of the vectors that workers have last brought; nobody waits for anybody.
+
+    Args:
+        start: the average before anybody has brought anything.
+    """
+
+    def __init__(self, start: Vector) -> None:
+        self.value: Vector = start.copy()
+        self._parts: dict[int, tuple[float, Vector]] = {}
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take a vector, if one was brought, and return the average."""
+        if question.numbers is not None and question.numbers.size:
+            self._parts[question.rank] = question.content["weight"], question.numbers.copy()
+            self._update()
+        return [Answer(question.rank, {}, self.value)]
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:  # noqa: ARG002 - a counter's
+        """Keep what a worker has brought: it was right when it was brought."""
+        return []
+
+    def _update(self) -> None:
+        # In float64, so that the mean of equal numbers is that number.
+        total = sum(weight for weight, _ in self._parts.values())
+        mean = np.zeros(self.value.size)
+        for rank in sorted(self._parts):
+            weight, vector = self._parts[rank]
+            mean += weight / total * vector.astype(np.float64)
+        np.copyto(self.value, mean, casting="same_kind")

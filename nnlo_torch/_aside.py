@@ -1,0 +1,45 @@
+"""Validation in a thread beside the serving, on a copy of the model."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+__all__ = ["start"]
+
+_Result = TypeVar("_Result")
+
+
+def start(
+    validate: Callable[[torch.nn.Module], _Result],
+    model: torch.nn.Module,
+    then: Callable[[_Result], object] | None,
+    *,
+    wait: bool,
+) -> Future[_Result]:
+    """Copy the model and validate the copy in a thread; the copy is made before this returns."""
+    snapshot = copy.deepcopy(model).eval()
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            with torch.no_grad():
+                result = validate(snapshot)
+            if then is not None:
+                then(result)
+        except BaseException as error:  # raised where the result is asked for
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    # A daemon: a program that fails must not wait for a validation that nobody will look at.
+    thread = threading.Thread(target=run, name="nnlo validation", daemon=True)
+    thread.start()
+    if wait:
+        thread.join()
+    return future

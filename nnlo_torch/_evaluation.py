@@ -1,0 +1,60 @@
+"""Evaluating a model: sums over batches, and the state that a model is evaluated in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from nnlo_common import ConfigurationError
+
+__all__ = ["Sums", "evaluating", "samples_in"]
+
+
+class Sums:
+    """Sums of what was measured on each batch, each batch counted by its samples."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._sums: Counter[str] = Counter()
+
+    def add(self, batch: object, means: Mapping[str, Any]) -> None:
+        """Add the means over one batch."""
+        samples = samples_in(batch)
+        self.samples += samples
+        for name, value in means.items():
+            self._sums[name] += samples * float(value)  # type: ignore[assignment]
+
+    def means(self) -> dict[str, float]:
+        """Return the means over all samples so far; nothing where there were none."""
+        return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
+
+
+def samples_in(batch: object) -> int:
+    """Return how many samples a batch has: the length of the first tensor in it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(parts, Sequence) and not isinstance(parts, str) and parts:
+        return samples_in(parts[0])
+    raise ConfigurationError(
+        f"the number of samples in a batch of type {type(batch).__name__} is not known; let the loader give "
+        "tensors, or tuples, lists or dicts of them, with the samples along the first dimension"
+    )
+
+
+@contextmanager
+def evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Have modules in `eval()` mode and no gradients taken; each part gets back the mode it had."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in modes:
+            part.training = training

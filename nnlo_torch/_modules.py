@@ -1,0 +1,62 @@
+"""The modules behind an optimizer's parameters, found by themselves: an optimizer knows tensors only.
+
+The buffers of a model (running statistics and the like) have to reach the centre, too, or it could not be
+evaluated; but a script hands parameters to its optimizer, no modules. So those that hold the parameters are
+looked for among all that exist in this process.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["buffers_of", "modules_of"]
+
+
+def modules_of(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
+    """Return the outermost modules that hold any of these parameters, in the order of the parameters."""
+    order = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
+    everything = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+    inner = {id(child) for module in everything for child in _attributes(module, "_modules")}
+    found: list[tuple[int, int, torch.nn.Module]] = []
+    for module in everything:
+        if id(module) not in inner:
+            places = [order[id(p)] for p in _parameters(module) if id(p) in order]
+            if places:
+                found.append((min(places), len(found), module))
+    return [module for _, _, module in sorted(found, key=lambda item: item[:2])]
+
+
+def buffers_of(modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
+    """Return the names and the float buffers of modules that belong to their saved state.
+
+    What is not saved can be made again, and numbers that are no floats cannot be averaged.
+    """
+    buffers: dict[int, tuple[str, torch.Tensor]] = {}
+    for module in modules:
+        for prefix, part in module.named_modules():
+            for name, buffer in part._buffers.items():
+                saved = name not in part._non_persistent_buffers_set
+                if buffer is not None and saved and buffer.is_floating_point() and not buffer.is_sparse:
+                    buffers.setdefault(id(buffer), (f"{prefix}.{name}".lstrip("."), buffer))
+    return list(buffers.values())
+
+
+def _parameters(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            waiting += _attributes(part, "_modules")
+            yield from _attributes(part, "_parameters")
+
+
+def _attributes(module: torch.nn.Module, name: str) -> list[Any]:
+    """The values of one of a module's tables; a module that is only half made may have none yet."""
+    table = vars(module).get(name) or {}
+    return [value for value in table.values() if value is not None]

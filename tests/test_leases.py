@@ -1,0 +1,538 @@
+"""Leases: nothing is lost, nothing is given out twice without a death, nobody waits for nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from nnlo_common import ConfigurationError, ProtocolError
+from nnlo_common.data import WAIT, Lease, Leases
+from nnlo_common.data._ranges import Ranges
+
+
+def used_up(leases: Leases, rank: int, epoch: int) -> list[Lease]:
+    """All leases that `rank` gets if it is alone from now on."""
+    got = []
+    while isinstance(lease := leases.ask(rank, epoch), Lease):
+        leases.validate()
+        got.append(lease)
+    assert lease is None
+    return got
+
+
+# --- one rule after the other ----------------------------------------------------------------------------
+
+
+def test_leases_shrink_in_whole_units_towards_the_end() -> None:
+    leases = Leases(1030, [1, 2], unit=10)
+    sizes: list[int] = []
+    while isinstance(lease := leases.ask(1 + len(sizes) % 2, 0), Lease):
+        sizes.append(lease.size)
+    assert sizes == [250, 190, 140, 110, 80, 60, 50, 30, 30, 20, *[10] * 7]
+
+
+def test_only_the_last_lease_of_an_epoch_is_no_multiple_of_the_unit() -> None:
+    sizes = [lease.size for lease in used_up(Leases(1034, [1], unit=100), 1, 0)]
+    assert sizes == [500, 200, 100, 100, 100, 34]
+
+
+def test_the_dead_count_no_more_when_leases_are_measured() -> None:
+    leases = Leases(80, [1, 2, 3, 4])
+    assert leases.ask(1, 0) == Lease(0, 0, 10)
+    for rank in (2, 3, 4):
+        leases.lost(rank)
+    assert leases.ask(1, 0) == Lease(0, 10, 45)
+
+
+def test_what_the_dead_held_is_given_out_first() -> None:
+    leases = Leases(12, [1, 2, 3], unit=2)
+    assert [leases.ask(rank, 0) for rank in (1, 2, 3)] == [Lease(0, 0, 2), Lease(0, 2, 4), Lease(0, 4, 6)]
+    leases.lost(1)
+    assert leases.ask(3, 0) == Lease(0, 0, 2)
+    assert leases.unfinished(0) == [(0, 4), (6, 12)]
+
+
+def test_a_patient_book_has_the_fast_wait_for_what_the_slow_may_leave_behind() -> None:
+    leases = Leases(3, [1, 2, 3])
+    assert [leases.ask(rank, 0) for rank in (1, 2, 3)] == [Lease(0, 0, 1), Lease(0, 1, 2), Lease(0, 2, 3)]
+    assert leases.ask(3, 0) is WAIT
+    assert leases.ask(2, 0) is WAIT
+    assert (leases.waiting, leases.answers()) == ((3, 2), [])
+    leases.lost(1)
+    assert leases.answers() == [(3, Lease(0, 0, 1))]  # who asked first
+    assert leases.waiting == (2,)
+    assert leases.ask(3, 0) is None
+    assert leases.answers() == [(2, None)]
+    assert leases.unfinished(0) == []
+
+
+def test_an_impatient_book_makes_up_for_the_dead_at_the_end_of_a_later_epoch() -> None:
+    leases = Leases(4, [1, 2], patient=False)
+    assert leases.ask(1, 0) == Lease(0, 0, 1)
+    assert [lease.size for lease in used_up(leases, 2, 0)] == [1, 1, 1]
+    assert leases.ask(2, 1) == Lease(1, 0, 1)
+    leases.lost(1)
+    assert leases.unfinished(0) == [(0, 1)]
+    assert used_up(leases, 2, 1) == [Lease(1, 1, 2), Lease(1, 2, 3), Lease(1, 3, 4), Lease(0, 0, 1)]
+    assert leases.unfinished(0) == leases.unfinished(1) == []
+
+
+def test_what_the_dead_held_of_an_earlier_epoch_stays_owed_until_it_is_used() -> None:
+    leases = Leases(2, [1, 2, 3, 4], patient=False)
+    assert leases.ask(1, 0) == Lease(0, 0, 1)
+    assert used_up(leases, 2, 0) == [Lease(0, 1, 2)]
+    leases.lost(1)
+    for rank in (2, 3):  # each gets it last, and one breaks off, the other dies
+        while (lease := leases.ask(rank, 1)) != Lease(0, 0, 1):
+            assert isinstance(lease, Lease)
+        leases.give_back(rank) if rank == 2 else leases.lost(rank)
+        leases.validate()
+    assert used_up(leases, 4, 7) == [Lease(7, 0, 1), Lease(7, 1, 2), Lease(0, 0, 1)]
+
+
+def test_a_worker_may_begin_the_next_epoch_while_others_are_in_this_one() -> None:
+    leases = Leases(8, [1, 2], patient=False)
+    assert leases.ask(1, 0) == Lease(0, 0, 2)
+    assert used_up(leases, 2, 0)[-1] == Lease(0, 7, 8)
+    assert leases.ask(2, 1) == Lease(1, 0, 2)
+    assert leases.ask(1, 0) is None
+    assert leases.ask(1, 1) == Lease(1, 2, 3)
+    assert leases.unfinished(0) == []
+
+
+@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("used", [None, 0, 3])
+def test_who_breaks_off_leaves_the_rest_to_those_who_are_still_there(gone: bool, used: int | None) -> None:
+    leases = Leases(20, [1, 2], unit=5)
+    assert leases.ask(1, 0) == Lease(0, 0, 5)
+    (leases.leave if gone else leases.give_back)(1, used)
+    leases.validate()
+    assert leases.living == ((2,) if gone else (1, 2))
+    got = used_up(leases, 2, 0)
+    assert got[0].start == (used or 0)
+    assert all(lease.size % 5 == 0 for lease in got[:-1])
+    assert sum(lease.size for lease in got) == 20 - (used or 0)
+    assert leases.unfinished(0) == []
+
+
+def test_an_epoch_that_all_have_broken_off_is_not_made_up_for_later() -> None:
+    leases = Leases(20, [1, 2], unit=5)
+    for rank in (1, 2):
+        assert isinstance(leases.ask(rank, 0), Lease)
+    leases.give_back(1, 5)
+    assert [leases.ask(rank, 1) for rank in (1, 2)] == [Lease(1, 0, 5), Lease(1, 5, 10)]
+    leases.lost(1)
+    assert [lease.epoch for lease in used_up(leases, 2, 1)] == [1, 1, 1]
+    assert (leases.unfinished(0), leases.unfinished(1)) == ([(5, 20)], [])
+    assert leases.unfinished(5) == [(0, 20)]
+
+
+def test_who_waits_may_leave_and_die() -> None:
+    leases = Leases(1, [1, 2, 3, 4])
+    assert leases.ask(1, 0) == Lease(0, 0, 1)
+    assert [leases.ask(rank, 0) for rank in (2, 3, 4)] == [WAIT] * 3
+    leases.leave(2)
+    leases.lost(3)
+    leases.lost(1)
+    assert leases.answers() == [(4, Lease(0, 0, 1))]
+    leases.lost(1)  # who is gone cannot die again
+    leases.validate()
+
+
+def test_who_waits_may_break_off_and_turn_to_another_epoch() -> None:
+    leases = Leases(1, [1, 2])
+    assert (leases.ask(1, 0), leases.ask(2, 0)) == (Lease(0, 0, 1), WAIT)
+    leases.give_back(2)
+    leases.lost(1)
+    assert leases.answers() == []
+    assert used_up(leases, 2, 1) == [Lease(1, 0, 1), Lease(0, 0, 1)]
+
+
+def test_an_epoch_of_nothing_is_over_at_once() -> None:
+    leases = Leases(0, [1])
+    assert leases.ask(1, 0) is None
+    assert leases.unfinished(0) == []
+    leases.validate()
+
+
+def test_a_lease_is_frozen_and_slotted() -> None:
+    lease = Lease(0, 1, 3)
+    assert not hasattr(lease, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        lease.start = 0  # type: ignore[misc]
+
+
+MISUSE: dict[str, tuple[Callable[[Leases], object], str]] = {
+    "unknown": (lambda book: book.ask(9, 0), r"rank 9 asked about epoch 0; expected one of its workers \[1,"),
+    "unknown is lost": (lambda book: book.lost(9), r"rank 9 was lost; expected one of .*\[1, 2, 4\]"),
+    "unknown leaves": (lambda book: book.leave(9), "rank 9 gave its lease back; expected one of"),
+    "backwards": (lambda book: book.ask(1, 0), "rank 1 asked about epoch 0 after epoch 1; expected 1 or"),
+    "before the first": (lambda book: book.ask(2, -1), "rank 2 asked about epoch -1 after epoch 0"),
+    "after leaving": (lambda book: book.ask(3, 0), "rank 3 asked about epoch 0 after it left; expected"),
+    "left twice": (lambda book: book.leave(3), "rank 3 gave its lease back after it left"),
+    "after death": (lambda book: book.ask(5, 0), "rank 5 asked about epoch 0 after it was lost"),
+    "waits": (lambda book: book.ask(4, 1), "rank 4 asked about epoch 1, but it still waits .* about epoch 1"),
+    "used too much": (lambda book: book.leave(1, 3), r"used 3 positions of Lease\(.*\); expected 0 to 2"),
+    "used less than none": (lambda book: book.leave(1, -1), "used -1 positions of .* expected 0 to 2"),
+    "used without lease": (lambda book: book.give_back(2, 1), "rank 2 .* 1 positions of None; expected 0 to"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_is_refused_and_changes_nothing(name: str) -> None:
+    leases = Leases(2, [1, 2, 3, 4, 5], unit=2)
+    leases.leave(3)
+    leases.lost(5)
+    assert (leases.ask(1, 1), leases.ask(4, 1)) == (Lease(1, 0, 2), WAIT)
+    misuse, problem = MISUSE[name]
+    before = leases.state()
+    with pytest.raises(ProtocolError, match=problem):
+        misuse(leases)
+    assert leases.state() == before
+    leases.validate()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"size": -1}, "size=-1: must be a whole number of at least 0"),
+        ({"unit": 0}, "unit=0: must be a whole number of at least 1"),
+        ({"unit": 2.0}, r"unit=2\.0: must be"),
+        ({"workers": [1, -2]}, "a rank of workers=-2: must be"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Leases(**{"size": 3, "workers": [1], **options})
+
+
+# --- saved and loaded ------------------------------------------------------------------------------------
+
+
+def in_the_middle() -> Leases:
+    """Rank 1 has a lease, 2 has given one back, 3 has died with one, 4 has left."""
+    leases = Leases(40, [1, 2, 3, 4], unit=3, order="seed 7")
+    for rank in (1, 2, 3, 2):
+        leases.ask(rank, 0)
+    leases.give_back(2, 1)
+    leases.lost(3)
+    leases.leave(4)
+    return leases
+
+
+def test_a_loaded_book_goes_on_in_mid_epoch_as_the_saved_one() -> None:
+    saved = in_the_middle()
+    loaded = Leases(40, [2, 1], unit=3, order="seed 7")
+    loaded.load(json.loads(json.dumps(saved.state())))
+    assert loaded.held(1) == saved.held(1) == Lease(0, 0, 3)
+    for rank in (2, 1, 1, 2, 1):
+        assert loaded.ask(rank, 0) == saved.ask(rank, 0)
+        assert loaded.state() == saved.state()
+
+
+def test_a_book_with_other_workers_gives_out_again_what_was_leased() -> None:
+    loaded = Leases(40, [2, 7, 8], unit=3, order="seed 7")
+    loaded.load(in_the_middle().state())
+    loaded.validate()
+    assert (loaded.living, loaded.waiting) == ((2, 7, 8), ())
+    assert loaded.unfinished(0) == in_the_middle().unfinished(0)
+    assert loaded.ask(7, 0) == Lease(0, 0, 3)
+    loaded.lost(2)
+    loaded.lost(7)
+    assert used_up(loaded, 8, 0)
+    assert loaded.unfinished(0) == []
+
+
+def test_who_waited_is_forgotten_where_the_workers_are_others() -> None:
+    saved = Leases(1, [1, 2])
+    assert (saved.ask(1, 0), saved.ask(2, 0)) == (Lease(0, 0, 1), WAIT)
+    loaded = Leases(1, [2])
+    loaded.load(saved.state())
+    assert (loaded.waiting, loaded.answers()) == ((), [])
+    assert loaded.ask(2, 0) == Lease(0, 0, 1)
+
+
+def with_page(**parts: Any) -> dict[str, Any]:
+    return {"epochs": {"0": {"free": [[3, 40]], "owed": [], "used": [], **parts}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"size": 41}, "size in the saved state of the leases has to be 40, but it is 41"),
+        ({"unit": 4}, "unit in .* has to be 3, but it is 4"),
+        ({"order": "seed 8"}, "order in .* has to be 'seed 7', but it is 'seed 8'"),
+        ({"surplus": 1}, "has to hold"),
+        ({"waiting": ["1"]}, "waiting in .* a list, each item a int"),
+        ({"waiting": [9]}, "damaged: broken invariant: only the living wait; resume from an earlier"),
+        ({"waiting": [1]}, "damaged: broken invariant: who waits holds nothing"),
+        ({"complete": [[0, 1]]}, "damaged: broken invariant: an epoch is complete or is not"),
+        ({"complete": [[0, 1, 2]]}, "damaged"),
+        ({"complete": [[3, 1]]}, "damaged: .*runs backwards"),
+        ({"workers": {"x": {"epoch": 0, "lease": []}}}, "damaged"),
+        ({"workers": {"1": {"epoch": 0, "lease": [0, 1]}}}, "damaged"),
+        ({"workers": {"1": {"epoch": 0, "lease": [1, 0, 3]}}}, "damaged: broken invariant: leases are of"),
+        ({"workers": {"1": {"epoch": -1, "lease": [0, 0, 3]}}}, "damaged: broken invariant: nobody is ahead"),
+        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'lease'\]"),
+        ({"workers": {}}, "damaged: broken invariant: .* has each of 40 positions once"),
+        (with_page(free=[[4, 40]]), "damaged: broken invariant: .* has each of 40 positions once"),
+        (with_page(free=[[2, 40]]), "has each of 40 positions once"),
+        (with_page(free=[[3, 41]]), "has each of 40 positions once"),
+        (with_page(used=[[5, 6]]), "has each of 40 positions once"),
+        (with_page(free=[[3, 40], [5, 6]]), "damaged: .*is in already"),
+        (with_page(free=[3, 40]), "free in the saved state of the leases, epoch 0 has to be a list"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+    change: dict[str, Any], problem: str
+) -> None:
+    target = Leases(40, [1, 2], unit=3, order="seed 7")
+    target.ask(2, 0)
+    before = target.state()
+    good = in_the_middle().state() | {"workers": {"1": {"epoch": 0, "lease": [0, 0, 3]}}} | with_page()
+    with pytest.raises(ConfigurationError, match=problem):
+        target.load(good | change)
+    assert target.state() == before
+    target.load(good)
+
+
+# --- how long it takes -----------------------------------------------------------------------------------
+
+
+def simulate(leases: Leases, speeds: dict[int, float]) -> tuple[dict[int, int], dict[int, float]]:
+    """How many positions each worker used, and when it ended, if nothing but its speed counts."""
+    events = [(0.0, rank) for rank in speeds]
+    used, ends = Counter[int](), dict.fromkeys(speeds, 0.0)
+    while events:
+        now, rank = heapq.heappop(events)
+        answers = [(rank, leases.ask(rank, 0)), *leases.answers()]
+        leases.validate()
+        for other, lease in answers:
+            if isinstance(lease, Lease):
+                used[other] += lease.size
+                ends[other] = now + lease.size / speeds[other]
+                heapq.heappush(events, (ends[other], other))
+    assert not leases.waiting
+    return used, ends
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("size", [2000, 1999, 12345])
+@pytest.mark.parametrize("unit", [1, 10, 64])
+def test_shares_follow_the_speeds_and_all_end_together(size: int, unit: int, patient: bool) -> None:
+    used, ends = simulate(Leases(size, [1, 2], unit=unit, patient=patient), {1: 1.0, 2: 3.0})
+    assert sum(used.values()) == size
+    assert abs(used[1] - size / 4) <= unit
+    assert abs(ends[1] - ends[2]) <= unit / 1.0  # what the slower one takes for a unit
+
+
+def test_workers_of_many_speeds_above_a_half_end_together() -> None:
+    speeds = {rank: 1 + rank / 8 for rank in range(8)}
+    used, ends = simulate(Leases(10_000, speeds, unit=10), speeds)
+    assert max(ends.values()) - min(ends.values()) <= 10
+    for rank, speed in speeds.items():
+        assert abs(used[rank] - 10_000 * speed / sum(speeds.values())) <= 2 * 10
+
+
+# --- whatever happens in whatever order ------------------------------------------------------------------
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.permutations(range(8)), st.lists(st.integers(1, 9), max_size=8))
+def test_ranges_are_sets(pieces: list[int], bites: list[int]) -> None:
+    ranges, model = Ranges(), set[int]()
+    for piece in pieces:
+        ranges.add(3 * piece, 3 * piece + 2 + piece % 2)
+        model |= set(range(3 * piece, 3 * piece + 2 + piece % 2))
+        assert [number for part in ranges for number in range(*part)] == sorted(model)
+        with pytest.raises(ValueError, match="is in already"):
+            ranges.add(3 * piece + 1, 3 * piece + 2)
+    for bite in bites:
+        part = ranges.take(bite)
+        assert part is None or part[1] - part[0] <= bite
+        model -= set(range(*part or (0, 0)))
+        assert [number for part in ranges for number in range(*part)] == sorted(model)
+        assert ranges.total == len(model)
+        assert all((number in ranges) == (number in model) for number in range(30))
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Workers ask, die, leave, break off and are saved in any order; a model keeps count of positions."""
+
+    @initialize(
+        size=st.integers(0, 9),
+        workers=st.integers(1, 4),
+        unit=st.integers(1, 4),
+        patient=st.booleans(),
+        breaks=st.booleans(),
+    )
+    def begin(self, size: int, workers: int, unit: int, patient: bool, breaks: bool) -> None:
+        self.options: dict[str, Any] = {"unit": unit, "patient": patient, "order": "o"}
+        self.size, self.unit, self.breaks = size, unit, breaks
+        self.book = Leases(size, range(workers), **self.options)
+        self.enter(range(workers))
+        self.taken: dict[int, set[int]] = defaultdict(set)  # by epoch: leased or used
+        self.used: dict[int, set[int]] = defaultdict(set)
+        self.owed: dict[int, set[int]] = defaultdict(set)  # the dead had them
+        self.ragged = False  # something came back in mid-unit
+
+    def enter(self, ranks: Any) -> None:
+        self.epoch = dict.fromkeys(ranks, 0)
+        self.leases: dict[int, Lease] = {}
+        self.waits: list[int] = []
+        self.over: set[int] = set()  # were told None in their epoch
+
+    def pick(self, data: st.DataObject, *, waiting: bool = True) -> int:
+        ranks = [rank for rank in self.epoch if waiting or rank not in self.waits]
+        rank: int = data.draw(st.sampled_from(ranks))
+        return rank
+
+    def hear(self, rank: int, answer: Lease | None) -> None:
+        if answer is None:
+            self.over.add(rank)
+            return
+        positions = set(range(answer.start, answer.stop))
+        assert positions
+        assert not positions & self.taken[answer.epoch], "given out twice"
+        assert positions <= set(range(self.size))
+        assert answer.epoch == self.epoch[rank] or positions <= self.owed[answer.epoch]
+        assert answer.size % self.unit == 0 or answer.stop == self.size or self.ragged
+        self.taken[answer.epoch] |= positions
+        self.owed[answer.epoch] -= positions
+        self.leases[rank] = answer
+
+    def hear_answers(self) -> None:
+        answers = self.book.answers()
+        assert [rank for rank in self.waits if rank in dict(answers)] == [rank for rank, _ in answers]
+        for rank, answer in answers:
+            self.waits.remove(rank)
+            self.hear(rank, answer)
+
+    def put(self, rank: int, used: int, *, died: bool = False) -> None:
+        """In the model: end a lease of which `used` positions were used."""
+        lease = self.leases.pop(rank, None)
+        if lease is not None:
+            rest = set(range(lease.start + used, lease.stop))
+            self.used[lease.epoch] |= set(range(lease.start, lease.start + used))
+            self.taken[lease.epoch] -= rest
+            self.ragged |= bool(used % self.unit) and bool(rest)
+            if died or lease.epoch < self.epoch[rank]:
+                self.owed[lease.epoch] |= rest
+
+    def ask(self, rank: int, epoch: int) -> None:
+        size = self.leases[rank].size if rank in self.leases else 0
+        self.put(rank, size if epoch == self.epoch[rank] else 0)
+        self.over.discard(rank)
+        self.epoch[rank] = epoch
+        answer = self.book.ask(rank, epoch)
+        if answer is WAIT:
+            assert self.options["patient"]
+            self.waits.append(rank)
+        else:
+            assert answer is None or isinstance(answer, Lease)
+            self.hear(rank, answer)
+        self.hear_answers()
+
+    def gone(self, rank: int) -> None:
+        del self.epoch[rank]
+        if rank in self.waits:
+            self.waits.remove(rank)
+        self.hear_answers()
+
+    @precondition(lambda self: len(self.epoch) > len(self.waits))
+    @rule(data=st.data())
+    def a_worker_goes_on(self, data: st.DataObject) -> None:
+        rank = self.pick(data, waiting=False)
+        self.ask(rank, self.epoch[rank] + (rank in self.over))
+
+    @precondition(lambda self: self.breaks and len(self.epoch) > len(self.waits))
+    @rule(data=st.data(), ahead=st.integers(1, 2))
+    def a_worker_turns_to_a_later_epoch(self, data: st.DataObject, ahead: int) -> None:
+        rank = self.pick(data, waiting=False)
+        self.ask(rank, self.epoch[rank] + ahead)
+
+    @precondition(lambda self: self.breaks and self.epoch)
+    @rule(data=st.data(), leaves=st.booleans())
+    def a_worker_breaks_off(self, data: st.DataObject, leaves: bool) -> None:
+        rank = self.pick(data)
+        size = self.leases[rank].size if rank in self.leases else 0
+        used = data.draw(st.none() | st.integers(0, size))
+        self.put(rank, used or 0)
+        if leaves and len(self.epoch) > 1:
+            self.book.leave(rank, used)
+            self.gone(rank)
+        else:
+            self.book.give_back(rank, used)
+            self.waits = [other for other in self.waits if other != rank]
+            self.hear_answers()
+
+    @precondition(lambda self: len(self.epoch) > 1)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        rank = self.pick(data)
+        self.put(rank, 0, died=True)
+        self.book.lost(rank)
+        self.gone(rank)
+
+    @rule(others=st.booleans(), workers=st.integers(1, 4))
+    def it_is_saved_and_loaded(self, others: bool, workers: int) -> None:
+        state = json.loads(json.dumps(self.book.state()))
+        if others:
+            for rank in list(self.leases):
+                self.put(rank, 0, died=True)
+            first = max(self.epoch) + 1
+            self.enter(range(first, first + workers))
+        self.book = Leases(self.size, self.epoch, **self.options)
+        self.book.load(state)
+        assert others or self.book.state() == state
+
+    @invariant()
+    def the_book_agrees_with_the_model(self) -> None:
+        if not hasattr(self, "book"):
+            return
+        self.book.validate()
+        assert self.book.waiting == tuple(self.waits)
+        assert self.book.living == tuple(sorted(self.epoch))
+        for rank in self.epoch:
+            assert self.book.held(rank) == self.leases.get(rank)
+        for epoch in range(max(self.epoch.values()) + 2):
+            left = [position for part in self.book.unfinished(epoch) for position in range(*part)]
+            assert left == sorted(set(range(self.size)) - self.used[epoch])
+        for rank in self.waits:  # somebody who lives and does not wait
+            assert any(lease.epoch <= self.epoch[rank] for lease in self.leases.values())
+        assert not set(self.leases) & set(self.waits)
+
+    def teardown(self) -> None:
+        """Let all who live come to the end of one last epoch."""
+        if not hasattr(self, "book"):
+            return
+        last = max(self.epoch.values()) + 1
+        while active := [r for r in sorted(self.epoch) if r not in self.waits]:
+            behind = [r for r in active if r not in self.over or self.epoch[r] < last]
+            if not behind:
+                break
+            rank = min(behind, key=lambda r: self.epoch[r])
+            self.ask(rank, self.epoch[rank] + (rank in self.over))
+            self.the_book_agrees_with_the_model()
+        assert not self.waits, "somebody waits for nobody"
+        everything = set(range(self.size))
+        assert self.used[last] == everything
+        for epoch in range(last):
+            assert not self.owed[epoch]
+            assert self.breaks or self.used[epoch] == everything
+
+
+Interleavings.TestCase.settings = settings(
+    deadline=None, derandomize=True, max_examples=100, stateful_step_count=30
+)
+test_nothing_is_lost_or_doubled_in_any_order = pytest.mark.slow(Interleavings.TestCase)
