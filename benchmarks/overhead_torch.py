@@ -199,9 +199,9 @@ def _breakdown(plain: Loop, trained: Loop, steps: int) -> str:
 @contextmanager
 def _watched(optimizer: nt.Downpour, spent: Counter[str]) -> Iterator[None]:
     """Let the parts of an exchange say how long they take; methods are shadowed for that long."""
-    part = optimizer._member.part
+    part, bridge = optimizer._team._part, optimizer._team.bridge
     rules = [conversation.rule for conversation in part._worker.conversations]
-    shadowed = [(optimizer._bridge, "collect", "collect"), (part._endpoint, "send", "send")]
+    shadowed = [(bridge, "collect", "collect"), (part._endpoint, "send", "send")]
     shadowed += [(part._endpoint, "receive", "wait"), (part._endpoint, "flush", "flush")]
     shadowed += [(rule, "observe", "sum") for rule in rules]
     shadowed += [(rule, "incoming", "absorb") for rule in rules]

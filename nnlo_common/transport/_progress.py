@@ -36,8 +36,9 @@ _SHORTEST_PAUSE_S = 100e-6
 _PAUSE_PER_WAITED = 1.0
 # Waking a thread costs more than letting it doze, so it dozes this long where nothing is under way.
 _LINGER_S = 20e-3
-# To be woken, to get the interpreter and to give it back costs the worker up to a tenth of a millisecond. Who
-# is back so soon looks for himself: the server has gone on meanwhile, and a short reply is read in no time.
+# Waking the thread and sharing the interpreter with it costs the worker up to a tenth of a millisecond. An
+# owner who is back so soon does better without: the server has gone on meanwhile, and a reply that is short
+# enough for such steps is read in no time.
 _BRIEF_S = 2e-3
 _NAP_S = 10e-3
 # How fast the usual absence follows the latest, and what counts as the longest.
