@@ -180,7 +180,8 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
         local=plan.local_optimizer,
     )
     clerk = _clerk(world, plan, cell, shards)
-    return Working(world.open(links, own=(plan.parameters, plan.gradient)), worker, clerk)
+    own = (plan.parameters.frame, plan.gradient.frame, *worker.outgoing_frames())
+    return Working(world.open(links, own), worker, clerk)
 
 
 def _join_as_server(

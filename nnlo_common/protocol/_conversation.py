@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Vector
+from nnlo_common._flat import Frame, Vector
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import Ask, WorkerRule
 from nnlo_common.protocol._events import Action, Received, Release, Send, Story
@@ -56,6 +56,7 @@ class Conversation:
         weight: this worker's share in a mean.
         samples: how many samples it has taken so far.
         stop_requested: the server has asked to finish.
+        outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Conversation:
         self._opened = 0  # exchanges opened
         self._absorbed = 0  # and those whose reply is absorbed
         depth = rule.pipeline + 1 if rule.pipeline else 0
-        self._sent: list[Vector] = [np.empty_like(self.parameters) for _ in range(depth)]
-        self._sent_at: list[Vector] = [np.empty_like(v) for v in self._sent] if rule.keeps_progress else []
+        self.outgoing_frames = [Frame(self.parameters.size) for _ in range(depth)]
+        self._sent_at: list[Vector] = []
+        if rule.keeps_progress:
+            self._sent_at = [np.empty_like(self.parameters) for _ in range(depth)]
 
     @property
     def blocked(self) -> bool:
@@ -113,9 +116,10 @@ class Conversation:
         vector = None
         if ask in (Ask.EXCHANGE, Ask.PUSH):
             vector = self.rule.outgoing(self.parameters, self.gradient)
-            if self._sent:  # the worker goes on while this one travels
-                np.copyto(self._sent[slot], vector)
-                vector = self._sent[slot]
+            if self.outgoing_frames:  # the worker goes on while this one travels
+                frame = self.outgoing_frames[slot]
+                np.copyto(frame.vector, vector)
+                vector = frame.vector
         if self._sent_at:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1

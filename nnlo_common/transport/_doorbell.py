@@ -60,9 +60,11 @@ class Doorbell:
                 time.sleep(seconds)
             heard = self._poll.poll(0 if seconds < _COARSE_S else 1000 * seconds)
         if heard:
-            with contextlib.suppress(OSError):
+            try:
                 while True:  # several may have rung
                     self._socket.recv(1)
+            except OSError:
+                pass
         return bool(heard)
 
     def ring(self, address: str) -> None:

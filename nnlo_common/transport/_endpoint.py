@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from nnlo_common._flat import FlatVector, Frame
+from nnlo_common._flat import Frame
 from nnlo_common.protocol import Event, Message
 
 __all__ = ["Endpoint", "Link", "RankWorld"]
@@ -51,7 +51,10 @@ class Endpoint(Protocol):
         """Give back the memory of a message from `peer` that is not replied to."""
 
     def flush(self) -> None:
-        """Return once everything has left that was sent without a frame; call it before a long absence."""
+        """See to it that what was sent without a frame leaves; call it before a long absence.
+
+        Either it has left on return, or somebody else goes on with it and with taking in replies.
+        """
 
     def close(self) -> None:
         """Let everything leave that was sent, and give all memory back."""
@@ -80,7 +83,7 @@ class RankWorld(Protocol):
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
 
-    def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> Endpoint:
+    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
         """Open this rank's door (collective); messages may be sent from the memory of `own` directly."""
 
     def engage(self) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
-from nnlo_common._flat import FlatVector, Frame
+from nnlo_common._flat import Frame
 from nnlo_common._numbers import whole_number
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._endpoint import Link
@@ -219,7 +219,7 @@ class MemoryWorld:
         self.reach("gather")
         return self._cluster.gather(self.rank, text)
 
-    def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> MemoryEndpoint:  # noqa: ARG002
+    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> MemoryEndpoint:  # noqa: ARG002
         """Open this rank's next door (collective)."""
         self._doors += 1
         return MemoryEndpoint(self._cluster, self, links, self._doors)

@@ -9,10 +9,12 @@ Requirements that shaped this module:
   answered from that same memory, and the receive posted again when the answer has left.
 * Nobody spins: a wait looks with growing pauses (`Backoff`), since blocking MPI calls burn a core; a
   `Doorbell` ends a pause on the same host.
+* Who may compute while a reply is under way leaves the door to a thread meanwhile (`OverlappedEndpoint`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,15 +22,20 @@ from typing import NoReturn
 
 import numpy as np
 
-from nnlo_common._flat import FlatVector, Frame, Vector
+from nnlo_common._errors import StartupError
+from nnlo_common._flat import Frame, Vector
 from nnlo_common._guard import engage
-from nnlo_common.protocol import REPLIES, Event, Message, Received, decode, encode
+from nnlo_common._startup import require_threads
+from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Message, Received, decode, encode
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.transport._doorbell import Doorbell
-from nnlo_common.transport._endpoint import Link
+from nnlo_common.transport._endpoint import Endpoint, Link
+from nnlo_common.transport._progress import OverlappedEndpoint
 from nnlo_common.transport._world import MPI, World
 
 __all__ = ["MPIEndpoint", "MPIWorld"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class MPIWorld:
@@ -54,13 +61,14 @@ class MPIWorld:
         """Give every rank the texts of all ranks (collective)."""
         return self.facts.gather_text(text)
 
-    def open(self, links: Sequence[Link], own: Iterable[FlatVector] = ()) -> MPIEndpoint:
+    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
         """Open this rank's door on a communicator of its own (collective)."""
         bell = Doorbell()
         addresses = enumerate(self.gather_text(f"{self.host} {bell.address}"))
         parts = ((rank, text.rpartition(" ")) for rank, text in addresses)
         bells = {rank: bell for rank, (host, _, bell) in parts if bell and host == self.host}
-        return MPIEndpoint(self.facts.comm.Dup(), links, own, bell, bells)
+        door = MPIEndpoint(self.facts.comm.Dup(), links, own, bell, bells)
+        return OverlappedEndpoint(door) if self._overlaps(links) else door
 
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
@@ -69,6 +77,18 @@ class MPIWorld:
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
         self.facts.abort(code)
+
+    def _overlaps(self, links: Sequence[Link]) -> bool:
+        """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
+        if any(link.serving for link in links) or all(link.depth == 1 for link in links):
+            return False
+        try:
+            # One lock keeps our own calls apart, but the program may make calls of its own.
+            require_threads(self.facts, "MULTIPLE", why="exchanging while computing")
+        except StartupError as error:
+            _LOG.warning("messages will move only between steps: %s", error)
+            return False
+        return True
 
 
 # Looks in a row while a message is expected or moving: long messages move only while somebody looks.
@@ -126,7 +146,7 @@ class MPIEndpoint:
     Args:
         comm: the communicator; freed by `close`.
         links: whom it talks with.
-        own: vectors whose frames messages may be sent from directly.
+        own: frames that messages may be sent from directly.
         bell: what wakes this rank.
         bells: the addresses of the bells of this rank's host, by rank.
     """
@@ -135,29 +155,34 @@ class MPIEndpoint:
         self,
         comm: MPI.Intracomm,
         links: Sequence[Link],
-        own: Iterable[FlatVector],
+        own: Iterable[Frame],
         bell: Doorbell,
         bells: Mapping[int, str],
     ) -> None:
-        self._comm, self._bell, self._bells = comm, bell, bells
+        self._comm, self.bell, self._bells = comm, bell, bells
         self._unrung: set[str] = set()  # to whom something was sent since they were rung for
         self._heard_s = time.perf_counter()  # when the last message came
-        self._longest_s = _LONGEST_PAUSE_S if all(link.peer in bells for link in links) else LONGEST_S
+        self.near = all(link.peer in bells for link in links)
+        self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
         self._channels = {(link.peer, link.shard): _Channel(link) for link in links}
-        self._own = {_address(flat.vector): flat.frame for flat in own}
+        # Who computes while we answer, and has a thread asleep on the bell.
+        self._absent = {link.peer for link in links if link.serving and link.depth > 1}
+        self._own = {_address(frame.vector): frame for frame in own}
         self._slots: list[_Slot] = []
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
         self._active: list[MPI.Request] = []
-        self._ready: deque[Received] = deque()
+        self._ready: deque[Frame] = deque()  # what has come, in order
         self._leaving: dict[int, MPI.Request] = {}  # what leaves from frames without a slot, by frame
+        self._awaited = 0  # replies that have not come
         for channel in self._channels.values():
             for _ in range(channel.link.depth):
                 self._add_slot(channel)
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
-        if peer in self._bells:
+        absent = peer in self._absent
+        if peer in self._bells and not absent:
             self._announce(self._bells[peer])
         slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
@@ -166,26 +191,30 @@ class MPIEndpoint:
         else:
             frame = self._frame_for(peer, message)
             self._leaving[id(frame)] = self._start(peer, message, frame)
+        if absent and peer in self._bells:
+            self.bell.ring(self._bells[peer])  # whom it wakes looks once, so not before there is something
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next message; None if none came within `timeout_s`."""
-        if self._ready:
-            return self._ready.popleft()
-        event = self._wait(timeout_s)
-        self._heard_s = time.perf_counter()
-        return event
+        if not self._ready:
+            arrived = self._wait(timeout_s)
+            self._heard_s = time.perf_counter()
+            if not arrived:
+                return None
+        frame = self._ready.popleft()
+        return Received(decode(frame), frame)
 
-    def _wait(self, timeout_s: float | None) -> Event | None:
-        backoff, looks = Backoff(self._longest_s, sleep=self._bell.wait), _LOOKS
+    def _wait(self, timeout_s: float | None) -> bool:
+        backoff, looks = Backoff(self.longest_s, sleep=self.bell.wait), _LOOKS
         while True:
             for _ in range(looks):
                 done = MPI.Request.Testsome(self._active)
                 if done:
                     self._take(done)
                     if self._ready:
-                        return self._ready.popleft()
+                        return True
             if timeout_s is not None and backoff.waited_s >= timeout_s:
-                return None
+                return False
             if self._unrung and backoff.waited_s > _PATIENCE_S:
                 self._ring()
             looks = _LOOKS if backoff.pause(self._moving) else 1
@@ -202,6 +231,29 @@ class MPIEndpoint:
         while not self._all_left():
             backoff.pause(lambda: True)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, as far as is known without a look."""
+        return self._awaited > 0 or bool(self._leaving)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether something that was sent had not left when last looked."""
+        return bool(self._leaving)
+
+    def look(self) -> bool:
+        """Let move what is under way and take in what has come; say whether anything still is."""
+        for _ in range(_LOOKS):
+            done = MPI.Request.Testsome(self._active)
+            if done:
+                self._take(done)
+                self._heard_s = time.perf_counter()
+            elif not self._arriving():
+                break
+            if not self._awaited:
+                break
+        return self._awaited > 0 or not self._all_left()
+
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
         replies = [self._active[slot.index] for slot in self._slots if slot.replying]
@@ -213,19 +265,19 @@ class MPIEndpoint:
             slot.receive.Free()
         self._slots.clear()
         self._ring()
-        self._bell.close()
+        self.bell.close()
         self._comm.Free()
 
     def _announce(self, address: str) -> None:
         """Ring for a message that is about to be sent: at once if the peer may be asleep, else later."""
         if time.perf_counter() - self._heard_s > _DROWSY_S:
-            self._bell.ring(address)
+            self.bell.ring(address)
         else:
             self._unrung.add(address)
 
     def _ring(self) -> None:
         for address in self._unrung:
-            self._bell.ring(address)
+            self.bell.ring(address)
         self._unrung.clear()
 
     def _add_slot(self, channel: _Channel) -> None:
@@ -248,8 +300,9 @@ class MPIEndpoint:
             slot.arrived = True
             posted = slot.channel.posted
             while posted and posted[0].arrived:
-                frame = posted.popleft().frame
-                self._ready.append(Received(decode(frame), frame))
+                self._ready.append(posted.popleft().frame)
+                if self._awaited:  # after a resume there are replies to what was asked before
+                    self._awaited -= 1
 
     def _moving(self) -> bool:
         """Whether a message is on its way in or out right now, as far as one can see.
@@ -257,9 +310,11 @@ class MPIEndpoint:
         MPI moves long messages piece by piece, and only while it is called. The first piece that comes in
         holds the header; should a library write it last, a long message merely takes a little longer.
         """
-        return not self._all_left() or any(
-            slot.replying or (slot.frame.header[0] and not slot.arrived) for slot in self._slots
-        )
+        return not self._all_left() or any(slot.replying for slot in self._slots) or self._arriving()
+
+    def _arriving(self) -> bool:
+        """Whether the first piece of a message has come, and not all of it."""
+        return any(slot.frame.header[0] and not slot.arrived for slot in self._slots)
 
     def _all_left(self) -> bool:
         """Whether everything has left that was sent from frames without a slot."""
@@ -270,6 +325,7 @@ class MPIEndpoint:
     def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)
         to_server = message.kind not in REPLIES
+        self._awaited += to_server and message.kind not in ONE_WAY
         return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
 
     def _frame_for(self, peer: int, message: Message) -> Frame:

@@ -73,7 +73,7 @@ def order():
 def own():
     """Whole vectors of one's own leave from where they are: the header is written in front of them."""
     flats = [FlatVector.of([numbers(5)]), FlatVector.of([numbers(5) + 100])]
-    here = door(5, own=flats)
+    here = door(5, own=[flat.frame for flat in flats])
     for turn in range(20):
         if rank:
             flat = flats[turn % 2]
@@ -98,7 +98,9 @@ def slices():
     flat = FlatVector.of([numbers(5)])
     places = [slice(0, 3), slice(3, 5)]
     peers = workers if rank == 0 else [0]
-    here = world.open([Link(p, shard, 3 - shard, 1, rank == 0) for p in peers for shard in (0, 1)], [flat])
+    here = world.open(
+        [Link(p, shard, 3 - shard, 1, rank == 0) for p in peers for shard in (0, 1)], [flat.frame]
+    )
     if rank:
         for shard, place in reversed(list(enumerate(places))):
             here.send(0, message(Kind.PUSH, 1, flat.vector[place], shard))
@@ -202,7 +204,7 @@ def big():
     """20 MB there and back, changed on the way, from all workers at once."""
     size = 5_000_000
     flat = FlatVector.of([numbers(size)])
-    here = door(size, own=[flat])
+    here = door(size, own=[flat.frame])
     for turn in range(3):
         if rank:
             here.send(0, message(Kind.EXCHANGE, turn, flat.vector))
