@@ -9,7 +9,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_torch._bridge import Bridge, Road
-from nnlo_torch._options import set_options
+from nnlo_torch._options import Options
 
 __all__ = ["CenterOptimizer"]
 
@@ -28,6 +28,7 @@ class CenterOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, bridge: Bridge, place: slice) -> None:
         self._optimizer, self._bridge, self._place = optimizer, bridge, place
+        self._options = Options(optimizer)
         self._mine = [
             index
             for index, segment in enumerate(bridge.parameters.layout.segments)
@@ -48,7 +49,7 @@ class CenterOptimizer:
 
     def configure(self, options: Any) -> None:
         """Set learning rates and the like as a worker's scheduler has set them there."""
-        set_options(self._optimizer, options)
+        self._options.set(options)
 
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - x is where the parameters lie
         """Step with the gradient that lies in `gradient`."""

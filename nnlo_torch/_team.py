@@ -18,7 +18,7 @@ from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge, BufferBridge, named_parameters
 from nnlo_torch._center import CenterOptimizer
 from nnlo_torch._modules import buffers_of
-from nnlo_torch._options import options_of, wire
+from nnlo_torch._options import Options, wire
 
 __all__ = ["Team"]
 
@@ -52,7 +52,7 @@ class Team:
         modules: Sequence[torch.nn.Module],
     ) -> None:
         self.optimizer, self.rank, self.size = optimizer, world.rank, world.size
-        self._runs = algorithm.optimizer_runs
+        self._runs, self._options = algorithm.optimizer_runs, Options(optimizer)
         named = named_parameters(optimizer, modules)
         self.bridge = bridge = Bridge(named, gradients=self._runs != "worker")
         buffers = buffers_of(modules)
@@ -68,7 +68,7 @@ class Team:
             servers=servers,
             center_optimizer=at_center,
             buffers=None if self._buffers is None else self._buffers.flat,
-            options=2 * len(options_of(optimizer)),
+            options=2 * len(self._options.read()),
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
@@ -77,7 +77,7 @@ class Team:
         self.broken = self.over = False
         self._started = self._epoch_open = self._schedules = False
         self._samples = self._samples_before = self._steps_in_epoch = 0
-        self._options = options_of(optimizer)
+        self._known_options = self._options.read()
         if world.own_process:
             advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
 
@@ -141,7 +141,7 @@ class Team:
         self._part.begin_epoch()
         self.bridge.publish()
         if not self._schedules:
-            self._options = options_of(self.optimizer)
+            self._known_options = self._options.read()
 
     def step(self, weight: float, change_gradient: Callable[[Bridge], object]) -> None:
         """Make one step with the gradients that lie in the model."""
@@ -232,9 +232,9 @@ class Team:
 
         What changes between epochs the server's own scheduler changes, too.
         """
-        options = options_of(self.optimizer)
-        if options != self._options:
-            self._options, self._schedules = options, True
+        options = self._options.read()
+        if options != self._known_options:
+            self._known_options, self._schedules = options, True
             self._part.configure(wire(options))
 
     def _swap(self, vector: Vector) -> None:
