@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
 import os
 import socket
 import sys
@@ -23,7 +22,7 @@ from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
 from nnlo_common._errors import ConfigurationError, MissingExtraError, StartupError
-from nnlo_common._launchers import find_launch
+from nnlo_common._launchers import find_launch, is_child
 
 __all__ = ["GuardedWorld", "describe_failure", "engage", "guard", "guard_launched"]
 
@@ -76,9 +75,7 @@ def guard_launched() -> None:
     """
     from nnlo_common._startup import switched_off  # which imports this module
 
-    launch = find_launch(os.environ)
-    if multiprocessing.parent_process() is not None:
-        return  # a data loader's process has its rank's environment, but is none
+    launch = None if is_child() else find_launch(os.environ)
     if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
         guard(_Launched(launch.rank or 0, launch.size or 0))
 

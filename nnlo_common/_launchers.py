@@ -9,10 +9,11 @@ shell, in an `sbatch` script or under `srun --pty bash` is one plain process.
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Launch", "Launcher", "find_launch"]
+__all__ = ["Launch", "Launcher", "find_launch", "is_child"]
 
 
 class Launcher(enum.Enum):
@@ -103,3 +104,9 @@ def _number(env: Mapping[str, str], name: str) -> int | None:
 
 def _shown(env: Mapping[str, str], *names: str) -> str:
     return ", ".join(f"{name}={env[name]}" for name in names if name in env)
+
+
+def is_child() -> bool:
+    """Say whether another Python process has made this one: it then has a rank's environment, but is none."""
+    multiprocessing = sys.modules.get("multiprocessing.process")  # loaded in such a child, and slow to load
+    return multiprocessing is not None and multiprocessing.parent_process() is not None

@@ -92,6 +92,9 @@ class TeamPart(Part, Protocol):
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this rank's contributions with from now on."""
 
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of the optimizer that moves a worker's parameters, where one does."""
+
     def count_samples(self, total: int) -> None:
         """Tell, with the next messages, how many samples this rank has taken so far."""
 

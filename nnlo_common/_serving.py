@@ -106,6 +106,9 @@ class Serving:
     def configure(self, values: Vector) -> None:
         """Do nothing: a server contributes nothing."""
 
+    def set_local_rate(self, rate: float) -> None:
+        """Do nothing: a server makes no steps of its own."""
+
     def count_samples(self, total: int) -> None:
         """Do nothing: a server takes no samples."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import multiprocessing
 import os
 import shlex
 import sys
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import MissingExtraError, StartupError
 from nnlo_common._guard import guard
-from nnlo_common._launchers import Launch, Launcher, find_launch
+from nnlo_common._launchers import Launch, Launcher, find_launch, is_child
 
 if TYPE_CHECKING:
     from nnlo_common.transport._world import MPI, ThreadLevel, World
@@ -64,8 +63,8 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
     if switched_off(env):
         _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
         return None
-    if multiprocessing.parent_process() is not None and "mpi4py.MPI" not in sys.modules:
-        return None  # a data loader's process has its rank's environment, but is none
+    if is_child() and "mpi4py.MPI" not in sys.modules:
+        return None
     launch = find_launch(env)
     if comm is None and "mpi4py.MPI" not in sys.modules:
         if launch is None or launch.size in (0, 1):

@@ -78,6 +78,11 @@ class Working:
         """Tell the servers what to step this worker's contributions with from now on."""
         self._work(self._worker.configure(values))
 
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of the optimizer that moves this worker's parameters."""
+        if self._worker.local is not None:
+            self._worker.local.learning_rate = rate
+
     def count_samples(self, total: int) -> None:
         """Tell, with the next messages, how many samples this worker has taken so far."""
         self._samples = total

@@ -182,6 +182,10 @@ class Team:
         self.bridge.publish()
         self.member.disengage()
 
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
+        self._part.set_local_rate(rate)
+
     # -- the centre on any rank -----------------------------------------------------------------------
 
     @contextmanager

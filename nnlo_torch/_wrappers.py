@@ -125,7 +125,7 @@ class AGN(Wrapper):
     Args:
         optimizer: yours; it runs on the server.
         every: local steps per push.
-        local_learning_rate: of the local steps; None: your optimizer's.
+        local_learning_rate: of the local steps; None: that of your optimizer's first group, as it is set.
         lag: exchanges that may be under way while the worker goes on.
         options: `servers`, `world`; see `Wrapper`.
     """
@@ -142,6 +142,11 @@ class AGN(Wrapper):
         rate = optimizer.param_groups[0]["lr"] if local_learning_rate is None else local_learning_rate
         rule = algorithms.AGN(every=every, local_learning_rate=float(rate), lag=lag)
         super().__init__(optimizer, rule, **options)
+        self._follows = local_learning_rate is None
+
+    def _change_gradient(self, bridge: Bridge) -> None:  # noqa: ARG002 - it is not changed
+        if self._follows and self._team is not None:
+            self._team.set_local_rate(float(self.param_groups[0]["lr"]))
 
 
 class DynSGD(Wrapper):

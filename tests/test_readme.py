@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from launch import mpiexec
 
-README = Path(__file__).parent.with_name("README.md").read_text()
+ROOT = Path(__file__).parent.parent
 
 
-def code(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def code(language, page="README.md"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def test_the_python_block_runs_alone(capsys):
@@ -40,6 +40,24 @@ def test_the_torch_block_runs_on_three_ranks(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
+def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
+    (block,) = code("python", "docs/pytorch.md")
+    if ranks == 1:
+        exec(compile(block, "pytorch.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        program = tmp_path / "train.py"
+        program.write_text(block)
+        done = mpiexec(ranks, program)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
+    losses = [float(value) for value in re.findall(r"epoch \d: {'loss': ([0-9.e-]+)}", told)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_the_python_block_runs_on_three_ranks(tmp_path):
@@ -52,7 +70,7 @@ def test_the_python_block_runs_on_three_ranks(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_the_demo_trains():
+def test_the_numpy_example_trains():
     done = mpiexec(3, Path(__file__).parent.with_name("examples") / "fashion_numpy.py")
     assert done.returncode == 0, done.stderr
     accuracies = [float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout)]

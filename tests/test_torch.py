@@ -436,6 +436,9 @@ def test_the_example_trains_on_three_ranks(algorithm):
     example = Path(__file__).parent.with_name("examples") / "fashion_torch.py"
     done = mpiexec(3, example, "--algorithm", algorithm)
     assert done.returncode == 0, done.stderr
-    accuracies = [float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout)]
+    accuracies = [float(value) for value in re.findall(r"epoch .* accuracy ([0-9.]+)", done.stdout)]
     assert len(accuracies) == 8
     assert max(accuracies) > 0.6
+    rows = ["accuracy of the centre", "time", "samples", "exchanges", "mean staleness"]
+    assert all(re.search(rf"^{row} +\d", done.stdout, re.MULTILINE) for row in rows)
+    assert re.search(r"samples +16 000$", done.stdout, re.MULTILINE)
