@@ -68,6 +68,7 @@ class Wrapper(torch.optim.Optimizer):
     _step_supports_amp_scaling: ClassVar[bool] = False
     _team: Team | None
     _model: torch.nn.Module | None
+    _found: list[torch.nn.Module] | None
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer, self.algorithm = optimizer, algorithm
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
-        self._model = None
+        self._model = self._found = None
         self._stopped = self._agreed = self._looping = False
         self._steps = self._samples = 0
         self._watch: Watch | None = None
@@ -395,10 +396,12 @@ class Wrapper(torch.optim.Optimizer):
         """What a wrapper does to the collected gradient."""
 
     def _modules(self) -> list[torch.nn.Module]:
-        """The modules that hold the parameters."""
+        """The modules that hold the parameters; looked for once, which takes a tenth of a second."""
         if self._model is not None:
             return [self._model]
-        return modules_of(tensor for group in self.param_groups for tensor in group["params"])
+        if self._found is None:
+            self._found = modules_of(tensor for group in self.param_groups for tensor in group["params"])
+        return self._found
 
     def _collect_aside(self, *, wait: bool) -> None:
         for future in list(self._aside):
