@@ -199,7 +199,7 @@ def _breakdown(plain: Loop, trained: Loop, steps: int) -> str:
 @contextmanager
 def _watched(optimizer: nt.Downpour, spent: Counter[str]) -> Iterator[None]:
     """Let the parts of an exchange say how long they take; methods are shadowed for that long."""
-    part, bridge = optimizer._team._part, optimizer._team.bridge
+    part, bridge = optimizer._team._part, optimizer._bridge
     rules = [conversation.rule for conversation in part._worker.conversations]
     shadowed = [(bridge, "collect", "collect"), (part._endpoint, "send", "send")]
     shadowed += [(part._endpoint, "receive", "wait"), (part._endpoint, "flush", "flush")]

@@ -9,7 +9,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_torch._bridge import Bridge, Road
-from nnlo_torch._options import Options
+from nnlo_torch._options import GroupOptions
 
 __all__ = ["CenterOptimizer"]
 
@@ -28,7 +28,7 @@ class CenterOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, bridge: Bridge, place: slice) -> None:
         self._optimizer, self._bridge, self._place = optimizer, bridge, place
-        self._options = Options(optimizer)
+        self._options = GroupOptions(optimizer)
         self._mine = [
             index
             for index, segment in enumerate(bridge.parameters.layout.segments)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common._flat import Vector
+from nnlo_common._team import unwired
 
-__all__ = ["Options", "wire"]
+__all__ = ["GroupOptions"]
 
 
-class Options:
+class GroupOptions:
     """Reads and sets the numbers of all groups: learning rates, momenta, weight decays, ...
 
     Args:
@@ -34,9 +34,9 @@ class Options:
                     numbers.append(float(value))
         return tuple(numbers)
 
-    def set(self, wired: Vector) -> None:
-        """Set the numbers to what `wire` returned on another rank."""
-        numbers = np.ascontiguousarray(wired).view(np.float64).tolist()
+    def set(self, vector: Vector) -> None:
+        """Set the numbers to what was read, and wired, on another rank."""
+        numbers = unwired(vector)
         if len(numbers) != len(self.read()):
             raise ConfigurationError(
                 f"a worker sent {len(numbers)} options of its optimizer, but this one has "
@@ -52,12 +52,6 @@ class Options:
                     value.fill_(numbers.pop(0))
                 else:
                     group[name] = type(value)(numbers.pop(0))
-
-
-def wire(numbers: tuple[float, ...]) -> Vector:
-    """Return numbers in full precision, as pairs of what only looks like float32."""
-    vector: Vector = np.array(numbers, np.float64).view(np.float32)
-    return vector
 
 
 def _is_numeric(value: object) -> bool:

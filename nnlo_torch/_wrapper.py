@@ -17,12 +17,13 @@ from nnlo_common import ConfigurationError, Report
 from nnlo_common._drive import Watch
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
+from nnlo_common._team import Team
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
-from nnlo_torch._team import Team
+from nnlo_torch._team import join_team
 
 __all__ = ["Wrapper", "current"]
 
@@ -67,6 +68,7 @@ class Wrapper(torch.optim.Optimizer):
 
     _step_supports_amp_scaling: ClassVar[bool] = False
     _team: Team | None
+    _bridge: Bridge | None
     _model: torch.nn.Module | None
     _found: list[torch.nn.Module] | None
 
@@ -84,7 +86,10 @@ class Wrapper(torch.optim.Optimizer):
         self._model = model
         world = world or launched()
         if world is not None and world.size > 1:
-            self._team = Team(optimizer, algorithm, world, servers=servers, modules=self._modules())
+            modules = self._modules()
+            self._team, self._bridge = join_team(
+                optimizer, algorithm, world, servers=servers, modules=modules
+            )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
             if world.own_process:  # the end of the script is the end of the training
                 atexit.register(self.close)
@@ -92,7 +97,7 @@ class Wrapper(torch.optim.Optimizer):
         _current = weakref.ref(self)
 
     def _begin(self, optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> None:
-        self._team = None
+        self._team = self._bridge = None
         super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
         self.optimizer, self.algorithm = optimizer, algorithm
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
@@ -392,7 +397,7 @@ class Wrapper(torch.optim.Optimizer):
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _change_gradient(self, bridge: Bridge) -> None:
+    def _change_gradient(self) -> None:
         """What a wrapper does to the collected gradient."""
 
     def _modules(self) -> list[torch.nn.Module]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 
 from nnlo_common import ConfigurationError, algorithms
-from nnlo_torch._bridge import Bridge
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["AGN", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
@@ -109,11 +108,12 @@ class GEM(Wrapper):
         rule = algorithms.GEM(learning_rate=1.0, momentum=_momentum(optimizer), kappa=kappa, lag=lag)
         super().__init__(optimizer, rule, **options)
 
-    def _change_gradient(self, bridge: Bridge) -> None:
+    def _change_gradient(self) -> None:
+        assert self._bridge is not None  # alone nobody asks
         index = 0
         for group in self.param_groups:
             for _ in group["params"]:
-                bridge.gradient_views[index].mul_(group["lr"])
+                self._bridge.gradient_views[index].mul_(group["lr"])
                 index += 1
 
 
@@ -144,7 +144,7 @@ class AGN(Wrapper):
         super().__init__(optimizer, rule, **options)
         self._follows = local_learning_rate is None
 
-    def _change_gradient(self, bridge: Bridge) -> None:  # noqa: ARG002 - it is not changed
+    def _change_gradient(self) -> None:
         if self._follows and self._team is not None:
             self._team.set_local_rate(float(self.param_groups[0]["lr"]))
 

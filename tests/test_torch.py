@@ -235,7 +235,7 @@ def test_16_bit_models_have_a_float32_centre():
                 optimizer.step()
         optimizer.close()
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        return np.concatenate([v.ravel() for v in optimizer._team.bridge.parameters.views()]), weights(model)
+        return np.concatenate([v.ravel() for v in optimizer._bridge.parameters.views()]), weights(model)
 
     with MemoryCluster(2) as cluster:
         (center, rounded), (worker, _) = cluster.run(program, timeout_s=30)

@@ -1,0 +1,331 @@
+"""One rank's place among several, whatever framework its model is in.
+
+A framework's package says how the model's numbers get into flat vectors and back (`Model`, `Buffers`,
+`Options`); what is done with them when is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import FlatVector, Vector
+from nnlo_common._forking import advise_on_fork
+from nnlo_common._joining import Member, Plan, join
+from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._roles import Report
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.transport._endpoint import RankWorld
+
+__all__ = ["Buffers", "Model", "Options", "Team", "unwired", "wired"]
+
+
+class Model(Protocol):
+    """A model's parameters and gradients as flat vectors."""
+
+    @property
+    def parameters(self) -> FlatVector:
+        """The parameters."""
+
+    @property
+    def gradient(self) -> FlatVector:
+        """The gradients."""
+
+    def collect(self) -> None:
+        """Bring the gradients into their vector."""
+
+    def check(self) -> None:
+        """Refuse what could not be exchanged, where gradients are not."""
+
+    def absorb(self) -> None:
+        """Bring the parameters into their vector."""
+
+    def publish(self) -> None:
+        """Bring the vector into the parameters."""
+
+
+class Buffers(Protocol):
+    """What is averaged and never goes through an optimizer."""
+
+    @property
+    def flat(self) -> FlatVector:
+        """The buffers."""
+
+    def gather(self) -> None:
+        """Copy the buffers into their vector."""
+
+    def scatter(self) -> None:
+        """Copy the vector into the buffers."""
+
+
+class Options(Protocol):
+    """The numbers of an optimizer that schedulers set."""
+
+    def read(self) -> tuple[float, ...]:
+        """Return them."""
+
+
+def wired(numbers: tuple[float, ...]) -> Vector:
+    """Return numbers in full precision, as pairs of what only looks like float32."""
+    vector: Vector = np.array(numbers, np.float64).view(np.float32)
+    return vector
+
+
+def unwired(vector: Vector) -> list[float]:
+    """Return what was `wired`."""
+    numbers: list[float] = np.ascontiguousarray(vector).view(np.float64).tolist()
+    return numbers
+
+
+class Team:
+    """One rank's place among several.
+
+    Attributes:
+        rank: this rank's number.
+        size: how many ranks there are.
+        member: its part.
+        model: its model.
+        broken: a step has failed half-way, so that the training cannot be left in good order.
+        over: the training is over.
+
+    Args:
+        algorithm: how workers and centre exchange.
+        world: the ranks.
+        model: the model.
+        buffers: its buffers, if it has any.
+        options: those of the user's optimizer.
+        center_optimizer: makes what steps the given part of the centre.
+        local_step: moves the parameters as the user's optimizer does, where it runs on workers.
+        servers: how many ranks serve.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        world: RankWorld,
+        *,
+        model: Model,
+        buffers: Buffers | None,
+        options: Options,
+        center_optimizer: Callable[[slice], VectorOptimizer],
+        local_step: Callable[[], object],
+        servers: int = 1,
+    ) -> None:
+        self.rank, self.size, self.model = world.rank, world.size, model
+        self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
+        self._move = local_step
+        plan = Plan(
+            algorithm=algorithm,
+            parameters=model.parameters,
+            gradient=model.gradient,
+            servers=servers,
+            center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
+            buffers=None if buffers is None else buffers.flat,
+            options=2 * len(options.read()),
+        )
+        self.member: Member = join(world, plan)
+        self._part = self.member.part
+        self.broken = self.over = False
+        self._started = self._epoch_open = self._schedules = False
+        self._samples = self._samples_before = self._steps_in_epoch = 0
+        self._known_options = options.read()
+        if world.own_process:
+            advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank serves the centre instead of training."""
+        return self.member.server is not None
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which of how many workers this rank is; -1 on a server."""
+        return -1 if self.member.worker is None else self.member.worker, self.member.workers
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the server asks to end."""
+        return self._part.stopped
+
+    def stop(self) -> None:
+        """Ask all to end; what a worker says does not count."""
+        self._part.stop()
+
+    def report(self) -> Report:
+        """Return what this rank has seen so far."""
+        return self._part.report()
+
+    def take(self, samples: int) -> None:
+        """Count samples that this rank has taken."""
+        self._samples += samples
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do something from time to time while this rank serves."""
+        self._part.watch(call, every_s)
+
+    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask the first server."""
+        self.start()
+        return self._part.ask(content)[0]
+
+    # -- the course of a training ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up the part, if that has not been done."""
+        if self.over:
+            raise ConfigurationError("the training is over; make a new optimizer")
+        if not self._started:
+            self._started = True
+            self.model.absorb()  # 16-bit weights may have been loaded since
+            self._part.start()
+            self.model.publish()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch; on a server serve it to its end."""
+        self.start()
+        self.end_epoch()
+        if self.serves:
+            self._part.end_epoch()
+            self._publish()
+            return
+        self._epoch_open = True
+        self._part.begin_epoch()
+        self.model.publish()
+        if not self._schedules:
+            self._known_options = self._options.read()
+
+    def step(self, weight: float, change_gradient: Callable[[], object]) -> None:
+        """Make one step with the gradients that lie in the model."""
+        self.start()
+        if self._runs == "worker":
+            self.model.check()
+        else:
+            self.model.collect()
+            change_gradient()
+        self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
+        if self._runs == "center":
+            self._send_options()
+        self._part.count_samples(self._samples)
+        self._part.step(weight, self._local_step if self._runs == "worker" else None)
+        self._steps_in_epoch += 1
+        self.broken = False
+        self.model.publish()
+
+    def end_epoch(self) -> None:
+        """End the epoch that is open, if one is.
+
+        A loader that fetches ahead has used up its sampler before the last steps are made, so the end of an
+        epoch is known for certain only when the next thing begins.
+        """
+        if self._epoch_open:
+            self._epoch_open = False
+            self._part.count_samples(self._samples)
+            self._average_buffers(adopt=True)
+            self._part.end_epoch()
+            self._samples_before, self._steps_in_epoch = self._samples, 0
+
+    def close(self) -> None:
+        """Leave in good order; a server serves until all workers have left."""
+        self.start()
+        self.over = True
+        self.end_epoch()
+        self._part.finish(self._publish if self.serves else self.model.publish)
+        self.model.publish()
+        self.member.disengage()
+
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
+        self._part.set_local_rate(rate)
+
+    # -- the centre on any rank -----------------------------------------------------------------------
+
+    @contextmanager
+    def center(self, *, when_all_are_there: bool) -> Iterator[None]:
+        """Let the model have the centre's parameters and buffers.
+
+        Args:
+            when_all_are_there: as they are when all have finished the epoch, the same on all ranks.
+        """
+        self.start()
+        if when_all_are_there:
+            self.end_epoch()
+        vector = self.model.parameters.vector
+        center = np.empty_like(vector)
+        if when_all_are_there:
+            self._part.view(center)
+        elif self.serves:
+            self._part.look(center)
+        else:
+            self._part.look(center)
+            self._average_buffers(adopt=False)
+        if self.serves:
+            yield  # the model is the centre
+            return
+        own = vector.copy()
+        own_buffers = self._swap_buffers(None)
+        try:
+            self._swap(center)
+            yield
+        finally:
+            self._swap(own)
+            self._swap_buffers(own_buffers)
+
+    def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Return the means over all ranks; each gets the same."""
+        answer = self.ask({"ask": "mean", "values": dict(values), "weight": weight})
+        return dict(answer["means"])
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _local_step(self) -> None:
+        self.model.publish()  # an exchange may have come first
+        self._move()
+        self.model.absorb()
+
+    def _send_options(self) -> None:
+        """Tell the servers what a scheduler has changed between two steps, for they do not see batches.
+
+        What changes between epochs the server's own scheduler changes, too.
+        """
+        options = self._options.read()
+        if options != self._known_options:
+            self._known_options, self._schedules = options, True
+            self._part.configure(wired(options))
+
+    def _swap(self, vector: Vector) -> None:
+        np.copyto(self.model.parameters.vector, vector)
+        self.model.publish()
+
+    def _average_buffers(self, *, adopt: bool) -> None:
+        """Bring this worker's buffers, if it has trained at all, and take the mean of all."""
+        if self._buffers is None:
+            return
+        weight = self._samples - self._samples_before or self._steps_in_epoch
+        self._buffers.gather()
+        brought = self._buffers.flat.vector if weight else None
+        _, mean = self._part.ask({"ask": "average", "weight": weight}, brought)
+        if adopt:
+            np.copyto(self._buffers.flat.vector, mean)
+            self._buffers.scatter()
+
+    def _swap_buffers(self, vector: Vector | None) -> Vector | None:
+        """Give the model these buffers, or the mean of all; return those it had."""
+        if self._buffers is None:
+            return None
+        self._buffers.gather()
+        own = self._buffers.flat.vector.copy()
+        if vector is None:
+            _, vector = self._part.ask({"ask": "average", "weight": 0})
+        np.copyto(self._buffers.flat.vector, vector)
+        self._buffers.scatter()
+        return own
+
+    def _publish(self) -> None:
+        """On a server: let the model be the centre."""
+        self.model.publish()
+        if self._buffers is not None:
+            self._swap_buffers(None)
