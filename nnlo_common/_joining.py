@@ -23,7 +23,18 @@ from nnlo_common._startup import connect, limit_threads, require_threads
 from nnlo_common._topology import Arrangement, Cell, Topology
 from nnlo_common._working import Working
 from nnlo_common.algorithms import Algorithm, CenterRule
-from nnlo_common.protocol import DESK_NUMBERS, Averages, Clerk, Counter, Desk, Means, Server, Shard, Worker
+from nnlo_common.protocol import (
+    DESK_NUMBERS,
+    Averages,
+    Clerk,
+    Counter,
+    Desk,
+    Means,
+    Notes,
+    Server,
+    Shard,
+    Worker,
+)
 from nnlo_common.transport._endpoint import Link, RankWorld
 
 __all__ = ["Member", "Plan", "join", "launched"]
@@ -222,6 +233,7 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
     counters: dict[str, Counter] = {
         "mean": Means(ranks),
         "average": Averages(start),
+        "note": Notes(),
         # Where workers wait for each other in their steps, none may wait outside of them for another's.
         "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
     }

@@ -89,6 +89,13 @@ class TeamPart(Part, Protocol):
     ) -> tuple[Mapping[str, Any], Vector]:
         """Ask the desk."""
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step exchanges; one that does not may be passed."""
+
+    def pass_step(self) -> None:
+        """Count a step that does not exchange."""
+
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this rank's contributions with from now on."""
 

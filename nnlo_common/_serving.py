@@ -59,6 +59,14 @@ class Serving:
     def begin_epoch(self) -> None:
         """Do nothing: the epoch is served when it ends."""
 
+    @property
+    def due(self) -> bool:
+        """A server makes no steps."""
+        return False
+
+    def pass_step(self) -> None:
+        """Do nothing."""
+
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1

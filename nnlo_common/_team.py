@@ -215,6 +215,16 @@ class Team:
         self.broken = False
         self.model.publish()
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step exchanges."""
+        return self._part.due
+
+    def pass_step(self) -> None:
+        """Count a step that does not exchange, where the user's optimizer runs on workers."""
+        self._part.pass_step()
+        self._steps_in_epoch += 1
+
     def end_epoch(self) -> None:
         """End the epoch that is open, if one is.
 

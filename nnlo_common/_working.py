@@ -42,6 +42,16 @@ class Working:
         """Go on from where the last epoch has ended."""
         self._work(self._worker.begin_epoch())
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step exchanges."""
+        return self._worker.due
+
+    def pass_step(self) -> None:
+        """Count a step that does not exchange."""
+        self._worker.pass_step()
+        self._steps += 1
+
     def end_epoch(self) -> None:
         """Tell the servers."""
         self._work(self._worker.finish_epoch())

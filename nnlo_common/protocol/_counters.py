@@ -11,7 +11,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common.protocol._desk import Answer, Question
 
-__all__ = ["Averages", "Means"]
+__all__ = ["Averages", "Means", "Notes"]
 
 
 class Means:
@@ -91,3 +91,26 @@ class Averages:
             weight, vector = self._parts[rank]
             mean += weight / total * vector.astype(np.float64)
         np.copyto(self.value, mean, casting="same_kind")
+
+
+class Notes:
+    """The weighted means of named numbers that workers have last noted; nobody waits for anybody."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, Mapping[str, Any]] = {}
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take a note, if it holds anything, and return the means of all."""
+        if question.content["values"]:
+            self._notes[question.rank] = question.content
+        notes = [self._notes[rank] for rank in sorted(self._notes)]
+        means = {}
+        for name in sorted({name for note in notes for name in note["values"]}):
+            having = [note for note in notes if name in note["values"]]
+            total = sum(note["weight"] for note in having)
+            means[name] = sum(note["weight"] * note["values"][name] for note in having) / total
+        return [Answer(question.rank, {"means": means})]
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:  # noqa: ARG002 - a counter's
+        """Keep what a worker has noted."""
+        return []

@@ -121,6 +121,16 @@ class Worker:
         for conversation in self.conversations:
             conversation.rule.advance()
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step exchanges; else nothing but its count changes."""
+        return any(conversation.rule.due() is not None for conversation in self.conversations)
+
+    def pass_step(self) -> None:
+        """Count a step that does not exchange, made elsewhere; the vectors need not hold its numbers."""
+        for conversation in self.conversations:
+            conversation.rule.advance()
+
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
         """Copy the centre as it is now into `into`, without taking part in it.
 
