@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import nnlo_torch as nt
@@ -34,8 +35,10 @@ def options():
     )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="of the first epoch")
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="gem needs sgd")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")
+    parser.add_argument("--warmup", type=float, default=1.0, help="the first epoch's share of that rate")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
     parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
     parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
     parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
@@ -46,6 +49,13 @@ def options():
         help="hold back so many of the last training images and measure on them, not on the test images",
     )
     return parser.parse_args()
+
+
+def plain(chosen, parameters):
+    if chosen.optimizer == "adam":
+        betas = (chosen.momentum, 0.999)
+        return torch.optim.Adam(parameters, lr=chosen.learning_rate, betas=betas)
+    return torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
 
 
 def wrapper(chosen):
@@ -92,9 +102,13 @@ def accuracy(model, x, y):
 def train(chosen, seed, data, x_test, y_test):
     torch.manual_seed(seed)
     model = network()
-    inner = torch.optim.SGD(model.parameters(), lr=chosen.learning_rate, momentum=chosen.momentum)
-    optimizer = wrapper(chosen)(inner)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs)
+    optimizer = wrapper(chosen)(plain(chosen, model.parameters()))
+    schedule = lr_scheduler.ChainedScheduler(
+        [
+            lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs),
+            lr_scheduler.ConstantLR(optimizer, chosen.warmup, total_iters=1),
+        ]
+    )
     loader = DataLoader(data, batch_size=chosen.batch, sampler=nt.ShardSampler(data, seed=seed))
     start = time.perf_counter()
     for _ in range(chosen.epochs):

@@ -56,26 +56,28 @@ def row(name, *accuracies):
 
 
 def test_the_table_compares_means_in_points():
-    text = comparison.table(row("one process", 0.90, 0.92), [row("easgd", 0.9, 0.9)])
-    head, _, single, easgd = text.splitlines()
-    assert head.count("|") == single.count("|") == easgd.count("|")
-    assert single.startswith("| one process | `--x 1` | 90.00, 92.00 | 91.00 |")
+    singles = [row("one process, SGD", 0.90, 0.92), row("one process, Adam", 0.7)]
+    text = comparison.table(singles, [row("easgd", 0.9, 0.9)])
+    head, _, sgd, adam, easgd = text.splitlines()
+    assert head.count("|") == sgd.count("|") == easgd.count("|")
+    assert sgd == "| one process, SGD | `--x 1` | 90.00, 92.00 | 91.00 | +0.00 | 9 |  |  |"
+    assert "| -21.00 |" in adam
     assert easgd == "| easgd | `--x 1` | 90.00, 90.00 | 90.00 | -1.00 | 9 | 3 | 1.50 |"
 
 
 @pytest.mark.parametrize(
-    ("reached", "arguments", "status"),
+    ("reached", "arguments", "met", "status"),
     [
-        (0.9, ["--assert"], None),
-        (0.8899, ["--assert"], 1),
-        (0.8899, [], None),
-        (0.8899, ["--within", "2"], None),
+        ("0.9201", ["--assert"], True, 0),
+        ("0.8999", ["--assert"], False, 1),
+        ("0.8999", [], False, 0),
+        ("0.8999", ["--assert", "--within", "2"], True, 0),
     ],
 )
-def test_the_verdict(monkeypatch, capsys, reached, arguments, status):
+def test_the_verdict(monkeypatch, capsys, reached, arguments, met, status):
     monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--algorithms", "gem", *arguments])
     monkeypatch.setattr(comparison, "mpiexec", lambda: "mpiexec")
-    accuracy = {"one process": 0.9, "gem": reached}
+    accuracy = {"one process, SGD": "0.91", "one process, Adam": "0.9", "gem": reached}
     monkeypatch.setattr(comparison, "run", lambda name, *_: row(name, accuracy[name]))
     if status:
         with pytest.raises(SystemExit) as end:
@@ -83,5 +85,11 @@ def test_the_verdict(monkeypatch, capsys, reached, arguments, status):
         assert end.value.code == status
     else:
         comparison.main()
-    met = reached == 0.9 or "--within" in arguments
     assert capsys.readouterr().out.splitlines()[-1].endswith("met" if met else "missed")
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_not_compared(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--data", "nowhere"])
+    with pytest.raises(SystemExit, match="one process, SGD failed with exit status 1"):
+        comparison.main()
