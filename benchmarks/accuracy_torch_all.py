@@ -40,15 +40,14 @@ class Row(NamedTuple):
 
 
 # What is compared: for each the best of what was tried, which docs/accuracy.md lists.
-ADAM = ["--optimizer", "adam", "--learning-rate", "0.002"]
 SINGLE = {
-    "one process, SGD": ["--learning-rate", "0.1"],
-    "one process, Adam": ADAM,
+    "one process, SGD": "--batch 50 --learning-rate 0.05".split(),
+    "one process, Adam": "--optimizer adam --batch 100 --learning-rate 0.008".split(),
 }
 TOGETHER = {
-    "downpour": [*ADAM, "--momentum", "0.5"],
-    "easgd": ["--learning-rate", "0.1", "--every", "4"],
-    "gem": ["--learning-rate", "0.2"],
+    "downpour": "--optimizer adam --batch 50 --learning-rate 0.004 --momentum 0.5".split(),
+    "easgd": "--batch 50 --learning-rate 0.1 --every 4".split(),
+    "gem": "--batch 50 --learning-rate 0.2".split(),
 }
 
 
