@@ -33,7 +33,7 @@ def options():
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the weights and the order"
     )
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="gem needs sgd")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")

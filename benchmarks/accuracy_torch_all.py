@@ -41,13 +41,13 @@ class Row(NamedTuple):
 
 # What is compared: for each the best of what was tried, which docs/accuracy.md lists.
 SINGLE = {
-    "one process, SGD": "--batch 50 --learning-rate 0.05".split(),
-    "one process, Adam": "--optimizer adam --batch 100 --learning-rate 0.008".split(),
+    "one process, SGD": ["--batch", "50", "--learning-rate", "0.05"],
+    "one process, Adam": ["--optimizer", "adam", "--batch", "100", "--learning-rate", "0.008"],
 }
 TOGETHER = {
-    "downpour": "--optimizer adam --batch 50 --learning-rate 0.004 --momentum 0.5".split(),
-    "easgd": "--batch 50 --learning-rate 0.1 --every 4".split(),
-    "gem": "--batch 50 --learning-rate 0.2".split(),
+    "downpour": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004", "--momentum", "0.5"],
+    "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
+    "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
 
 

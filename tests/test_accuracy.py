@@ -43,7 +43,11 @@ def test_it_runs_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "more", "exchanges"),
-    [("downpour", [], "40"), ("easgd", ["--every", "5"], "8"), ("gem", ["--kappa", "1.5"], "40")],
+    [
+        ("easgd", ["--every", "5"], "8"),
+        pytest.param("downpour", ["--optimizer", "adam"], "40", marks=pytest.mark.extended),
+        pytest.param("gem", ["--kappa", "1.5"], "40", marks=pytest.mark.extended),
+    ],
 )
 def test_it_runs_on_three_ranks(algorithm, more, exchanges):
     found = lines(mpiexec(3, SCRIPT, "--algorithm", algorithm, *more, *TINY))
