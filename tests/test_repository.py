@@ -133,7 +133,7 @@ def test_the_packages_do_nothing_unsafe() -> None:
 
 
 def test_examples_run_unchanged_on_every_rank() -> None:
-    check(asks_for_rank_zero, "examples")
+    check(asks_for_rank_zero, "examples", "benchmarks")
 
 
 @pytest.mark.parametrize(

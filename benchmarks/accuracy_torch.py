@@ -1,0 +1,148 @@
+"""Train a small convolutional network on Fashion-MNIST; print how well the centre does, seed by seed.
+
+python benchmarks/accuracy_torch.py                                     # plainly: the baseline
+mpiexec -n 3 python benchmarks/accuracy_torch.py --algorithm easgd      # 1 server, 2 workers
+
+Both see the same number of samples in the same batches. `accuracy_torch_all.py` runs and compares them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+import nnlo_torch as nt
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import fashion_data
+
+WRAPPERS = {"downpour": nt.Downpour, "easgd": nt.EASGD, "gem": nt.GEM}
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=WRAPPERS, default="downpour", help="alone all are the same")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the weights and the order"
+    )
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="gem needs sgd")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")
+    parser.add_argument("--warmup", type=float, default=1.0, help="the first epoch's share of that rate")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
+    parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
+    parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
+    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument(
+        "--validation",
+        type=int,
+        default=0,
+        help="hold back so many of the last training images and measure on them, not on the test images",
+    )
+    return parser.parse_args()
+
+
+def plain(chosen, parameters):
+    if chosen.optimizer == "adam":
+        betas = (chosen.momentum, 0.999)
+        return torch.optim.Adam(parameters, lr=chosen.learning_rate, betas=betas)
+    return torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
+
+
+def wrapper(chosen):
+    given = {name: value for name in ("every", "kappa") if (value := getattr(chosen, name)) is not None}
+    return partial(WRAPPERS[chosen.algorithm], **given)
+
+
+def split(data, validation):
+    """What to train on and what to measure on."""
+    x, y = images(data.x_train), torch.from_numpy(data.y_train)
+    if not validation:
+        return TensorDataset(x, y), images(data.x_test), torch.from_numpy(data.y_test)
+    return TensorDataset(x[:-validation], y[:-validation]), x[-validation:], y[-validation:]
+
+
+def images(rows):
+    return torch.from_numpy(rows).reshape(-1, 1, 28, 28)
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(16, 32, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32 * 7 * 7, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
+
+
+@torch.no_grad()
+def accuracy(model, x, y):
+    right = sum(
+        int((model(some).argmax(dim=1) == labels).sum())
+        for some, labels in zip(x.split(500), y.split(500), strict=True)
+    )
+    return right / len(y)
+
+
+def train(chosen, seed, data, x_test, y_test):
+    torch.manual_seed(seed)
+    model = network()
+    optimizer = wrapper(chosen)(plain(chosen, model.parameters()))
+    schedule = lr_scheduler.ChainedScheduler(
+        [
+            lr_scheduler.CosineAnnealingLR(optimizer, chosen.epochs),
+            lr_scheduler.ConstantLR(optimizer, chosen.warmup, total_iters=1),
+        ]
+    )
+    loader = DataLoader(data, batch_size=chosen.batch, sampler=nt.ShardSampler(data, seed=seed))
+    start = time.perf_counter()
+    for _ in range(chosen.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        schedule.step()
+    seconds = time.perf_counter() - start
+    reached = accuracy(model, x_test, y_test)
+    report = optimizer.report()
+    optimizer.say(
+        f"seed={seed} accuracy={reached:.4f} seconds={seconds:.1f} samples={chosen.epochs * len(data)} "
+        f"exchanges={report.exchanges} staleness={report.mean_staleness:.3f}"
+    )
+    optimizer.close()
+    return reached, optimizer
+
+
+def main():
+    chosen = options()
+    data = fashion_data.load(chosen.data)
+    parts = split(data, chosen.validation)
+    start = time.perf_counter()
+    reached = []
+    for seed in chosen.seeds:
+        result, optimizer = train(chosen, seed, *parts)
+        reached.append(result)
+    optimizer.say(
+        f"summary mean={statistics.mean(reached):.4f} min={min(reached):.4f} max={max(reached):.4f} "
+        f"seconds={time.perf_counter() - start:.1f} "
+        f"samples={len(chosen.seeds) * chosen.epochs * len(parts[0])} data={data.source!r}"
+    )
+
+
+if __name__ == "__main__":
+    main()

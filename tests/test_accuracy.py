@@ -1,0 +1,99 @@
+"""The benchmark of accuracy runs, alone and under mpiexec; what it finds on the full data is in its page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from launch import alone, mpiexec
+
+pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+pytestmark = pytest.mark.framework("torch")
+
+BENCHMARKS = Path(__file__).parent.with_name("benchmarks")
+SCRIPT = BENCHMARKS / "accuracy_torch.py"
+TINY = ["--epochs", "1", "--batch", "50", "--learning-rate", "0.02", "--seeds", "1", "2"]
+
+sys.path.insert(0, str(BENCHMARKS))
+import accuracy_torch_all as comparison  # noqa: E402
+
+
+def lines(done):
+    """The line of each seed as a dict, and the summary."""
+    assert done.returncode == 0, done.stderr
+    *seeds, summary = done.stdout.splitlines()
+    assert summary.startswith("summary mean=")
+    found = [dict(pair.split("=") for pair in line.split()) for line in seeds]
+    assert [one["seed"] for one in found] == ["1", "2"]
+    assert {one["samples"] for one in found} == {"2000"}
+    assert all(0.1 <= float(one["accuracy"]) <= 1 for one in found)
+    return found
+
+
+@pytest.mark.slow
+def test_it_runs_alone():
+    first, second = lines(alone(SCRIPT, *TINY))
+    assert first["exchanges"] == "0"
+    assert first["accuracy"] != second["accuracy"]  # seeds do something
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "more", "exchanges"),
+    [
+        ("easgd", ["--every", "5"], "8"),
+        pytest.param("downpour", ["--optimizer", "adam"], "40", marks=pytest.mark.extended),
+        pytest.param("gem", ["--kappa", "1.5"], "40", marks=pytest.mark.extended),
+    ],
+)
+def test_it_runs_on_three_ranks(algorithm, more, exchanges):
+    found = lines(mpiexec(3, SCRIPT, "--algorithm", algorithm, *more, *TINY))
+    assert [one["exchanges"] for one in found] == [exchanges, exchanges]
+
+
+def row(name, *accuracies):
+    found = {"samples": "9", "exchanges": "3", "staleness": "1.5"}
+    return comparison.Row(name, ["--x", "1"], [found | {"accuracy": str(value)} for value in accuracies])
+
+
+def test_the_table_compares_means_in_points():
+    singles = [row("one process, SGD", 0.90, 0.92), row("one process, Adam", 0.7)]
+    text = comparison.table(singles, [row("easgd", 0.9, 0.9)])
+    head, _, sgd, adam, easgd = text.splitlines()
+    assert head.count("|") == sgd.count("|") == easgd.count("|")
+    assert sgd == "| one process, SGD | `--x 1` | 90.00, 92.00 | 91.00 | +0.00 | 9 |  |  |"
+    assert "| -21.00 |" in adam
+    assert easgd == "| easgd | `--x 1` | 90.00, 90.00 | 90.00 | -1.00 | 9 | 3 | 1.50 |"
+
+
+@pytest.mark.parametrize(
+    ("reached", "arguments", "met", "status"),
+    [
+        ("0.9201", ["--assert"], True, 0),
+        ("0.8999", ["--assert"], False, 1),
+        ("0.8999", [], False, 0),
+        ("0.8999", ["--assert", "--within", "2"], True, 0),
+    ],
+)
+def test_the_verdict(monkeypatch, capsys, reached, arguments, met, status):
+    monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--algorithms", "gem", *arguments])
+    monkeypatch.setattr(comparison, "mpiexec", lambda: "mpiexec")
+    accuracy = {"one process, SGD": "0.91", "one process, Adam": "0.9", "gem": reached}
+    monkeypatch.setattr(comparison, "run", lambda name, *_: row(name, accuracy[name]))
+    if status:
+        with pytest.raises(SystemExit) as end:
+            comparison.main()
+        assert end.value.code == status
+    else:
+        comparison.main()
+    assert capsys.readouterr().out.splitlines()[-1].endswith("met" if met else "missed")
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_not_compared(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--data", "nowhere"])
+    with pytest.raises(SystemExit, match="one process, SGD failed with exit status 1"):
+        comparison.main()
