@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -32,25 +33,44 @@ def used_up(leases: Leases, rank: int, epoch: int) -> list[Lease]:
 # --- one rule after the other ----------------------------------------------------------------------------
 
 
-def test_leases_shrink_in_whole_units_towards_the_end() -> None:
+def test_leases_double_from_one_unit_and_shrink_towards_the_end() -> None:
     leases = Leases(1030, [1, 2], unit=10)
     sizes: list[int] = []
     while isinstance(lease := leases.ask(1 + len(sizes) % 2, 0), Lease):
         sizes.append(lease.size)
-    assert sizes == [250, 190, 140, 110, 80, 60, 50, 30, 30, 20, *[10] * 7]
+    grow = [10, 10, 10, 10, 20, 20, 40, 40, 80, 80, 160]
+    assert sizes == [*grow, 130, 140, 60, 60, 30, 30, 10, 20, *[10] * 7]
 
 
 def test_only_the_last_lease_of_an_epoch_is_no_multiple_of_the_unit() -> None:
     sizes = [lease.size for lease in used_up(Leases(1034, [1], unit=100), 1, 0)]
-    assert sizes == [500, 200, 100, 100, 100, 34]
+    assert sizes == [100, 100, 200, 300, 100, 100, 100, 34]
 
 
-def test_the_dead_count_no_more_when_leases_are_measured() -> None:
-    leases = Leases(80, [1, 2, 3, 4])
-    assert leases.ask(1, 0) == Lease(0, 0, 10)
+def test_the_share_of_the_slow_shows_in_its_first_lease() -> None:
+    leases = Leases(1000, [1, 2, 3, 4], unit=5)
+    assert leases.ask(4, 0) == Lease(0, 0, 5)
+    for rank in (1, 2, 3) * 6:
+        leases.ask(rank, 0)
+    assert leases.held(1) == Lease(0, 245, 325)
+    assert leases.ask(4, 0) == Lease(0, 485, 490)
+
+
+def test_each_epoch_begins_with_a_lease_of_one_unit() -> None:
+    leases = Leases(100, [1], unit=10)
+    first = [lease.size for lease in used_up(leases, 1, 0)]
+    assert first == [lease.size for lease in used_up(leases, 1, 1)] == [10, 10, 20, 30, 10, 10, 10]
+
+
+def test_the_shares_of_the_dead_fall_to_the_living() -> None:
+    leases = Leases(400, [1, 2, 3, 4])
+    for rank in (1, 2, 3, 4) * 5:
+        leases.ask(rank, 0)
     for rank in (2, 3, 4):
-        leases.lost(rank)
-    assert leases.ask(1, 0) == Lease(0, 10, 45)
+        leases.leave(rank, 12)
+    assert leases.unfinished(0) == [(44, 56), (92, 400)]
+    sizes = [lease.size for lease in used_up(leases, 1, 0)]
+    assert sizes[:5] == [24, 48, 95, 66, 36]  # of the first its share was a quarter
 
 
 def test_what_the_dead_held_is_given_out_first() -> None:
@@ -101,11 +121,11 @@ def test_what_the_dead_held_of_an_earlier_epoch_stays_owed_until_it_is_used() ->
 
 def test_a_worker_may_begin_the_next_epoch_while_others_are_in_this_one() -> None:
     leases = Leases(8, [1, 2], patient=False)
-    assert leases.ask(1, 0) == Lease(0, 0, 2)
+    assert leases.ask(1, 0) == Lease(0, 0, 1)
     assert used_up(leases, 2, 0)[-1] == Lease(0, 7, 8)
-    assert leases.ask(2, 1) == Lease(1, 0, 2)
+    assert leases.ask(2, 1) == Lease(1, 0, 1)
     assert leases.ask(1, 0) is None
-    assert leases.ask(1, 1) == Lease(1, 2, 3)
+    assert leases.ask(1, 1) == Lease(1, 1, 2)
     assert leases.unfinished(0) == []
 
 
@@ -239,6 +259,18 @@ def test_a_loaded_book_goes_on_in_mid_epoch_as_the_saved_one() -> None:
         assert loaded.state() == saved.state()
 
 
+def test_a_loaded_book_measures_leases_as_the_saved_one() -> None:
+    saved, loaded = (Leases(5000, [1, 2, 3]) for _ in range(2))
+    turns = [1, 2, 1, 1, 3, 1, 2, 1]
+    for rank in turns:
+        saved.ask(rank, 0)
+    loaded.load(json.loads(json.dumps(saved.state())))
+    for rank in turns:
+        assert loaded.ask(rank, 0) == saved.ask(rank, 0)
+        assert loaded.state() == saved.state()
+    assert saved.held(1) == Lease(0, 396, 780)
+
+
 def test_a_book_with_other_workers_gives_out_again_what_was_leased() -> None:
     loaded = Leases(40, [2, 7, 8], unit=3, order="seed 7")
     loaded.load(in_the_middle().state())
@@ -261,6 +293,10 @@ def test_who_waited_is_forgotten_where_the_workers_are_others() -> None:
     assert loaded.ask(2, 0) == Lease(0, 0, 1)
 
 
+NEW = {"used": 0, "seen": 0}  # nothing is known of a worker's speed
+HOLDS = {"epoch": 0, "lease": [0, 0, 3], **NEW}
+
+
 def with_page(**parts: Any) -> dict[str, Any]:
     return {"epochs": {"0": {"free": [[3, 40]], "owed": [], "used": [], **parts}}}
 
@@ -278,11 +314,20 @@ def with_page(**parts: Any) -> dict[str, Any]:
         ({"complete": [[0, 1]]}, "damaged: broken invariant: an epoch is complete or is not"),
         ({"complete": [[0, 1, 2]]}, "damaged"),
         ({"complete": [[3, 1]]}, "damaged: .*runs backwards"),
-        ({"workers": {"x": {"epoch": 0, "lease": []}}}, "damaged"),
-        ({"workers": {"1": {"epoch": 0, "lease": [0, 1]}}}, "damaged"),
-        ({"workers": {"1": {"epoch": 0, "lease": [1, 0, 3]}}}, "damaged: broken invariant: leases are of"),
-        ({"workers": {"1": {"epoch": -1, "lease": [0, 0, 3]}}}, "damaged: broken invariant: nobody is ahead"),
-        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'lease'\]"),
+        ({"workers": {"x": {"epoch": 0, "lease": [], **NEW}}}, "damaged"),
+        ({"workers": {"1": {"epoch": 0, "lease": [0, 1], **NEW}}}, "damaged"),
+        (
+            {"workers": {"1": {"epoch": 0, "lease": [1, 0, 3], **NEW}}},
+            "damaged: broken invariant: leases are of",
+        ),
+        (
+            {"workers": {"1": {"epoch": -1, "lease": [0, 0, 3], **NEW}}},
+            "damaged: broken invariant: nobody is ahead",
+        ),
+        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'lease', 's"),
+        ({"workers": {"1": {**HOLDS, "used": 2, "seen": 1}}}, "damaged: broken invariant: nobody uses more"),
+        ({"workers": {"1": {**HOLDS, "used": -1}}}, "damaged: broken invariant: nobody uses more"),
+        ({"workers": {"1": {**HOLDS, "seen": 1.5}}}, "seen in .*, rank 1 has to be a int"),
         ({"workers": {}}, "damaged: broken invariant: .* has each of 40 positions once"),
         (with_page(free=[[4, 40]]), "damaged: broken invariant: .* has each of 40 positions once"),
         (with_page(free=[[2, 40]]), "has each of 40 positions once"),
@@ -299,7 +344,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     target = Leases(40, [1, 2], unit=3, order="seed 7")
     target.ask(2, 0)
     before = target.state()
-    good = in_the_middle().state() | {"workers": {"1": {"epoch": 0, "lease": [0, 0, 3]}}} | with_page()
+    good = in_the_middle().state() | {"workers": {"1": HOLDS}} | with_page()
     with pytest.raises(ConfigurationError, match=problem):
         target.load(good | change)
     assert target.state() == before
@@ -309,39 +354,92 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
 # --- how long it takes -----------------------------------------------------------------------------------
 
 
-def simulate(leases: Leases, speeds: dict[int, float]) -> tuple[dict[int, int], dict[int, float]]:
-    """How many positions each worker used, and when it ended, if nothing but its speed counts."""
+@dataclasses.dataclass
+class Simulated:
+    """An epoch in which nothing counts but how fast each worker is.
+
+    Attributes:
+        used: how many positions each worker used.
+        ends: when it ended.
+        leases: how many leases there were.
+    """
+
+    used: Counter[int] = dataclasses.field(default_factory=Counter)
+    ends: dict[int, float] = dataclasses.field(default_factory=dict)
+    leases: int = 0
+
+
+def simulate(
+    leases: Leases,
+    speeds: dict[int, float],
+    epoch: int = 0,
+    changes: dict[int, tuple[float, float]] | None = None,
+) -> Simulated:
+    """Use up an epoch; `changes` are, by rank, from when on it has which other speed."""
     events = [(0.0, rank) for rank in speeds]
-    used, ends = Counter[int](), dict.fromkeys(speeds, 0.0)
+    run = Simulated(ends=dict.fromkeys(speeds, 0.0))
     while events:
         now, rank = heapq.heappop(events)
-        answers = [(rank, leases.ask(rank, 0)), *leases.answers()]
+        answers = [(rank, leases.ask(rank, epoch)), *leases.answers()]
         leases.validate()
         for other, lease in answers:
             if isinstance(lease, Lease):
-                used[other] += lease.size
-                ends[other] = now + lease.size / speeds[other]
-                heapq.heappush(events, (ends[other], other))
+                then, speed = (changes or {}).get(other, (0.0, speeds[other]))
+                before = min(lease.size, max(then - now, 0.0) * speeds[other])
+                run.used[other] += lease.size
+                run.leases += 1
+                run.ends[other] = now + before / speeds[other] + (lease.size - before) / speed
+                heapq.heappush(events, (run.ends[other], other))
     assert not leases.waiting
-    return used, ends
+    return run
 
 
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("size", [2000, 1999, 12345])
 @pytest.mark.parametrize("unit", [1, 10, 64])
 def test_shares_follow_the_speeds_and_all_end_together(size: int, unit: int, patient: bool) -> None:
-    used, ends = simulate(Leases(size, [1, 2], unit=unit, patient=patient), {1: 1.0, 2: 3.0})
-    assert sum(used.values()) == size
-    assert abs(used[1] - size / 4) <= unit
-    assert abs(ends[1] - ends[2]) <= unit / 1.0  # what the slower one takes for a unit
+    run = simulate(Leases(size, [1, 2], unit=unit, patient=patient), {1: 1.0, 2: 3.0})
+    assert sum(run.used.values()) == size
+    assert abs(run.used[1] - size / 4) <= unit
+    assert abs(run.ends[1] - run.ends[2]) <= unit / 1.0  # what the slower one takes for a unit
 
 
-def test_workers_of_many_speeds_above_a_half_end_together() -> None:
-    speeds = {rank: 1 + rank / 8 for rank in range(8)}
-    used, ends = simulate(Leases(10_000, speeds, unit=10), speeds)
-    assert max(ends.values()) - min(ends.values()) <= 10
+def test_workers_of_many_speeds_end_together() -> None:
+    speeds = {rank: 1 + rank / 2 for rank in range(8)}
+    run = simulate(Leases(10_000, speeds, unit=10), speeds)
+    assert max(run.ends.values()) - min(run.ends.values()) <= 10
     for rank, speed in speeds.items():
-        assert abs(used[rank] - 10_000 * speed / sum(speeds.values())) <= 2 * 10
+        assert abs(run.used[rank] - 10_000 * speed / sum(speeds.values())) <= 2 * 10
+
+
+@pytest.mark.parametrize("unit", [1, 10])
+@pytest.mark.parametrize("speed", [1, 1 / 2, 1 / 3, 1 / 10, 1 / 30])
+@pytest.mark.parametrize("workers", [2, 4, 8, 32])
+def test_no_worker_is_so_slow_that_the_others_wait_long_for_it(workers: int, speed: float, unit: int) -> None:
+    size = 400 * workers * unit
+    for slow in {0, workers - 1}:  # who asks first, who asks last
+        speeds = {rank: speed if rank == slow else 1.0 for rank in range(workers)}
+        book = Leases(size, speeds, unit=unit)
+        for epoch in (0, 1):
+            run = simulate(book, speeds, epoch)
+            ideal, last_unit = size / sum(speeds.values()), unit / speed
+            assert max(run.ends.values()) <= 1.04 * ideal + last_unit
+            assert run.leases <= 3 * workers * math.log2(400)
+
+
+@pytest.mark.parametrize("when", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("workers", [2, 4, 8, 32])
+def test_who_becomes_slow_is_late_alone_and_in_one_epoch_alone(workers: int, when: float) -> None:
+    size, slow = 400 * 10 * workers, workers - 1
+    speeds, then = dict.fromkeys(range(workers), 1.0), when * 400 * 10
+    book = Leases(size, speeds, unit=10)
+    run = simulate(book, speeds, changes={slow: (then, 0.2)})
+    ideal = then + (size - then * workers) / (workers - 0.8)
+    assert run.ends.pop(slow) <= 2.2 * ideal  # a lease is for the speed that it was measured at
+    assert max(run.ends.values()) <= 1.04 * ideal
+    speeds[slow] = 0.2
+    run = simulate(book, speeds, 1)
+    assert max(run.ends.values()) <= 1.04 * size / sum(speeds.values()) + 10 / 0.2
 
 
 # --- whatever happens in whatever order ------------------------------------------------------------------

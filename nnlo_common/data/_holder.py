@@ -19,14 +19,43 @@ class Holder:
     Attributes:
         epoch: that it asked about last.
         lease: that it has.
+        used: how many positions it has used since it turned to this epoch. The last lease counts in full,
+            the one before it by half, and so on, so that who becomes slow is soon known to be.
+        seen: how many all workers together used in the time of its leases, counted alike. `used / seen`
+            is its share of the work, which takes no clock to measure.
 
     Example:
-        >>> Holder(1, Lease(1, 0, 4)).state()
-        {'epoch': 1, 'lease': [1, 0, 4]}
+        >>> worker = Holder(epoch=1, used=30, seen=90)
+        >>> worker.most(120, unit=4), worker.most(600, unit=4)  # half of its third; 3/2 of what it used
+        (20, 44)
+        >>> worker.take(Lease(1, 0, 20))
+        >>> worker.state()
+        {'epoch': 1, 'lease': [1, 0, 20], 'used': 15, 'seen': 45}
     """
 
     epoch: int = 0
     lease: Lease | None = None
+    used: int = 0
+    seen: int = 0
+
+    def turn_to(self, epoch: int) -> None:
+        """Note which epoch it asks about, and forget what it did in another."""
+        # The end of an epoch misleads: while the last leases are used, others have nothing to use.
+        if epoch != self.epoch:
+            self.epoch, self.used, self.seen = epoch, 0, 0
+
+    def most(self, left: int, unit: int) -> int:
+        """Return how large its next lease may be, in whole units: one, if nothing is known of it."""
+        # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with the measured share for 1/p. It is
+        # halved, since others' leases are counted only when they end: even if the share is twice the true
+        # one, nobody is late. And it is as uncertain as the leases that it is from are small; so they may
+        # only about double, and none takes much longer than all before it, however slow the worker is.
+        half = min(left * self.used // max(self.seen, 1), 3 * self.used) // 2
+        return max(half // unit, 1) * unit
+
+    def take(self, lease: Lease) -> None:
+        """Hand it a lease, and forget half of what was before; rounded up, so that small counts last."""
+        self.lease, self.used, self.seen = lease, (self.used + 1) // 2, (self.seen + 1) // 2
 
     def holds_of(self, epoch: int) -> bool:
         """Whether its lease is of this epoch or an earlier one."""
@@ -34,10 +63,12 @@ class Holder:
 
     def state(self) -> State:
         """Return what is known."""
-        return {"epoch": self.epoch, "lease": [] if self.lease is None else list(astuple(self.lease))}
+        lease = [] if self.lease is None else list(astuple(self.lease))
+        return {"epoch": self.epoch, "lease": lease, "used": self.used, "seen": self.seen}
 
     @classmethod
     def of(cls, owner: str, state: Mapping[str, Any]) -> Holder:
         """Return the holder that gave `state`."""
-        require(owner, state, epoch=int, lease=[int])
-        return cls(state["epoch"], Lease(*state["lease"]) if state["lease"] else None)
+        require(owner, state, epoch=int, lease=[int], used=int, seen=int)
+        lease = Lease(*state["lease"]) if state["lease"] else None
+        return cls(state["epoch"], lease, state["used"], state["seen"])

@@ -24,8 +24,10 @@ class Leases:
 
     It is a pure state machine: the same calls give the same answers. A worker asks for a lease, uses it
     up, asks for the next one, and so on until it is told None; it may then ask about a later epoch while
-    others are still in this one. A lease is about 1/2p of what is left of its epoch for p living workers,
-    in whole units, so that leases shrink towards the end and all workers end at about the same time.
+    others are still in this one. A lease is about half of what its worker will use of all that is left, if
+    it goes on taking its share of the work; that is measured anew in each epoch, from a lease of one unit
+    on. So leases grow, then shrink, and all end at about the same time, however slow some are; late is only
+    who becomes slow in the midst of a large lease.
 
     Each position of an epoch is given out once, but for these:
 
@@ -51,12 +53,12 @@ class Leases:
     Example:
         >>> leases = Leases(100, workers=[1, 2], unit=10)
         >>> leases.ask(1, epoch=0), leases.ask(2, epoch=0)
-        (Lease(epoch=0, start=0, stop=20), Lease(epoch=0, start=20, stop=40))
+        (Lease(epoch=0, start=0, stop=10), Lease(epoch=0, start=10, stop=20))
+        >>> leases.ask(2, epoch=0), leases.ask(2, epoch=0)  # rank 2 has used up its first lease, its second
+        (Lease(epoch=0, start=20, stop=30), Lease(epoch=0, start=30, stop=50))
         >>> leases.lost(1)
-        >>> leases.ask(2, epoch=0)  # rank 2 has used up its first lease
-        Lease(epoch=0, start=0, stop=20)
-        >>> leases.unfinished(0)
-        [(0, 20), (40, 100)]
+        >>> leases.ask(2, epoch=0), leases.unfinished(0)
+        (Lease(epoch=0, start=0, stop=10), [(0, 10), (50, 100)])
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Leases:
             )
         if worker.lease is not None:
             self._settle(worker, worker.lease.size if epoch == worker.epoch else 0)
-        worker.epoch = epoch
+        worker.turn_to(epoch)
         answer = self._next(worker)
         if answer is WAIT:
             self._waiting[rank] = None
@@ -181,6 +183,7 @@ class Leases:
             (set(self._waiting) <= set(workers), "only the living wait"),
             (all(self.held(rank) is None for rank in self._waiting), "who waits holds nothing"),
             (all(w.lease is None or w.holds_of(w.epoch) for w in workers.values()), "nobody is ahead"),
+            (all(0 <= w.used <= w.seen for w in workers.values()), "nobody uses more than all do"),
         ):
             if not holds:
                 raise AssertionError(f"broken invariant: {what}")
@@ -246,23 +249,20 @@ class Leases:
             if epoch in self._complete:
                 continue
             page, late = self._pages.setdefault(epoch, Page(self.size)), epoch < worker.epoch
-            part = page.take(self._length(page.left(late=late)), late=late)
+            part = page.take(worker.most(page.left(late=late), self.unit), late=late)
             if part is not None:
-                worker.lease = Lease(epoch, *part)
+                worker.take(Lease(epoch, *part))
                 return worker.lease
         held = any(other.holds_of(worker.epoch) for other in self._workers.values())
         return WAIT if self.patient and held else None
 
-    def _length(self, left: int) -> int:
-        # Guided self-scheduling (Polychronopoulos and Kuck, 1987), halved: a worker whose speed is at least
-        # (p - 1) / (2p - 1) of the others' then ends even its first lease before they end the rest.
-        return max(left // (2 * len(self._workers)) // self.unit, 1) * self.unit
-
     def _settle(self, worker: Holder, used: int, *, died: bool = False) -> None:
         """Book what `worker` has used of its lease, if it has one, and put the rest where it belongs."""
-        lease, worker.lease = worker.lease, None
-        if lease is None:
+        if (lease := worker.lease) is None:
             return
+        for holder in self._workers.values():
+            holder.seen += used if holder.lease else 0
+        worker.used, worker.lease = worker.used + used, None
         page = self._pages[lease.epoch]
         page.used.add(lease.start, lease.start + used)
         # Of an earlier epoch only what is owed is given out, and it stays owed.
