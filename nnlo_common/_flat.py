@@ -19,11 +19,15 @@ import numpy.typing as npt
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._layout import Layout, Segment, described
 
-__all__ = ["FlatVector", "Frame", "Vector", "looks_finite"]
+__all__ = ["PRESENT", "FlatVector", "Frame", "Vector", "looks_finite"]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 #: Returns so many zeroed bytes.
 Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
+
+#: What says, behind the gradient of a parameter, that there is one. It is added and scaled along with the
+#: gradient and stays above 0; its square is 0 in float32, so that no norm sees it.
+PRESENT = np.float32(2.0**-100)
 
 ALIGNMENT = 64
 HEADER_BYTES = 64

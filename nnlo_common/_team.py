@@ -284,6 +284,18 @@ class Team:
             self._swap(own)
             self._swap_buffers(own_buffers)
 
+    def take_over_center(self) -> None:
+        """Let a worker's model be the centre for good, once nobody trains any more.
+
+        All workers call it when they have made their last step.
+        """
+        self.start()
+        self.end_epoch()
+        self._part.ask({"ask": "mean", "values": {}, "weight": 0})  # returns when all have ended
+        self._part.look(self.model.parameters.vector)
+        self.model.publish()
+        self._swap_buffers(None)
+
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
         answer = self.ask({"ask": "mean", "values": dict(values), "weight": weight})

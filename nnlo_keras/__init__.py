@@ -1,5 +1,28 @@
-"""The plug-in for Keras 3: optimizer wrappers and callbacks. Still empty; the core is `nnlo_common`."""
+"""Distributed training in an ordinary Keras `fit`: wrap the optimizer, add a callback, shard the data.
+
+model.compile(optimizer=nnlo_keras.Downpour(keras.optimizers.Adam(1e-3)), loss=...)
+model.fit(*nnlo_keras.shard(x, y), callbacks=[nnlo_keras.Distribute()])
+
+Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves and two work.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from nnlo_keras._distribute import Distribute
+from nnlo_keras._shard import shard
+from nnlo_keras._wrapper import Wrapper
+from nnlo_keras._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+
+__all__ = [
+    "AGN",
+    "DiLoCo",
+    "Distribute",
+    "Downpour",
+    "DynSGD",
+    "EASGD",
+    "GEM",
+    "LocalSGD",
+    "Synchronous",
+    "Wrapper",
+    "shard",
+]

@@ -10,9 +10,10 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError, Layout
+from nnlo_common._flat import PRESENT
 from nnlo_common._joining import launched
 from nnlo_common.algorithms import Algorithm
-from nnlo_keras._layout import PRESENT, layout_of
+from nnlo_keras._layout import layout_of
 
 __all__ = ["Mode", "Wrapper", "wrapper_of"]
 
@@ -29,8 +30,8 @@ class Mode(enum.Enum):
 class Wrapper(keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
-    Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give them
-    to yours, which does what it always does, wherever the algorithm runs it.
+    Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
+    them to yours, which does what it always does, wherever the algorithm runs it.
 
     Attributes:
         inner_optimizer: yours.
@@ -42,6 +43,7 @@ class Wrapper(keras.optimizers.Optimizer):
     Args:
         optimizer: any Keras optimizer.
         algorithm: the options of the algorithm.
+        own: the options of this wrapper's own, as its constructor takes them.
         every: batches between exchanges, where gradients are added up.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
@@ -51,6 +53,7 @@ class Wrapper(keras.optimizers.Optimizer):
         self,
         optimizer: Any,
         algorithm: Algorithm,
+        own: dict[str, Any],
         *,
         every: int = 1,
         servers: int = 1,
@@ -61,6 +64,7 @@ class Wrapper(keras.optimizers.Optimizer):
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.inner_optimizer, self.algorithm = optimizer, algorithm
         self.every, self.servers = every, servers
+        self._own = own
         self.mode = Mode.ALONE
         self.attached = False  # whether a Distribute callback drives it
         self.rate_set: float | None = None  # by a callback, since the training began
@@ -158,11 +162,7 @@ class Wrapper(keras.optimizers.Optimizer):
         if str(inner.get("module", "")).startswith("keras.src.backend."):
             inner = {**inner, "module": "keras.optimizers", "registered_name": None}
             inner["class_name"] = type(self.inner_optimizer).__name__
-        return {"optimizer": inner, "servers": self.servers, "name": self.name, **self.options()}
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return {}
+        return {"optimizer": inner, "servers": self.servers, "name": self.name, **self._own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
@@ -189,8 +189,8 @@ def _rooms(layout: Layout) -> list[int]:
 def _refuse(optimizer: Any, wrapper: str) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
-            f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer in "
-            "it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
+            f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer "
+            "in it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
         )
     if isinstance(optimizer, Wrapper):
         name = type(optimizer).__name__

@@ -39,11 +39,8 @@ class Downpour(Wrapper):
         self, optimizer: Any, *, every: int = 1, lag: int = 0, servers: int = 1, name: str | None = None
     ) -> None:
         rule = algorithms.Downpour(schedule="aligned", lag=lag)
-        super().__init__(optimizer, rule, every=whole_number("every", every, 1), servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return {"every": self.every, "lag": self.algorithm.lag}
+        own = {"every": whole_number("every", every, 1), "lag": lag}
+        super().__init__(optimizer, rule, own, every=every, servers=servers, name=name)
 
 
 @_registered
@@ -63,14 +60,8 @@ class Synchronous(Wrapper):
     def __init__(
         self, optimizer: Any, *, backup: int = 0, lag: int = 0, servers: int = 1, name: str | None = None
     ) -> None:
-        self._backup = backup
-        super().__init__(
-            optimizer, algorithms.Synchronous(backup=backup, lag=lag), servers=servers, name=name
-        )
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return {"backup": self._backup, "lag": self.algorithm.lag}
+        own = {"backup": backup, "lag": lag}
+        super().__init__(optimizer, algorithms.Synchronous(**own), own, servers=servers, name=name)
 
 
 @_registered
@@ -101,12 +92,8 @@ class EASGD(Wrapper):
         name: str | None = None,
     ) -> None:
         rule = algorithms.EASGD(every=every, beta=beta, alpha=alpha, order="step_first", lag=lag)
-        self._own = {"every": every, "beta": beta, "alpha": alpha, "lag": lag}
-        super().__init__(optimizer, rule, servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return dict(self._own)
+        own = {"every": every, "beta": beta, "alpha": alpha, "lag": lag}
+        super().__init__(optimizer, rule, own, servers=servers, name=name)
 
 
 @_registered
@@ -130,12 +117,7 @@ class GEM(Wrapper):
         optimizer = keras.optimizers.get(optimizer)
         # The learning rate goes into the gradient, so the rule's own is 1.
         rule = algorithms.GEM(learning_rate=1.0, momentum=_momentum(optimizer), kappa=kappa, lag=lag)
-        self._kappa = kappa
-        super().__init__(optimizer, rule, servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return {"kappa": self._kappa, "lag": self.algorithm.lag}
+        super().__init__(optimizer, rule, {"kappa": kappa, "lag": lag}, servers=servers, name=name)
 
 
 @_registered
@@ -163,13 +145,8 @@ class AGN(Wrapper):
         servers: int = 1,
         name: str | None = None,
     ) -> None:
-        rule = algorithms.AGN(every=every, local_learning_rate=local_learning_rate, lag=lag)
-        self._own = {"every": every, "local_learning_rate": local_learning_rate, "lag": lag}
-        super().__init__(optimizer, rule, servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return dict(self._own)
+        own: dict[str, Any] = {"every": every, "local_learning_rate": local_learning_rate, "lag": lag}
+        super().__init__(optimizer, algorithms.AGN(**own), own, servers=servers, name=name)
 
 
 @_registered
@@ -189,12 +166,8 @@ class DynSGD(Wrapper):
     def __init__(
         self, optimizer: Any, *, every: int = 1, lag: int = 0, servers: int = 1, name: str | None = None
     ) -> None:
-        every = whole_number("every", every, 1)
-        super().__init__(optimizer, algorithms.DynSGD(lag=lag), every=every, servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return {"every": self.every, "lag": self.algorithm.lag}
+        own = {"every": whole_number("every", every, 1), "lag": lag}
+        super().__init__(optimizer, algorithms.DynSGD(lag=lag), own, every=every, servers=servers, name=name)
 
 
 @_registered
@@ -222,13 +195,8 @@ class LocalSGD(Wrapper):
         servers: int = 1,
         name: str | None = None,
     ) -> None:
-        rule = algorithms.LocalSGD(every=every, warmup=warmup, lag=lag)
-        self._own = {"every": every, "warmup": warmup, "lag": lag}
-        super().__init__(optimizer, rule, servers=servers, name=name)
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return dict(self._own)
+        own = {"every": every, "warmup": warmup, "lag": lag}
+        super().__init__(optimizer, algorithms.LocalSGD(**own), own, servers=servers, name=name)
 
 
 @_registered
@@ -264,12 +232,7 @@ class DiLoCo(Wrapper):
             "outer_momentum": outer_momentum,
             "lag": lag,
         }
-        self._own = own
-        super().__init__(optimizer, algorithms.DiLoCo(**own), servers=servers, name=name)  # type: ignore[arg-type]
-
-    def options(self) -> dict[str, Any]:
-        """The options of this wrapper's own."""
-        return dict(self._own)
+        super().__init__(optimizer, algorithms.DiLoCo(**own), own, servers=servers, name=name)  # type: ignore[arg-type]
 
 
 def _momentum(optimizer: Any) -> float:

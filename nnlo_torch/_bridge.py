@@ -24,14 +24,12 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
+from nnlo_common._flat import PRESENT
 
-__all__ = ["PRESENT", "Bridge", "BufferBridge", "Road", "named_parameters"]
+__all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _LINE = 16  # float32 numbers in a cache line
-#: What says, behind the gradient of a parameter, that there is one. It is added and scaled along with the
-#: gradient and stays above 0; its square is 0 in float32, so that no norm sees it.
-PRESENT = np.float32(2.0**-100)
 
 
 class Road(enum.Enum):

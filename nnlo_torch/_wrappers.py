@@ -16,13 +16,16 @@ class Downpour(Wrapper):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
 
     See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights are those of
-    the plain loop, bit for bit.
+    the plain loop, bit for bit. With several, each commit comes late by those of the others, and a large
+    momentum does not bear that well: on a quadratic of curvature h, with one stale commit, the learning rate
+    has to be below (1 - momentum) / h. Use less of either, or an optimizer such as Adam.
 
     Args:
         optimizer: yours; it runs on the server.
         every: gradients are summed over this many steps before they are pushed.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        warm_start: commits that the first worker makes alone before the others are let in.
+        options: `servers`, `model`, `world`; see `Wrapper`.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -34,9 +37,17 @@ class Downpour(Wrapper):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, every: int = 1, lag: int = 0, **options: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 1,
+        lag: int = 0,
+        warm_start: int = 0,
+        **options: Any,
     ) -> None:
-        rule = algorithms.Downpour(n_push=every, n_fetch=every, schedule="aligned", lag=lag)
+        rule = algorithms.Downpour(
+            n_push=every, n_fetch=every, schedule="aligned", lag=lag, warm_start=warm_start
+        )
         super().__init__(optimizer, rule, **options)
 
 
@@ -49,7 +60,7 @@ class Synchronous(Wrapper):
         optimizer: yours; it runs on the server.
         backup: how many of the slowest workers are not waited for.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -70,7 +81,7 @@ class EASGD(Wrapper):
         alpha: that moving rate itself, in place of beta.
         order: "step_first": your step, then the exchange; "paper": the other way round.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -98,7 +109,7 @@ class GEM(Wrapper):
         optimizer: `torch.optim.SGD` with momentum, without Nesterov, dampening and weight decay.
         kappa: how much energy the workers may have together, in units of the momentum SGD's.
         lag: steps that gradients are delayed by.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -127,7 +138,7 @@ class AGN(Wrapper):
         every: local steps per push.
         local_learning_rate: of the local steps; None: that of your optimizer's first group, as it is set.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -158,7 +169,7 @@ class DynSGD(Wrapper):
         optimizer: yours; it runs on the server. Plain or momentum SGD is what the paper means.
         every: gradients are summed over this many steps before they are pushed.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -177,7 +188,7 @@ class LocalSGD(Wrapper):
         every: local steps per round.
         warmup: first steps that are averaged one by one.
         lag: rounds that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -203,7 +214,7 @@ class DiLoCo(Wrapper):
         outer_learning_rate: of the outer SGD, on the server.
         outer_momentum: of the outer SGD.
         lag: rounds that may be under way while the worker goes on.
-        options: `servers`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `world`; see `Wrapper`.
     """
 
     def __init__(

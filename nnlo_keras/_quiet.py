@@ -1,0 +1,63 @@
+"""What the same `fit` does not do on every rank: write files, validate, draw progress bars, ask metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+__all__ = ["own_logs", "quieten"]
+
+#: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
+_FOR_THE_CENTRE = tuple(
+    getattr(keras.callbacks, name)
+    for name in (
+        "BackupAndRestore",
+        "CSVLogger",
+        "EarlyStopping",
+        "ModelCheckpoint",
+        "ProgbarLogger",
+        "ReduceLROnPlateau",
+        "RemoteMonitor",
+        "TensorBoard",
+    )
+    if hasattr(keras.callbacks, name)
+)
+
+
+def quieten(container: Any, model: Any) -> list[Callable[[], object]]:
+    """Put callbacks and validation of a worker's `fit` to rest; return what undoes it."""
+    everything = container.callbacks
+    container.callbacks = [one for one in everything if not isinstance(one, _FOR_THE_CENTRE)]
+    model._should_eval = lambda *_: False
+
+    def validate_again() -> None:
+        del model._should_eval
+
+    def wake() -> None:
+        container.callbacks = everything
+
+    return [wake, validate_again]
+
+
+def own_logs(model: Any) -> list[Callable[[], object]]:
+    """Let a server's `fit` report what serving returned, not metrics that have seen no batch."""
+    evaluate = type(model).evaluate
+
+    def evaluated(*args: Any, **options: Any) -> Any:
+        del model.get_metrics_result
+        try:
+            return evaluate(model, *args, **options)
+        finally:
+            model.get_metrics_result = dict
+
+    model.get_metrics_result = dict
+    model.evaluate = evaluated
+
+    def undo() -> None:
+        for name in ("get_metrics_result", "evaluate"):
+            if name in vars(model):
+                delattr(model, name)
+
+    return [undo]

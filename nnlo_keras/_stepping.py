@@ -1,0 +1,88 @@
+"""One step of a Keras optimizer with a gradient that lies in a flat vector, per back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from nnlo_common import Segment
+from nnlo_common._flat import Vector
+
+__all__ = ["stepper"]
+
+#: Steps with a gradient; the second argument says of which variables there is one.
+Step: TypeAlias = Callable[[Vector, tuple[bool, ...]], None]
+
+
+def stepper(optimizer: Any, variables: Sequence[Any], segments: Sequence[Segment], start: int) -> Step:
+    """Return what steps some variables.
+
+    Args:
+        optimizer: the user's; built for these variables and perhaps others.
+        variables: which.
+        segments: where the gradient of each lies.
+        start: where the vector begins in the layout.
+    """
+    pieces = [slice(s.offset - start, s.offset - start + s.size) for s in segments]
+    shapes = [s.shape for s in segments]
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return _tensorflow(optimizer, variables, pieces, shapes)
+    if backend == "jax":
+        return _jax(optimizer, variables, pieces, shapes)
+
+    def step(gradient: Vector, present: tuple[bool, ...]) -> None:
+        # Views, not copies, where the back end can have them.
+        grads = [
+            keras.ops.convert_to_tensor(gradient[piece].reshape(shape))
+            for piece, shape, there in zip(pieces, shapes, present, strict=True)
+            if there
+        ]
+        optimizer.apply(grads, [v for v, there in zip(variables, present, strict=True) if there])
+
+    return step
+
+
+def _tensorflow(
+    optimizer: Any, variables: Sequence[Any], pieces: Sequence[slice], shapes: Sequence[tuple[int, ...]]
+) -> Step:
+    import tensorflow as tf
+
+    compiled: dict[tuple[bool, ...], Any] = {}
+
+    def make(present: tuple[bool, ...]) -> Any:
+        chosen = [
+            (v, p, s) for v, p, s, there in zip(variables, pieces, shapes, present, strict=True) if there
+        ]
+
+        @tf.function
+        def apply(flat: Any) -> None:
+            grads = [tf.reshape(flat[piece], shape) for _, piece, shape in chosen]
+            optimizer.apply(grads, [variable for variable, _, _ in chosen])
+
+        return apply
+
+    def step(gradient: Vector, present: tuple[bool, ...]) -> None:
+        # One graph for each pattern of used variables; there is hardly ever more than one.
+        if present not in compiled:
+            compiled[present] = make(present)
+        compiled[present](tf.convert_to_tensor(gradient))
+
+    return step
+
+
+def _jax(
+    optimizer: Any, variables: Sequence[Any], pieces: Sequence[slice], shapes: Sequence[tuple[int, ...]]
+) -> Step:
+    def step(gradient: Vector, present: tuple[bool, ...]) -> None:
+        grads = [
+            keras.ops.convert_to_tensor(np.array(gradient[piece].reshape(shape)))
+            for piece, shape, there in zip(pieces, shapes, present, strict=True)
+            if there
+        ]
+        optimizer.apply(grads, [v for v, there in zip(variables, present, strict=True) if there])
+
+    return step
