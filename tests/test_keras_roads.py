@@ -28,8 +28,9 @@ only = {
     name: pytest.mark.skipif(name != BACKEND, reason=f"about {name}; KERAS_BACKEND is {BACKEND}")
     for name in ("tensorflow", "torch", "jax")
 }
-# torch.compile takes half a minute and a C++ compiler.
-JIT = [False, pytest.param(True, marks=pytest.mark.extended if ALIASES else [])]
+# torch.compile takes half a minute and a C++ compiler, and uses what torch itself calls deprecated.
+_COMPILED = [pytest.mark.extended, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+JIT = [False, pytest.param(True, marks=_COMPILED if ALIASES else [])]
 MARK = np.float32(-77)
 
 
@@ -118,6 +119,7 @@ def fit(model, callbacks=(), epochs=1, **options):
 SHAPES = [(), (0,), (1,), (15,), (16,), (17,), (3, 0, 2), (4, 4), (2, 3, 5), (1000,), (70_000,), (257, 300)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_shape_goes_there_and_back_bit_for_bit(dtype):
     variables = [variable(shape, dtype) for shape in SHAPES]
@@ -136,6 +138,7 @@ def test_every_shape_goes_there_and_back_bit_for_bit(dtype):
     assert (flat.vector[gaps(flat.layout)] == MARK).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(
@@ -248,6 +251,7 @@ def _cut(vector):
     return vector[:size], vector[size + 32 : 3 * size], vector[3 * size + 48 :]
 
 
+@pytest.mark.slow
 def test_training_after_a_read_leaves_the_vector():
     model = network("adam")
     flat, way = marked(model.trainable_variables, model)
@@ -261,6 +265,7 @@ def test_training_after_a_read_leaves_the_vector():
     assert bits(flat.vector) == bits(packed(model.trainable_variables)) != bits(before)
 
 
+@pytest.mark.slow
 def test_training_after_a_write_leaves_the_vector():
     model = network("adam")
     flat, way = marked(model.trainable_variables, model)
@@ -298,6 +303,7 @@ def test_memory_that_is_not_aligned(shift, size):
 # In training.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("jit", JIT)
 def test_a_model_is_read_and_written_between_fits(optimizer, jit):
@@ -336,6 +342,7 @@ class Exchange(keras.callbacks.Callback):
                 one.assign(keras.ops.convert_to_numpy(one.value) * np.float32(0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("jit", JIT)
 def test_in_the_middle_of_fit_it_does_what_assign_does(optimizer, jit):
@@ -362,6 +369,7 @@ def test_mixed_precision():
     assert bits(flat.vector) == bits(packed(model.weights))
 
 
+@pytest.mark.slow
 def test_after_loading_weights(tmp_path):
     model = network("adam")
     flat, way = marked(model.trainable_variables, model)
@@ -380,6 +388,7 @@ def test_after_loading_weights(tmp_path):
     assert bits(packed(loaded.trainable_variables)) == bits(flat.vector)
 
 
+@pytest.mark.slow
 def test_statistics_take_the_same_road():
     model = network()
     fit(model)
@@ -422,6 +431,7 @@ def test_a_variable_in_another_order_is_copied():
     assert flat.vector[:6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @only["torch"]
 def test_training_moves_the_vector_itself():
     model = network("adam")
@@ -446,6 +456,7 @@ def test_variables_of_a_strategy(size):
     assert bits(flat.vector) == bits(packed(variables))
 
 
+@pytest.mark.slow
 @only["jax"]
 def test_without_the_model_variables_are_away_while_fit_runs():
     model = network()
@@ -463,6 +474,17 @@ def test_without_the_model_variables_are_away_while_fit_runs():
     assert seen == [0, 1, 2, 3]
     way.read()
     assert bits(flat.vector) == bits(packed(model.trainable_variables))
+
+
+@only["jax"]
+def test_a_large_model_is_written_in_parts(monkeypatch):
+    monkeypatch.setattr("nnlo_keras._roads._jax._PART", 100)
+    variables = [variable((size,)) for size in (40, 40, 20, 300, 1, 99, 16, 0, 83)]
+    flat, way = marked(variables)
+    assert len(way._parts) == 7
+    fill(flat, noise(flat.vector.size))
+    way.write()
+    assert bits(flat.vector) == bits(packed(variables))
 
 
 @only["jax"]
@@ -552,6 +574,7 @@ def paths(variables):
     return [one.path for one in variables]
 
 
+@pytest.mark.slow
 def test_averaged_are_moving_statistics_and_other_floats():
     inside = keras.Sequential([keras.layers.BatchNormalization(name="inner"), keras.layers.Dense(5)])
     tokens = keras.Input((4,), dtype="int32")
