@@ -1,0 +1,94 @@
+"""The fast roads between Keras variables and one flat float32 vector, one for each back end.
+
+`get_weights` and `set_weights` take up to eighty times as long as copying the vector would; what is fast, and
+what may be done without a copy, is different for each back end. `benchmarks/keras_roads.py` measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import keras
+
+from nnlo_common import ConfigurationError, FlatVector
+from nnlo_keras._layout import layout_of
+
+__all__ = ["Road", "road"]
+
+
+class Road(Protocol):
+    """Moves the values of variables into a flat vector and back.
+
+    Only the segments of the vector are touched, never what lies between them.
+
+    Attributes:
+        aliased: whether the vector *is* the memory of variables (only ever with torch). Where it is not, the
+            vector and the variables are apart: after `read` and after `write` either may be overwritten
+            without a change of the other.
+    """
+
+    @property
+    def aliased(self) -> bool:
+        """Whether some variables are views of the vector."""
+
+    def read(self) -> None:
+        """Copy the variables into the vector."""
+
+    def write(self) -> None:
+        """Copy the vector into the variables."""
+
+
+def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Model | None = None) -> Road:
+    """Make the road between variables and a flat vector for the back end in use, and read them once.
+
+    It stays with the memory that `flat.vector` has now.
+
+    Args:
+        variables: in the order of the vector.
+        flat: the vector, laid out by `layout_of(variables)`.
+        model: whose variables they are. JAX needs it to read and write while `fit` runs; a callback has it as
+            `self.model`.
+
+    Raises:
+        ConfigurationError: the vector is laid out for other variables, or the back end is none of ours.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> flat = FlatVector(layout_of(model.trainable_variables))
+        >>> way = road(model.trainable_variables, flat, model)
+        >>> flat.vector[:] = 0.5
+        >>> way.write()
+        >>> model.get_weights()[0].tolist()
+        [[0.5], [0.5]]
+    """
+    variables = list(variables)
+    if difference := layout_of(variables).difference(flat.layout):
+        raise ConfigurationError(
+            f"the vector is not laid out for these variables: {difference}; make it with "
+            "FlatVector(layout_of(variables))"
+        )
+    made = _made(variables, flat, model)
+    made.read()
+    return made
+
+
+def _made(variables: list[keras.Variable], flat: FlatVector, model: keras.Model | None) -> Road:
+    # Each of these imports its framework, so only the one in use may be imported.
+    match keras.backend.backend():
+        case "tensorflow":
+            from nnlo_keras._roads._tensorflow import TensorFlowRoad
+
+            return TensorFlowRoad(variables, flat)
+        case "torch":
+            from nnlo_keras._roads._torch import TorchRoad
+
+            return TorchRoad(variables, flat)
+        case "jax":
+            from nnlo_keras._roads._jax import JaxRoad
+
+            return JaxRoad(variables, flat, model)
+        case other:
+            raise ConfigurationError(
+                f"Keras runs on the back end {other!r}; set KERAS_BACKEND to tensorflow, torch or jax"
+            )

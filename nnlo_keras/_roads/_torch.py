@@ -1,0 +1,58 @@
+"""torch: the variables are views of the vector, wherever they can be.
+
+What cannot be one (16 bits, another device, memory in another order) is copied. Whatever gives a variable new
+memory is noticed, and the variable becomes a view again.
+"""
+
+from __future__ import annotations
+
+import keras
+import torch
+
+from nnlo_common import FlatVector
+
+__all__ = ["TorchRoad"]
+
+
+class TorchRoad:
+    """A road to torch parameters."""
+
+    def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
+        views = [torch.from_numpy(view) for view in flat.views()]
+        places = zip(variables, views, flat.layout.segments, strict=True)
+        # `_value` is what `value` returns outside of autocasting, at a tenth of the time.
+        self._places = [
+            (variable, view, view.data_ptr())
+            for variable, view, segment in places
+            if segment.tied_to is None and segment.size
+        ]
+
+    @property
+    def aliased(self) -> bool:
+        """Whether some variables are views of the vector."""
+        return any(variable._value.data_ptr() == address for variable, _, address in self._places)
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Bring into the vector what does not lie there."""
+        for variable, view, address in self._places:
+            tensor = variable._value
+            if tensor.data_ptr() != address:
+                view.copy_(tensor)
+                if _can_be_view(tensor):
+                    tensor.data = view
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Bring the vector into the variables that do not lie there."""
+        for variable, view, address in self._places:
+            tensor = variable._value
+            if tensor.data_ptr() != address:
+                if _can_be_view(tensor):
+                    tensor.data = view
+                else:
+                    tensor.copy_(view)
+
+
+def _can_be_view(tensor: torch.Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
