@@ -69,6 +69,7 @@ class Team:
             center_optimizer=at_center,
             buffers=None if self._buffers is None else self._buffers.flat,
             options=2 * len(options_of(optimizer)),
+            optimizer=type(optimizer).__name__,
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
@@ -76,7 +77,7 @@ class Team:
             torch.set_num_threads(self.member.threads)
         self.broken = self.over = False
         self._started = self._epoch_open = self._schedules = False
-        self._samples = self._samples_before = self._steps_in_epoch = 0
+        self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._options = options_of(optimizer)
         if world.own_process:
             advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
@@ -135,6 +136,7 @@ class Team:
         self.end_epoch()
         if self.serves:
             self._part.end_epoch()
+            self._epochs += 1
             self._publish()
             return
         self._epoch_open = True
@@ -171,6 +173,7 @@ class Team:
             self._part.count_samples(self._samples)
             self._average_buffers(adopt=True)
             self._part.end_epoch()
+            self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0
 
     def close(self) -> None:
@@ -217,7 +220,10 @@ class Team:
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
-        answer = self.ask({"ask": "mean", "values": dict(values), "weight": weight})
+        self.start()
+        self.end_epoch()  # which a server has served to its end before it asks
+        question = {"ask": "mean", "values": dict(values), "weight": weight, "epochs": self._epochs}
+        answer = self.ask(question)
         return dict(answer["means"])
 
     # -- inside ---------------------------------------------------------------------------------------
