@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._layout import Layout, Segment, described
 
-__all__ = ["PRESENT", "FlatVector", "Frame", "Vector", "looks_finite"]
+__all__ = ["PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 #: Returns so many zeroed bytes.
@@ -145,10 +145,19 @@ class FlatVector:
         return list(zip(segments, arrays, self.views(), strict=True))
 
 
-def looks_finite(vector: Vector) -> bool:
-    """Say whether a sample of the vector is finite.
+def looks_finite(vector: Vector, places: npt.NDArray[np.int64]) -> bool:
+    """Say whether the numbers at some places of the vector are finite; see `telling_places`."""
+    return bool(np.isfinite(vector[places]).all())
 
-    Where a loss is NaN, so is all of its gradient, so a few numbers tell; to look at all of them would take
-    as long as a step of the optimizer.
+
+def telling_places(layout: Layout, part: slice) -> npt.NDArray[np.int64]:
+    """Return the places, counted from the part's start, at which NaN shows if there is any.
+
+    Where a loss is NaN, so is all of its gradient but that of frozen parameters and of the rows of a table
+    that were not looked up. So two numbers of each parameter tell, and to look at all would take as long as
+    a step of the optimizer.
     """
-    return bool(np.isfinite(vector[:: vector.size // 16 + 1]).all())
+    inside = [s for s in layout.segments if s.size and part.start <= s.offset < part.stop]
+    ends = [place for s in inside for place in (s.offset, s.offset + s.size - 1)]
+    places: npt.NDArray[np.int64] = np.array(ends, np.int64) - part.start
+    return places

@@ -30,8 +30,8 @@ __all__ = ["GuardedWorld", "describe_failure", "engage", "guard", "guard_launche
 _DELIVERY_S = 0.2
 # For flushing, for an earlier hook and for MPI_Abort together; then the process ends without them.
 _DEADLINE_S = 5.0
-# For rank 0 to speak for everybody.
-_COLLECTIVE_S = 2.0
+# What fails on one rank often fails on all: each waits for those before it to speak for everybody.
+_TURN_S, _LAST_TURN = 0.4, 5
 _FAILED, _INTERRUPTED = 1, 130
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -207,11 +207,13 @@ class _Guard:
         code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
         deadline = threading.Timer(_DEADLINE_S, os._exit, [code])
         deadline.daemon = True
-        deadline.start()
+        with contextlib.suppress(RuntimeError):  # Python starts no threads once it is ending by itself
+            deadline.start()
         world = self.world
         try:
-            if world.rank and getattr(error, "collective", False):
-                time.sleep(_COLLECTIVE_S)  # rank 0 says the same for all, and ends the job meanwhile
+            # Whoever speaks earlier ends the job meanwhile. What all are known to find is rank 0's to say.
+            collective = world.rank and getattr(error, "collective", False)
+            time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))
             _say(describe_failure(world.rank, world.size, world.host, error, thread))
             if earlier is not None:
                 earlier()

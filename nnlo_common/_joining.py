@@ -55,6 +55,7 @@ class Plan:
         local_optimizer: what moves a worker's parameters; None where something else does.
         buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
         options: how many numbers describe an optimizer's options, where workers send them.
+        optimizer: what kind of optimizer it is, where all ranks are to have the same.
         record: keep the order of all requests.
     """
 
@@ -66,6 +67,7 @@ class Plan:
     local_optimizer: VectorOptimizer | None = None
     buffers: FlatVector | None = None
     options: int = 0
+    optimizer: str = ""
     record: bool = False
 
 
@@ -224,7 +226,7 @@ def _join_as_server(
         guests=[shard.server for shard in others],
         record=plan.record,
     )
-    return Serving(world.open(links), server, plan.parameters, others, desk), server
+    return Serving(world.open(links), server, plan.parameters, mine.place, others, desk=desk), server
 
 
 def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:
@@ -263,6 +265,7 @@ def _agree(world: RankWorld, plan: Plan) -> None:
         "host": world.host,
         "algorithm": plan.algorithm.describe(),
         "servers": plan.servers,
+        "optimizer": plan.optimizer,
         "layout": plan.parameters.layout.to_json(),
         "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
     }
@@ -275,13 +278,18 @@ def _agree(world: RankWorld, plan: Plan) -> None:
             problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
         elif other["servers"] != first["servers"]:
             problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
+        elif other["optimizer"] != first["optimizer"]:
+            problem = f"the optimizer is {first['optimizer']} on rank 0 but {other['optimizer']}"
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
             problem = f"the model differs (here: rank 0, there: that rank): {difference}"
         elif other["buffers"] != first["buffers"]:
             problem = "the model's buffers (running statistics and the like) differ from those on rank 0"
         elif other.get("start") not in (None, first.get("start")):
-            problem = "the initial parameters, of which each server holds a part, are others than on rank 0"
+            problem = (
+                "the initial parameters, of which each server holds a part, are others than on rank 0 (seed "
+                "all ranks alike before the model is made, or load the same file)"
+            )
         else:
             continue
         raise ConfigurationError(

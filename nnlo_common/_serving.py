@@ -9,15 +9,17 @@ import numpy as np
 
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
-from nnlo_common._flat import FlatVector, Vector, looks_finite
+from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
-from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Message, Received, Server, Shard
+from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Means, Message, Received, Server, Shard
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Serving"]
 
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
+_OF_STEPS = (*_CONTRIBUTIONS, Kind.LOCK)
+_ALIKE = "call evaluate() and mean() on all ranks alike, not behind a question for the rank or the role"
 _NO_NUMBERS: Vector = np.zeros(0, np.float32)
 
 
@@ -28,6 +30,7 @@ class Serving:
         endpoint: this rank's door.
         server: the state machine; its centre is a view of `parameters`.
         parameters: the model's parameters on this rank.
+        place: which part of them the server holds.
         others: the shards that other servers hold.
         desk: the desk, on the first server; on the others a clerk who asks it.
     """
@@ -37,13 +40,17 @@ class Serving:
         endpoint: Endpoint,
         server: Server,
         parameters: FlatVector,
+        place: slice,
         others: Sequence[Shard],
+        *,
         desk: Desk | Clerk,
     ) -> None:
         self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
         self._others = {shard.index: shard for shard in others}
         self._epochs = self._views = self._pulls = 0
+        self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
+        self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
         self._watch: Watch | None = None
 
     def start(self) -> None:
@@ -70,7 +77,7 @@ class Serving:
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
-        self._serve(lambda: self._server.epoch_finished(self._epochs))
+        self._serve(self._epoch_over)
         self._assemble()
 
     def point(self) -> Vector:
@@ -93,7 +100,9 @@ class Serving:
     def view(self, into: Vector) -> None:
         """Serve until every worker has been shown the centre of this epoch's end, which is copied, too."""
         self._views += 1
+        self._meeting = "view"
         self._serve(lambda: self._server.viewed(self._views))
+        self._meeting = ""
         self.look(into)
 
     def ask(
@@ -102,8 +111,10 @@ class Serving:
         """Ask the desk, and serve until the answer is there."""
         desk = self._desk
         if isinstance(desk, Desk):
+            self._meeting = content["ask"]
             perform(self._endpoint, desk.ask_here(content, numbers))
             self._serve(lambda: desk.own is not None)
+            self._meeting = ""
             assert desk.own is not None  # it has been waited for
             return desk.own.content, _NO_NUMBERS if desk.own.numbers is None else desk.own.numbers
         perform(self._endpoint, [next(desk.ask(content, numbers))])
@@ -174,6 +185,7 @@ class Serving:
             self._lost(event)
         elif event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
+            self._refuse_absence(event.message)
             perform(self._endpoint, self._server.handle(event))
             if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):
                 self._desk.present.discard(event.message.sender)
@@ -185,12 +197,36 @@ class Serving:
             self._take_shard(event)
 
     def _refuse_nan(self, message: Message) -> None:
-        if message.kind in _CONTRIBUTIONS and message.vector is not None and not looks_finite(message.vector):
+        vector = message.vector if message.kind in _CONTRIBUTIONS else None
+        if vector is None or vector.size != self._server.rule.center.size:
+            return  # the state machine judges those
+        if not looks_finite(vector, self._telling):
             raise DivergedError(
                 f"what rank {message.sender} sent to the centre at its step {message.clock} holds NaN or "
                 "infinity, so its loss has diverged; the centre was kept from it. Try a smaller learning "
                 "rate, clip the gradients, or look for NaN in the data"
             )
+
+    def _refuse_absence(self, message: Message) -> None:
+        """Refuse steps of a worker that this server waits for elsewhere: it will never get there."""
+        if self._meeting in ("view", "mean") and message.kind in _OF_STEPS and not self._server.stopping:
+            peer = self._server.peers.get(message.sender)
+            if self._meeting == "mean" or (peer is not None and peer.views < self._views):
+                raise ConfigurationError(
+                    f"rank {self._server.rank} waits for all ranks in evaluate() or mean() after epoch "
+                    f"{self._epochs}, but rank {message.sender} has gone on training; {_ALIKE}"
+                )
+
+    def _epoch_over(self) -> bool:
+        means = self._desk.counters["mean"] if isinstance(self._desk, Desk) else None
+        if isinstance(means, Means):
+            for rank, part in means.waiting.items():
+                if part.get("epochs", self._epochs) < self._epochs:
+                    raise ConfigurationError(
+                        f"rank {rank} waits for all ranks in evaluate() or mean() after epoch "
+                        f"{part['epochs']}, but rank {self._server.rank} has gone on to the next; {_ALIKE}"
+                    )
+        return self._server.epoch_finished(self._epochs)
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers:

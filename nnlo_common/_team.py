@@ -101,6 +101,7 @@ class Team:
         center_optimizer: makes what steps the given part of the centre.
         local_step: moves the parameters as the user's optimizer does, where it runs on workers.
         servers: how many ranks serve.
+        optimizer: what kind of optimizer the user's is; the same on all ranks.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Team:
         center_optimizer: Callable[[slice], VectorOptimizer],
         local_step: Callable[[], object],
         servers: int = 1,
+        optimizer: str = "",
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
@@ -126,12 +128,13 @@ class Team:
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
             options=2 * len(options.read()),
+            optimizer=optimizer,
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
         self.broken = self.over = False
         self._started = self._epoch_open = self._schedules = False
-        self._samples = self._samples_before = self._steps_in_epoch = 0
+        self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         if world.own_process:
             advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
@@ -190,6 +193,7 @@ class Team:
         self.end_epoch()
         if self.serves:
             self._part.end_epoch()
+            self._epochs += 1
             self._publish()
             return
         self._epoch_open = True
@@ -236,6 +240,7 @@ class Team:
             self._part.count_samples(self._samples)
             self._average_buffers(adopt=True)
             self._part.end_epoch()
+            self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0
 
     def close(self) -> None:
@@ -298,7 +303,10 @@ class Team:
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
-        answer = self.ask({"ask": "mean", "values": dict(values), "weight": weight})
+        self.start()
+        self.end_epoch()  # which a server has served to its end before it asks
+        question = {"ask": "mean", "values": dict(values), "weight": weight, "epochs": self._epochs}
+        answer = self.ask(question)
         return dict(answer["means"])
 
     # -- inside ---------------------------------------------------------------------------------------

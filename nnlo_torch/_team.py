@@ -45,6 +45,7 @@ def join_team(
         options=GroupOptions(optimizer),
         center_optimizer=lambda place: CenterOptimizer(optimizer, bridge, place),
         local_step=optimizer.step,
+        optimizer=type(optimizer).__name__,
         servers=servers,
     )
     if team.member.threads is not None:

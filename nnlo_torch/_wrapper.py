@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -92,7 +93,7 @@ class Wrapper(torch.optim.Optimizer):
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
             if world.own_process:  # the end of the script is the end of the training
-                atexit.register(self.close)
+                atexit.register(self._leave)
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
 
@@ -103,7 +104,7 @@ class Wrapper(torch.optim.Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
         self._model = self._found = None
-        self._stopped = self._agreed = self._looping = False
+        self._stopped = self._agreed = self._looping = self._evaluating = False
         self._steps = self._samples = 0
         self._watch: Watch | None = None
         self._aside: list[Future[Any]] = []
@@ -236,6 +237,13 @@ class Wrapper(torch.optim.Optimizer):
         """Begin an epoch: on a server rank serve it to its end; samplers call this."""
         if self._looping:
             return  # `epoch` has begun it
+        if self._evaluating and self._team is not None:
+            error = ConfigurationError(
+                "an epoch was begun inside evaluate(), by the loader that it loops over; give that one "
+                "sampler=nnlo_torch.ShardSampler(dataset, evaluation=True)"
+            )
+            error.collective = True
+            raise error
         self._agreed = False
         self._collect_aside(wait=False)
         if self._team is not None:
@@ -277,7 +285,11 @@ class Wrapper(torch.optim.Optimizer):
                 yield
                 return
             with self._team.center(when_all_are_there=True):
-                yield
+                self._evaluating = True
+                try:
+                    yield
+                finally:
+                    self._evaluating = False
 
     def evaluate(
         self, measure: Callable[[_Batch], Mapping[str, Any]], batches: Iterable[_Batch]
@@ -393,9 +405,16 @@ class Wrapper(torch.optim.Optimizer):
         if self._team is None or self._team.over or self._team.broken:
             return
         self._team.close()
-        atexit.unregister(self.close)
+        atexit.unregister(self._leave)
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """At the end of the script; what fails then is reported like any other failure."""
+        try:
+            self.close()
+        except Exception as error:  # atexit would only print it, and the other ranks would wait
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def _change_gradient(self) -> None:
         """What a wrapper does to the collected gradient."""

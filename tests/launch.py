@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import psutil
 import pytest
 
-__all__ = ["alone", "launcher", "mpiexec", "running_mpi"]
+__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi"]
 
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
 _INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
@@ -82,20 +85,59 @@ def alone(
     return _run([sys.executable, program, *args], timeout_s, env)
 
 
-def _run(
-    command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[str]:
+class Running(subprocess.Popen[str]):
+    """A job under way, whose standard output is read by the test."""
+
+    def complaints(self) -> str:
+        """Return what it has written to its standard error."""
+        self.written.seek(0)
+        return self.written.read()
+
+
+@contextlib.contextmanager
+def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterator[Running]:
+    """Run a Python program on n ranks while the test looks on; at the end nothing of it is left.
+
+    Args:
+        n: how many ranks.
+        program: a Python file.
+        args: its arguments.
+        timeout_s: after this the whole job is killed.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        command = [launcher(), "-n", str(n), sys.executable, program, *args]
+        process = _start(command, None, errors, Running)
+        process.written = errors
+        limit = threading.Timer(timeout_s, _kill, [process])
+        limit.start()
+        try:
+            yield process
+        finally:
+            limit.cancel()
+            if process.poll() is None:
+                _kill(process)
+                process.wait(10)
+            process.stdout.close()
+
+
+def _start(command, env, stderr, kind=subprocess.Popen):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
-    process = subprocess.Popen(
+    return kind(
         command,
         env=kept | _settings() | dict(env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         errors="replace",
         start_new_session=True,
     )
+
+
+def _run(
+    command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    process = _start(command, env, subprocess.PIPE)
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -27,6 +27,11 @@ class Means:
         self._members = set(members)
         self._parts: dict[int, Mapping[str, Any]] = {}
 
+    @property
+    def waiting(self) -> Mapping[int, Mapping[str, Any]]:
+        """What those have brought who wait for the others, by rank."""
+        return self._parts
+
     def ask(self, question: Question) -> list[Answer]:
         """Take one rank's part."""
         content = question.content
