@@ -33,6 +33,7 @@ class Team:
         bridge: its model as flat vectors.
         broken: a step has failed half-way, so that the training cannot be left in good order.
         over: the training is over.
+        before_epoch_ends: called when this worker ends its epoch.
 
     Args:
         optimizer: the user's.
@@ -75,6 +76,7 @@ class Team:
         if self.member.threads is not None:
             torch.set_num_threads(self.member.threads)
         self.broken = self.over = False
+        self.before_epoch_ends: Callable[[], object] | None = None
         self._started = self._epoch_open = self._schedules = False
         self._samples = self._samples_before = self._steps_in_epoch = 0
         self._options = options_of(optimizer)
@@ -114,7 +116,9 @@ class Team:
 
     def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask the first server."""
-        self.start()
+        # A server's own questions about leases are answered at once: before it lets in anybody who takes one.
+        if not (self.serves and content["ask"] == "lease"):
+            self.start()
         return self._part.ask(content)[0]
 
     # -- the course of a training ---------------------------------------------------------------------
@@ -168,6 +172,8 @@ class Team:
         """
         if self._epoch_open:
             self._epoch_open = False
+            if self.before_epoch_ends is not None:
+                self.before_epoch_ends()
             self._part.count_samples(self._samples)
             self._average_buffers(adopt=True)
             self._part.end_epoch()
@@ -217,6 +223,8 @@ class Team:
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
+        self.start()
+        self.end_epoch()  # which a server serves to its end before it asks, too
         answer = self.ask({"ask": "mean", "values": dict(values), "weight": weight})
         return dict(answer["means"])
 

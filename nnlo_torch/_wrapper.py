@@ -114,7 +114,8 @@ class Wrapper(torch.optim.Optimizer):
             if changed is not None:
                 if not isinstance(changed, tuple) or len(changed) != 2:
                     raise RuntimeError(
-                        f"{type(self).step} must return None or a tuple of (new_args, new_kwargs), but got {changed}."
+                        f"{type(self).step} must return None or a tuple of (new_args, new_kwargs), "
+                        f"but got {changed}."
                     )
                 args, kwargs = changed
         result = self._step(*args[1:], **kwargs)
@@ -341,6 +342,11 @@ class Wrapper(torch.optim.Optimizer):
         """Ask the first server something; samplers do."""
         assert self._team is not None  # nobody asks where there is nobody else
         return self._team.ask(content)
+
+    def before_epoch_ends(self, call: Callable[[], object]) -> None:
+        """Have `call` called each time this rank ends an epoch; samplers do."""
+        if self._team is not None:
+            self._team.before_epoch_ends = call
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call something from time to time on the ranks that serve, while they do."""

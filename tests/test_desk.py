@@ -521,7 +521,7 @@ def test_who_waits_gets_what_another_one_leaves_behind(end: str, rest: list[int]
     elif end == "leave":
         room.ask(2, {"ask": "leave"})
     else:
-        room.ask(2, lease("give back", used=1))
+        room.ask(2, lease("give back", left=1))
     assert 1 in room.answered
     assert room.answer(1) == {"lease": rest}
 
