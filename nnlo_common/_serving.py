@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
@@ -45,6 +46,7 @@ class Serving:
         self._epochs = self._views = self._pulls = 0
         self._missing: set[int] = set()
         self._watch: Watch | None = None
+        self._telling = _telling(parameters, others)
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -174,7 +176,9 @@ class Serving:
             self._take_shard(event)
 
     def _refuse_nan(self, message: Message) -> None:
-        if message.kind in _CONTRIBUTIONS and message.vector is not None and not looks_finite(message.vector):
+        if message.kind not in _CONTRIBUTIONS or message.vector is None:
+            return
+        if not (looks_finite(message.vector) and np.isfinite(message.vector[self._telling]).all()):
             raise DivergedError(
                 f"what rank {message.sender} sent to the centre at its step {message.clock} holds NaN or "
                 "infinity, so its loss has diverged; the centre was kept from it. Try a smaller learning "
@@ -195,3 +199,18 @@ class Serving:
         np.copyto(self._parameters.vector[shard.place], event.message.vector)
         self._missing.discard(shard.index)
         self._endpoint.release(shard.server, event.frame)
+
+
+def _telling(parameters: FlatVector, others: Sequence[Shard]) -> npt.NDArray[np.int64]:
+    """Where in this shard a few numbers of each parameter are: a diverged one may be small and alone."""
+    segments = [
+        segment
+        for segment in parameters.layout.segments
+        if segment.size and not any(s.place.start <= segment.offset < s.place.stop for s in others)
+    ]
+    places = [
+        segment.offset + number
+        for segment in segments
+        for number in (0, segment.size // 3, 2 * segment.size // 3, segment.size - 1)
+    ]
+    return np.array(places, np.int64) - min((segment.offset for segment in segments), default=0)
