@@ -75,6 +75,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._lease: list[int] = []
         self._taken = 0  # of this epoch's share
         self._running = False  # whether `epoch` has been begun
+        self._number: int | None = None  # among those that lease
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -92,6 +93,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self.set_epoch(self.epoch + 1)
         self._running = True
         if training is not None:
+            self._name(training)
             training.begin_epoch()
             if training.serves:
                 return
@@ -123,6 +125,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         training = self._training()
         state: dict[str, Any] = {**self._meaning(), "epoch": self.epoch, "taken": 0, "lease": None}
         if self._dynamic and training is not None and training.size > 1:
+            self._name(training)
             if taken is not None:
                 raise ConfigurationError(
                     f"taken={taken!r} with assignment='dynamic', where the server's book has all that was "
@@ -150,8 +153,10 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         self._rest = None if state["lease"] is None else list(state["lease"])
-        if "book" in state and training is not None and training.size > 1:
-            self._ask(training, "write", state=state["book"])
+        if training is not None and training.size > 1:
+            self._name(training)
+            if "book" in state:
+                self._ask(training, "write", state=state["book"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -199,8 +204,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _ask(self, training: Wrapper, what: str, **content: Any) -> Mapping[str, Any]:
         size, unit, order = self._size, self._unit, f"seed {self._seed}, shuffled {self._shuffle}"
-        facts = {"sampler": "training", "size": size, "unit": unit, "order": order}
+        facts = {"sampler": self._name(training), "size": size, "unit": unit, "order": order}
         return training.ask({"ask": "lease", "do": what, **facts, **content})
+
+    def _name(self, training: Wrapper) -> str:
+        """What the book in which this sampler's leases are is called; it begins its own count of epochs."""
+        if self._number is None and self._dynamic:
+            self._number = training.number_sampler()
+        return f"sampler {self._number}"
 
     def _meaning(self) -> dict[str, Any]:
         training = self._training()

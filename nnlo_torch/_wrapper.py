@@ -97,7 +97,7 @@ class Wrapper(torch.optim.Optimizer):
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
         self._model = None
         self._stopped = self._agreed = self._looping = False
-        self._steps = self._samples = 0
+        self._steps = self._samples = self._samplers = 0
         self._aside: list[Future[Any]] = []
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
@@ -337,6 +337,11 @@ class Wrapper(torch.optim.Optimizer):
         self._aside.append(future)
         self._collect_aside(wait=False)
         return future
+
+    def number_sampler(self) -> int:
+        """Return the number of one more sampler; the same on all ranks where all use theirs in one order."""
+        self._samplers += 1
+        return self._samplers
 
     def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask the first server something; samplers do."""

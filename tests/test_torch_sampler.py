@@ -125,6 +125,26 @@ def test_with_several_servers_each_sample_once(assignment):
         assert once([epochs[epoch] for epochs in shares], 11)
 
 
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_samplers_made_anew_or_of_other_data_take_turns(assignment):
+    """A sampler for each epoch, as in loops that make their loader inside; and two data sets in turn."""
+
+    def program(world):
+        optimizer = wrapped(world)
+        other = nt.ShardSampler(range(5), assignment=assignment, unit=1, optimizer=optimizer)
+        epochs = []
+        for _ in range(2):
+            sampler = nt.ShardSampler(range(21), assignment=assignment, unit=2, optimizer=optimizer)
+            epochs.append((taken(sampler, optimizer, train=False), taken(other, optimizer, train=False)))
+        optimizer.close()
+        return epochs
+
+    _, *shares = on_ranks(2, program)
+    for epoch in range(2):
+        assert once([epochs[epoch][0] for epochs in shares], 21)
+        assert once([epochs[epoch][1] for epochs in shares], 5)
+
+
 def test_alone_it_is_an_ordinary_sampler():
     for assignment in ASSIGNMENTS:
         sampler = nt.ShardSampler(range(9), assignment=assignment, unit=2, optimizer=wrapped(None))
