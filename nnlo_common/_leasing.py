@@ -18,7 +18,8 @@ class Leasing:
     """Leases parts of epochs to workers; see `nnlo_common.data.Leases`.
 
     Questions name their sampler and what it divides; the first that names one opens its book. `do` says
-    what is asked: "take" the next lease, "give back" an unused rest, "read" or "write" the book's state.
+    what is asked: "take" the next lease, "give back" what is `left` of it, which one is "held"; "read" or
+    "write" the book's state.
 
     Args:
         workers: the ranks that may ask.
@@ -39,8 +40,11 @@ class Leasing:
             book.load(content["state"])
             return [Answer(rank, {})]
         if content["do"] == "give back":
-            book.give_back(rank, content["used"])
+            held = book.held(rank)
+            book.give_back(rank, 0 if held is None else held.size - content["left"])
             return [Answer(rank, {}), *_told(book)]
+        if content["do"] == "held":
+            return [_answer(rank, book.held(rank))]
         answer = book.ask(rank, content["epoch"])
         now = [] if answer is WAIT else [_answer(rank, answer)]
         return [*now, *_told(book)]

@@ -91,6 +91,7 @@ class Team:
         model: its model.
         broken: a step has failed half-way, so that the training cannot be left in good order.
         over: the training is over.
+        before_epoch_ends: called when this worker ends its epoch.
 
     Args:
         algorithm: how workers and centre exchange.
@@ -133,6 +134,7 @@ class Team:
         self.member: Member = join(world, plan)
         self._part = self.member.part
         self.broken = self.over = False
+        self.before_epoch_ends: Callable[[], object] | None = None
         self._started = self._epoch_open = self._schedules = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
@@ -172,7 +174,9 @@ class Team:
 
     def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask the first server."""
-        self.start()
+        # A server's own questions about leases are answered at once: before it lets in anybody who takes one.
+        if not (self.serves and content["ask"] == "lease"):
+            self.start()
         return self._part.ask(content)[0]
 
     # -- the course of a training ---------------------------------------------------------------------
@@ -237,6 +241,8 @@ class Team:
         """
         if self._epoch_open:
             self._epoch_open = False
+            if self.before_epoch_ends is not None:
+                self.before_epoch_ends()
             self._part.count_samples(self._samples)
             self._average_buffers(adopt=True)
             self._part.end_epoch()

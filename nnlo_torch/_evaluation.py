@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
@@ -34,16 +35,23 @@ class Sums:
 
 
 def samples_in(batch: object) -> int:
-    """Return how many samples a batch has: the length of the first tensor in it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(parts, Sequence) and not isinstance(parts, str) and parts:
-        return samples_in(parts[0])
+    """Return how many samples a batch has: the length of the first tensor or array in it."""
+    samples = _length(batch)
+    if samples is not None:
+        return samples
     raise ConfigurationError(
         f"the number of samples in a batch of type {type(batch).__name__} is not known; let the loader give "
         "tensors, or tuples, lists or dicts of them, with the samples along the first dimension"
     )
+
+
+def _length(batch: object) -> int | None:
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return int(batch.shape[0]) if batch.ndim else 1
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
+        return next((found for found in map(_length, parts) if found is not None), None)
+    return None
 
 
 @contextmanager

@@ -75,6 +75,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._lease: list[int] = []
         self._taken = 0  # of this epoch's share
         self._running = False  # whether `epoch` has been begun
+        self._number: int | None = None  # among those that lease
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -92,10 +93,13 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self.set_epoch(self.epoch + 1)
         self._running = True
         if training is not None:
+            self._name(training)
             training.begin_epoch()
             if training.serves:
                 return
         dynamic = self._dynamic and training is not None and training.size > 1
+        if dynamic and training is not None:
+            training.before_epoch_ends(self._give_back)
         for element in self._leased(training) if dynamic else self._dealt(training):
             if training is not None:
                 if training.stopped:
@@ -109,10 +113,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         training = self._training()
         if self._evaluation:
             return len(share(self._size, *((0, 1) if training is None else (training.rank, training.size))))
-        worker, workers = (0, 1) if training is None else training.share
-        if worker < 0:
-            return 0
-        return len(share(self._size, worker, workers, done=0 if self._running else self._taken))
+        return self._share_size() - (0 if self._running else self._taken)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return where this rank is in its epoch, for `load_state_dict` on the same rank.
@@ -124,13 +125,19 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         training = self._training()
         state: dict[str, Any] = {**self._meaning(), "epoch": self.epoch, "taken": 0, "lease": None}
         if self._dynamic and training is not None and training.size > 1:
-            if training.serves:
+            self._name(training)
+            if taken is not None:
+                raise ConfigurationError(
+                    f"taken={taken!r} with assignment='dynamic', where the server's book has all that was "
+                    "handed out; use num_workers=0, or assignment='static', to go on in mid-epoch"
+                )
+            if training.role == "server 0":
                 state["book"] = self._ask(training, "read")["state"]
-            elif self._lease:
-                state["lease"] = list(self._lease)
+            elif self._rest is not None or self._lease:
+                state["lease"] = list(self._lease if self._rest is None else self._rest)
         elif self._running or self._taken:
             state["taken"] = self._taken if taken is None else whole_number("taken", taken, 0)
-            if state["taken"] >= len(self):
+            if state["taken"] >= self._share_size():
                 state["taken"], state["epoch"] = 0, self.epoch + 1
         return state
 
@@ -146,8 +153,10 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         self._rest = None if state["lease"] is None else list(state["lease"])
-        if "book" in state and training is not None:
-            self._ask(training, "write", state=state["book"])
+        if training is not None and training.size > 1:
+            self._name(training)
+            if "book" in state:
+                self._ask(training, "write", state=state["book"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -160,27 +169,49 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     def _leased(self, training: Wrapper | None) -> Iterator[Any]:
         assert training is not None  # alone nobody leases
         orders: dict[int, list[Any]] = {}
+        lease = self._resumed(training)
         while True:
-            if self._rest is None:
+            if lease is None:
                 self._lease = []
                 lease = self._ask(training, "take", epoch=self.epoch)["lease"]
-            else:
-                lease, self._rest = self._rest, None
             if lease is None:
                 return
             epoch, start, stop = lease
-            elements = orders.setdefault(epoch, self._elements(epoch))
+            if epoch not in orders:
+                orders[epoch] = self._elements(epoch)
             for position in range(start, stop):
+                self._lease = [epoch, position, stop]
                 if training.stopped:
-                    self._ask(training, "give back", used=position - start)
+                    self._give_back()
                     return
-                self._lease = [epoch, position + 1, stop]
-                yield elements[position]
+                self._lease[1] += 1
+                yield orders[epoch][position]
+            lease = None
+
+    def _resumed(self, training: Wrapper) -> list[int] | None:
+        """The rest of a lease that this rank had when it was saved, unless it was given back since."""
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return None
+        held = self._ask(training, "held")["lease"]
+        return rest if held is not None and (held[0], held[2]) == (rest[0], rest[2]) else None
+
+    def _give_back(self) -> None:
+        """Leave to others what a break has left of a lease."""
+        training, lease, self._lease = self._training(), self._lease, []
+        if lease and training is not None:
+            self._ask(training, "give back", left=lease[2] - lease[1])
 
     def _ask(self, training: Wrapper, what: str, **content: Any) -> Mapping[str, Any]:
         size, unit, order = self._size, self._unit, f"seed {self._seed}, shuffled {self._shuffle}"
-        facts = {"sampler": "training", "size": size, "unit": unit, "order": order}
+        facts = {"sampler": self._name(training), "size": size, "unit": unit, "order": order}
         return training.ask({"ask": "lease", "do": what, **facts, **content})
+
+    def _name(self, training: Wrapper) -> str:
+        """What the book in which this sampler's leases are is called; it begins its own count of epochs."""
+        if self._number is None and self._dynamic:
+            self._number = training.number_sampler()
+        return f"sampler {self._number}"
 
     def _meaning(self) -> dict[str, Any]:
         training = self._training()
@@ -192,6 +223,11 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             "workers": 1 if training is None else training.share[1],
         }
 
+    def _share_size(self) -> int:
+        training = self._training()
+        worker, workers = (0, 1) if training is None else training.share
+        return 0 if worker < 0 else len(share(self._size, worker, workers))
+
     def _training(self) -> Wrapper | None:
         return training_of(self._optimizer, "a ShardSampler")
 
@@ -200,7 +236,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         if self._inner is None:
             return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         with _drawing, torch.random.fork_rng(devices=[]):
-            torch.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
+            # Not torch.manual_seed, which seeds the GPUs, too.
+            torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
             return list(self._inner)
 
 

@@ -105,7 +105,7 @@ class Wrapper(torch.optim.Optimizer):
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
         self._model = self._found = None
         self._stopped = self._agreed = self._looping = self._evaluating = False
-        self._steps = self._samples = 0
+        self._steps = self._samples = self._samplers = 0
         self._watch: Watch | None = None
         self._aside: list[Future[Any]] = []
 
@@ -360,10 +360,20 @@ class Wrapper(torch.optim.Optimizer):
         self._collect_aside(wait=False)
         return future
 
+    def number_sampler(self) -> int:
+        """Return the number of one more sampler; the same on all ranks where all use theirs in one order."""
+        self._samplers += 1
+        return self._samplers
+
     def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ask the first server something; samplers do."""
         assert self._team is not None  # nobody asks where there is nobody else
         return self._team.ask(content)
+
+    def before_epoch_ends(self, call: Callable[[], object]) -> None:
+        """Have `call` called each time this rank ends an epoch; samplers do."""
+        if self._team is not None:
+            self._team.before_epoch_ends = call
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call something from time to time: where this rank serves, while it does; alone, between steps."""

@@ -59,7 +59,11 @@ class Means:
         parts = [self._parts[rank] for rank in sorted(self._parts)]
         weight = sum(part["weight"] for part in parts)
         names = sorted({name for part in parts for name in part["values"]})
-        sums = {name: sum(part["weight"] * part["values"].get(name, 0.0) for part in parts) for name in names}
+        # A mean over no samples may be NaN, so it must not be multiplied with its weight of 0.
+        counted = [part for part in parts if part["weight"]]
+        sums = {
+            name: sum(part["weight"] * part["values"].get(name, 0.0) for part in counted) for name in names
+        }
         means = {name: total / weight if weight else float("nan") for name, total in sums.items()}
         answers = [Answer(rank, {"means": means, "weight": weight}) for rank in sorted(self._parts)]
         self._parts = {}
@@ -91,7 +95,7 @@ class Averages:
     def _update(self) -> None:
         # In float64, so that the mean of equal numbers is that number.
         total = sum(weight for weight, _ in self._parts.values())
-        mean = np.zeros(self.value.size)
+        mean = np.full(self.value.size, -0.0)  # to which -0 can be added and stays what it is
         for rank in sorted(self._parts):
             weight, vector = self._parts[rank]
             mean += weight / total * vector.astype(np.float64)

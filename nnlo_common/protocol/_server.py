@@ -68,6 +68,8 @@ class Server:
         self._locks: deque[Received] = deque()  # lock requests that wait
         self._views: list[Received] = []  # who wants to see the centre at the end of an epoch
         self._holder: int | None = None  # who has the lock
+        # Whether each contribution makes a commit, however many workers there are.
+        self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
             Kind.JOIN: self._join,
             Kind.EXCHANGE: self._contribution,
@@ -185,7 +187,7 @@ class Server:
         return self._admit()
 
     def _contribution(self, event: Received) -> list[Action]:
-        if not self._pending and self.rule.max_staleness is None and self.rule.quorum(self.awaited) <= 1:
+        if self._at_once and not self._pending:
             # The way of every asynchronous exchange; what follows does the same, only slower.
             self._apply([event])
             reply = self._reply_to_contribution(event)
@@ -295,7 +297,7 @@ class Server:
             if not chosen:
                 break
             self._pending = [event for event in self._pending if event not in chosen]
-            self.rule.absent = self.awaited - len(self._behind())
+            self.rule.absent = self._ahead()
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
@@ -316,9 +318,19 @@ class Server:
 
     def _behind(self) -> list[int]:
         """The workers that are still in the earliest epoch that anybody is in."""
+        epoch = self._epoch_now()
         awaited = [rank for rank, peer in self.peers.items() if peer.standing in AWAITED]
-        epoch = min((self.peers[rank].epochs for rank in awaited), default=0)
         return [rank for rank in awaited if self.peers[rank].epochs == epoch]
+
+    def _ahead(self) -> int:
+        """How many workers have ended that epoch; it makes no difference whether they have left since."""
+        epoch = self._epoch_now()
+        present = [peer for peer in self.peers.values() if peer.standing is not Standing.LOST]
+        return sum(peer.epochs > epoch for peer in present)
+
+    def _epoch_now(self) -> int:
+        """The earliest epoch that anybody is in."""
+        return min((peer.epochs for peer in self.peers.values() if peer.standing in AWAITED), default=0)
 
     def _heads(self) -> list[Received]:
         """The oldest contribution of each worker, in order of arrival."""
