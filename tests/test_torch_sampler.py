@@ -662,8 +662,9 @@ def test_what_a_dead_worker_had_is_given_out_again():
     )
     assert isinstance(dead, InjectedFault)
     assert server == ([], [])
-    # Rank 1 has made two steps of its first lease; all of that is rank 2's, whenever it died.
-    assert sorted(share) == sorted(following) == list(range(40))
+    # Rank 1 has used up its first lease, of two; what it had begun of the second is rank 2's.
+    assert len(set(share)) == len(share) == 38
+    assert sorted(following) == list(range(40))
 
 
 @pytest.mark.parametrize("wrapper", ["Synchronous", "LocalSGD", "DiLoCo"])
