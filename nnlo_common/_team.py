@@ -203,6 +203,8 @@ class Team:
         self._epoch_open = True
         self._part.begin_epoch()
         self.model.publish()
+        if self._epochs:
+            self._swap_buffers(None)  # where workers step together all have brought theirs by now
         if not self._schedules:
             self._known_options = self._options.read()
 
@@ -244,7 +246,7 @@ class Team:
             if self.before_epoch_ends is not None:
                 self.before_epoch_ends()
             self._part.count_samples(self._samples)
-            self._average_buffers(adopt=True)
+            self._bring_buffers()
             self._part.end_epoch()
             self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0
@@ -282,7 +284,7 @@ class Team:
             self._part.look(center)
         else:
             self._part.look(center)
-            self._average_buffers(adopt=False)
+            self._bring_buffers()
         if self.serves:
             yield  # the model is the centre
             return
@@ -336,17 +338,12 @@ class Team:
         np.copyto(self.model.parameters.vector, vector)
         self.model.publish()
 
-    def _average_buffers(self, *, adopt: bool) -> None:
-        """Bring this worker's buffers, if it has trained at all, and take the mean of all."""
-        if self._buffers is None:
-            return
+    def _bring_buffers(self) -> None:
+        """Let this worker's buffers count in the mean of all, if it has trained at all."""
         weight = self._samples - self._samples_before or self._steps_in_epoch
-        self._buffers.gather()
-        brought = self._buffers.flat.vector if weight else None
-        _, mean = self._part.ask({"ask": "average", "weight": weight}, brought)
-        if adopt:
-            np.copyto(self._buffers.flat.vector, mean)
-            self._buffers.scatter()
+        if self._buffers is not None and weight:
+            self._buffers.gather()
+            self._part.ask({"ask": "average", "weight": weight}, self._buffers.flat.vector)
 
     def _swap_buffers(self, vector: Vector | None) -> Vector | None:
         """Give the model these buffers, or the mean of all; return those it had."""

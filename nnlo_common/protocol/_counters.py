@@ -88,8 +88,10 @@ class Averages:
             self._update()
         return [Answer(question.rank, {}, self.value)]
 
-    def gone(self, rank: int, *, lost: bool) -> list[Answer]:  # noqa: ARG002 - a counter's
-        """Keep what a worker has brought: it was right when it was brought."""
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Keep what a worker has brought that has left; what a dead one has brought gets too old."""
+        if lost and self._parts.pop(rank, None) is not None and self._parts:
+            self._update()
         return []
 
     def _update(self) -> None:

@@ -67,6 +67,7 @@ class Server:
         self._lobby: list[Received] = []  # joins that are not let in yet
         self._locks: deque[Received] = deque()  # lock requests that wait
         self._views: list[Received] = []  # who wants to see the centre at the end of an epoch
+        self._calls: list[Received] = []  # guests, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
         # Whether each contribution makes a commit, however many workers there are.
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
@@ -118,8 +119,8 @@ class Server:
         message = event.message
         self.story.tell("received", message)
         if message.sender in self.guests and message.kind is Kind.PULL:
-            self.guests[message.sender] += 1
-            return [self._center_to(event)]
+            self._calls.append(event)
+            return self._answer_calls()
         problem = refused(self, message)
         if problem is not None:
             raise self.story.error(problem)
@@ -214,7 +215,8 @@ class Server:
 
     def _epoch(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].epochs += 1
-        return [Release(event.message.sender, event.frame), *self._commit_ready(), *self._show()]
+        released = Release(event.message.sender, event.frame)
+        return [released, *self._commit_ready(), *self._show(), *self._answer_calls()]
 
     def _view(self, event: Received) -> list[Action]:
         self._views.append(event)
@@ -254,7 +256,8 @@ class Server:
 
     def _move_on(self) -> list[Action]:
         """After a worker has gone: whoever waited for it need not wait any longer."""
-        return [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
+        moved = [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
+        return [*moved, *self._answer_calls()]
 
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
@@ -288,6 +291,14 @@ class Server:
             # Who goes on from it begins an epoch; the others evaluate.
             self.peers[event.message.sender].views += not event.message.resume
         return [self._center_to(event) for event in shown]
+
+    def _answer_calls(self) -> list[Action]:
+        """Give guests the centre of the epoch that they have counted, once its last contribution is in it."""
+        ready = [event for event in self._calls if self.epoch_finished(event.message.sequence)]
+        self._calls = [event for event in self._calls if event not in ready]
+        for event in ready:
+            self.guests[event.message.sender] += 1
+        return [self._center_to(event) for event in ready]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
