@@ -28,8 +28,8 @@ only = {
     name: pytest.mark.skipif(name != BACKEND, reason=f"about {name}; KERAS_BACKEND is {BACKEND}")
     for name in ("tensorflow", "torch", "jax")
 }
-# torch.compile takes half a minute and a C++ compiler, and uses what torch itself calls deprecated.
-_COMPILED = [pytest.mark.extended, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+# torch.compile takes half a minute and a C++ compiler, and makes torch warn about its own ways.
+_COMPILED = [pytest.mark.extended, pytest.mark.filterwarnings("ignore")]
 JIT = [False, pytest.param(True, marks=_COMPILED if ALIASES else [])]
 MARK = np.float32(-77)
 
