@@ -1,7 +1,7 @@
 """The fast roads between Keras variables and one flat float32 vector, one for each back end.
 
-`get_weights` and `set_weights` take up to eighty times as long as copying the vector would; what is fast, and
-what may be done without a copy, is different for each back end. `benchmarks/keras_roads.py` measures it.
+`get_weights` and `set_weights` take up to seventy times as long as copying the vector would; what is fast,
+and what may be done without a copy, is different for each back end. `benchmarks/keras_roads.py` measures it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class JaxRoad:
             for variable, piece in zip(variables, split(vector), strict=True):
                 piece.block_until_ready()
                 if variable._layout is None:
-                    variable._value = piece  # `assign` would do no more, in ten times the time
+                    variable._value = piece  # `assign` would do no more, and takes longer
                 else:
                     variable.assign(piece)  # spreads it over the devices of a keras.distribution
 

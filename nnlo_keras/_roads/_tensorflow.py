@@ -27,6 +27,8 @@ __all__ = ["TensorFlowRoad"]
 _ALIGNMENT = 64
 # From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
 _LARGE = 65536
+# With so few variables the calls cost less than the function.
+_FEW = 32
 
 
 class TensorFlowRoad:
@@ -48,61 +50,60 @@ class TensorFlowRoad:
             for (variable, segment, view), apart in zip(places, spread, strict=True)
             if not apart
         ]
-        self._large = [(value, view) for value, segment, view in plain if _is_large(segment)]
-        self._small = [(value, view) for value, segment, view in plain if not _is_large(segment)]
-        self._read = _reader([value for value, _ in self._large], [value for value, _ in self._small])
-        few = [(value, segment) for value, segment, _ in plain if not _is_large(segment)]
-        self._write = _writer(few, flat.vector.size)
+        # float32 variables that are large, or few, are taken one by one.
+        alone = [s.dtype == "float32" and (s.size >= _LARGE or len(plain) <= _FEW) for _, s, _ in plain]
+        self._alone = [(value, view) for (value, _, view), one in zip(plain, alone, strict=True) if one]
+        together = [place for place, one in zip(plain, alone, strict=True) if not one]
+        self._together = [(value, view) for value, _, view in together]
+        self._pieces = [flat.vector[segment.place] for _, segment, _ in together]
+        self._read = _reader([value for value, _, _ in together])
+        self._write = _writer([(value, segment) for value, segment, _ in together], flat.vector.size)
 
     def read(self) -> None:
         """Copy the variables into the vector."""
-        large, small = self._read()
-        for (_, view), tensor in zip(self._large, large, strict=True):
-            # The view `_numpy` returns is the variable's own memory, where `numpy` would copy it first.
-            np.copyto(view, _flat_view(tensor).reshape(view.shape))
-        together, start = _flat_view(small), 0
-        for _, view in self._small:
-            np.copyto(view, together[start : start + view.size].reshape(view.shape))
-            start += view.size
+        # What `_numpy` returns is TensorFlow's own memory, where `numpy` would copy it first.
+        for value, view in self._alone:
+            tensor = tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=tf.float32)
+            np.copyto(view, tensor._numpy())
+        if self._together:
+            packed, start = self._read()._numpy(), 0
+            for piece in self._pieces:
+                np.copyto(piece, packed[start : start + piece.size])
+                start += piece.size
         for value, view in self._spread:
             np.copyto(view, value.numpy(), casting="unsafe")
 
     def write(self) -> None:
         """Copy the vector into the variables."""
         if self._vector.ctypes.data % _ALIGNMENT:
-            for value, view in (*self._large, *self._small):
+            for value, view in (*self._alone, *self._together):
                 _assign(value, view)
         else:
-            for value, view in self._large:
+            for value, view in self._alone:
                 with self._host:
                     copy = tf.raw_ops.DeepCopy(x=_lent(view))
                 tf.raw_ops.AssignVariableOp(resource=value.handle, value=copy)
-            if self._small:
+            if self._together:
                 self._write(_lent(self._vector))
         for value, view in self._spread:
             _assign(value, view)
 
 
-def _is_large(segment: Segment) -> bool:
-    return segment.size >= _LARGE and segment.dtype == "float32"
+def _reader(values: list[Any]) -> Any:
+    """Make the function that returns variables one behind the other."""
 
-
-def _reader(large: list[Any], small: list[Any]) -> Any:
-    """Make the function that returns each large variable, and all small ones in one tensor."""
-
-    def read() -> tuple[list[Any], Any]:
-        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in small]
-        values = [tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=tf.float32) for value in large]
-        return values, tf.concat(flat, 0) if flat else tf.zeros(0)
+    def read() -> Any:
+        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
+        return tf.concat(flat, 0) if flat else tf.zeros(0)
 
     return tf.function(read, autograph=False).get_concrete_function()
 
 
-def _writer(few: list[tuple[Any, Segment]], size: int) -> Any:
-    """Make the function that cuts the small variables out of the vector."""
+def _writer(places: list[tuple[Any, Segment]], size: int) -> Any:
+    """Make the function that cuts variables out of the vector."""
 
     def write(vector: Any) -> None:
-        for value, segment in few:
+        for value, segment in places:
             # To copy piece by piece leaves each variable with memory of its own, which a step can use again.
             with tf.device("CPU:0"):
                 own = tf.raw_ops.DeepCopy(x=tf.slice(vector, [segment.offset], [segment.size]))
@@ -111,10 +112,6 @@ def _writer(few: list[tuple[Any, Segment]], size: int) -> Any:
 
     signature = [tf.TensorSpec([size], tf.float32)]
     return tf.function(write, input_signature=signature, autograph=False).get_concrete_function()
-
-
-def _flat_view(tensor: Any) -> Any:
-    return tensor._numpy().reshape(-1)
 
 
 def _lent(array: np.ndarray[Any, Any]) -> Any:

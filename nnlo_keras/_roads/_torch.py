@@ -20,7 +20,7 @@ class TorchRoad:
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         views = [torch.from_numpy(view) for view in flat.views()]
         places = zip(variables, views, flat.layout.segments, strict=True)
-        # `_value` is what `value` returns outside of autocasting, at a tenth of the time.
+        # `_value` is what `value` returns outside of autocasting, without what it looks up for that.
         self._places = [
             (variable, view, view.data_ptr())
             for variable, view, segment in places
