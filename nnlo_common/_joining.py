@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Plan:
         algorithm: how workers and centre exchange.
         parameters: the model.
         gradient: where gradients are put.
+        gradients: all vectors that they are put into in turn, if there are several.
         servers: how many ranks share the serving of the centre.
         center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
         local_optimizer: what moves a worker's parameters; None where something else does.
@@ -62,6 +63,7 @@ class Plan:
     algorithm: Algorithm
     parameters: FlatVector
     gradient: FlatVector
+    gradients: Sequence[FlatVector] = ()
     servers: int = 1
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
@@ -193,7 +195,8 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
         local=plan.local_optimizer,
     )
     clerk = _clerk(world, plan, cell, shards)
-    own = (plan.parameters.frame, plan.gradient.frame, *worker.outgoing_frames())
+    gradients = [gradient.frame for gradient in plan.gradients or [plan.gradient]]
+    own = (plan.parameters.frame, *gradients, *worker.outgoing_frames())
     return Working(world.open(links, own), worker, clerk)
 
 

@@ -93,6 +93,9 @@ class TeamPart(Part, Protocol):
     def due(self) -> bool:
         """Whether the next step exchanges; one that does not may be passed."""
 
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Take the next gradient from another vector; this one may still travel."""
+
     def pass_step(self) -> None:
         """Count a step that does not exchange."""
 

@@ -71,6 +71,9 @@ class Serving:
         """A server makes no steps."""
         return False
 
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Do nothing: a server has none."""
+
     def pass_step(self) -> None:
         """Do nothing."""
 

@@ -6,7 +6,7 @@ A framework's package says how the model's numbers get into flat vectors and bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -37,6 +37,13 @@ class Model(Protocol):
 
     def collect(self) -> None:
         """Bring the gradients into their vector."""
+
+    @property
+    def gradients(self) -> Sequence[FlatVector]:
+        """All vectors that gradients are made in, in turn; only one where they are copied to be sent."""
+
+    def turn(self) -> bool:
+        """Make the next gradient in another vector, if that is possible; say whether it is."""
 
     def check(self) -> None:
         """Refuse what could not be exchanged, where gradients are not."""
@@ -125,6 +132,7 @@ class Team:
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
+            gradients=model.gradients,
             servers=servers,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
@@ -223,6 +231,8 @@ class Team:
         self._part.step(weight, self._local_step if self._runs == "worker" else None)
         self._steps_in_epoch += 1
         self.broken = False
+        if len(self.model.gradients) > 1 and self.model.turn():
+            self._part.use_gradient(self.model.gradient)
         self.model.publish()
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnlo_common._drive import work
-from nnlo_common._flat import Vector
+from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._roles import LocalStep, Report
 from nnlo_common.protocol import Action, Activity, Clerk, Received, Worker
 from nnlo_common.transport._endpoint import Endpoint
@@ -46,6 +46,10 @@ class Working:
     def due(self) -> bool:
         """Whether the next step exchanges."""
         return self._worker.due
+
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Take the next gradient from another vector; this one may still travel."""
+        self._worker.use_gradient(gradient)
 
     def pass_step(self) -> None:
         """Count a step that does not exchange."""

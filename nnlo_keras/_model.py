@@ -58,6 +58,15 @@ class Weights:
         self.gradient.vector.fill(0)
         self._sum.write()
 
+    @property
+    def gradients(self) -> list[FlatVector]:
+        """The one vector that gradients are made in."""
+        return [self.gradient]
+
+    def turn(self) -> bool:
+        """There is only one."""
+        return False
+
     def check(self) -> None:
         """Nothing can change behind our back: Keras keeps its variables."""
 

@@ -7,9 +7,10 @@ There are three roads between a parameter and the vector, which is float32 and l
   a whole;
 * everything else (16 bits, channels last) is copied tensor by tensor.
 
-A gradient is `None` until a backward pass has made it, as in any loop, and a view from then on. It is moved
-into the vector as soon as it is made, while it is still in the cache: to have autograd add it to zeros that
-lie there already costs four passes over the memory instead of two.
+A gradient is `None` until a backward pass has made it, as in any loop. A large one is moved into the vector
+as soon as it is made, while it is still in the cache, and is a view of it from then on: to have autograd add
+it to zeros that lie there already would cost four passes over the memory instead of two. The small ones are
+moved together, before the step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ __all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _LINE = 16  # float32 numbers in a cache line
+# From so many numbers on a gradient is large: to move it at once gains more than the call costs.
+_LARGE = 16384
+# From so many numbers on several vectors in turn cost less than a copy; below, the copy is in the cache and
+# the vectors would drive each other out of it.
+_BEYOND_CACHE = 1 << 19
 
 
 class Road(enum.Enum):
@@ -68,9 +74,12 @@ class Bridge:
     Args:
         named: names and parameters; each appears once.
         gradients: whether gradients are wanted; where each worker steps by itself they stay as they are.
+        lag: how many gradients may still travel when the next one is made.
     """
 
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]], *, gradients: bool = True) -> None:
+    def __init__(
+        self, named: Sequence[tuple[str, torch.Tensor]], *, gradients: bool = True, lag: int = 0
+    ) -> None:
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
         self.roads = [_road(tensor) for tensor in self.tensors]
@@ -78,8 +87,14 @@ class Bridge:
         locked = Road.BLOCK in self.roads
         self.parameters = FlatVector(layout, _page_locked if locked else _ordinary)
         self.gradient = FlatVector(layout, _page_locked if locked else _ordinary)
+        self.gradients = [self.gradient]
+        if gradients and lag and not locked and layout.size >= _BEYOND_CACHE:
+            self.gradients += [FlatVector(layout) for _ in range(lag)]
+        self._kept = len(self.gradients) == 1  # whether gradients are changed in place from step to step
+        self._turns, self._turning = 0, False
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
+        self._all_views = [self.gradient_views, *map(_views, self.gradients[1:])]
         ends = [segment.offset for segment in layout.segments[1:]] + [layout.size]
         self.marks = np.array(ends, np.int64) - 1
         self._wanted = gradients
@@ -95,6 +110,7 @@ class Bridge:
         """Bring into the flat gradient what does not lie there yet, and say which parameters have one."""
         self._check()
         present = np.zeros(len(self.tensors), np.float32)
+        places, made = [], []
         for index, tensor in enumerate(self.tensors):
             gradient, place = tensor.grad, self._places[index]
             if gradient is None:
@@ -104,10 +120,28 @@ class Bridge:
             if gradient.is_sparse:
                 self._refuse_sparse(index)
             if gradient is not place:
-                place.copy_(gradient.detach())
+                places.append(place)
+                made.append(gradient.detach() if gradient.requires_grad else gradient)
+        if places:
+            torch._foreach_copy_(places, made)
         for block in self._blocks:
             block.host_gradient.copy_(block.gradient)
         self.gradient.vector[self.marks] = present
+
+    def turn(self) -> bool:
+        """Let the next gradient be made in another vector, while this one travels; say whether it is.
+
+        It is not before a step has shown that the loop forgets its gradients: one that sets them to zero in
+        place, or adds to them, would change what travels.
+        """
+        self._turns += 1
+        if self._kept or self._turns == 1:
+            return False
+        self._turning = True
+        turn = self._turns % len(self.gradients)
+        self.gradient, self.gradient_views = self.gradients[turn], self._all_views[turn]
+        self._places = list(self.gradient_views)
+        return True
 
     def check(self) -> None:
         """Refuse what could not be exchanged, where gradients stay as they are."""
@@ -143,8 +177,9 @@ class Bridge:
                 self.views[index].copy_(tensor.detach())
             if self.roads[index] is Road.VIEW:
                 tensor.data = self.views[index]
-            if self._wanted and tensor.requires_grad and self.roads[index] is not Road.COPY:
-                catch = _catcher(self._places[index])
+            large = tensor.numel() >= _LARGE and self.roads[index] is not Road.COPY
+            if self._wanted and tensor.requires_grad and large:
+                catch = self._catcher(index)
                 tensor.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
                 if tensor.grad is not None:
                     catch(tensor)
@@ -157,6 +192,29 @@ class Bridge:
                     f"{self.names[index]} has got new memory since it was wrapped (by model.to(...), "
                     "param.data = ... or the like); do that before you wrap the optimizer"
                 )
+
+    def _catcher(self, index: int) -> Callable[[torch.Tensor], None]:
+        """What is called when autograd has made or changed a parameter's gradient."""
+        elsewhere = {id(views[index]) for views in self._all_views}
+
+        def catch(tensor: torch.Tensor) -> None:
+            gradient, place = tensor.grad, self._places[index]
+            # One that can be differentiated again, and one that is sparse, are left to `collect`.
+            if gradient is None or gradient.requires_grad or gradient.is_sparse:
+                return
+            if gradient is place:
+                self._kept |= not self._turning  # else it was made anew in this step
+            elif id(gradient) in elsewhere:
+                raise ConfigurationError(
+                    f"the gradient of {self.names[index]} was kept and changed after a step while it "
+                    "travels (lag > 0); call optimizer.zero_grad() with set_to_none=True after each step, or "
+                    "use lag=0"
+                )
+            else:
+                place.copy_(gradient)
+                tensor.grad = place
+
+        return catch
 
     def _refuse_sparse(self, index: int) -> None:
         raise ConfigurationError(
@@ -246,20 +304,6 @@ def _blocks(bridge: Bridge, *, gradients: bool) -> list[_Block]:
 
 def _cut(block: torch.Tensor, segments: Sequence[Segment], start: int) -> list[torch.Tensor]:
     return [block[s.offset - start : s.offset - start + s.size].view(s.shape) for s in segments]
-
-
-def _catcher(place: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """What is called when autograd has made or changed a parameter's gradient."""
-
-    def catch(tensor: torch.Tensor) -> None:
-        gradient = tensor.grad
-        # One that can be differentiated again, and one that is sparse, are left to `collect`.
-        if gradient is None or gradient is place or gradient.requires_grad or gradient.is_sparse:
-            return
-        place.copy_(gradient)
-        tensor.grad = place
-
-    return catch
 
 
 def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:

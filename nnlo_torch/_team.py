@@ -35,7 +35,7 @@ def join_team(
         modules: what the parameters belong to, for the buffers and the names.
     """
     named = named_parameters(optimizer, modules)
-    bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker")
+    bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
     buffers = buffers_of(modules)
     team = Team(
         algorithm,

@@ -654,19 +654,23 @@ def test_weights_travel_with_the_contribution() -> None:
     assert table.server.rule.center.tolist() == [0 - (3 * 1 + 2) / 4, 1 - (3 * 1 + 2) / 4]
 
 
-def test_guests_only_look() -> None:
+def test_guests_see_the_centre_that_an_epoch_has_ended_with_and_only_look() -> None:
     table = Table(SYNCHRONOUS, guests=[8, 9], record=True).joined()
     server = table.server
-    before = copy.deepcopy(server.peers)
     assert server.pulled_by_guests(0)
-    for guest, pulled in ((8, False), (8, False), (9, True)):
-        (answer,) = table.hear(Message(Kind.PULL, guest, 1))
+    assert table.hear(Message(Kind.PULL, 8, 1)) == []  # which has not ended yet
+    table.hear(table.request(1, "finish_epoch"))
+    (early,) = table.hear(table.request(2, "finish_epoch"))
+    assert not server.pulled_by_guests(1)
+    before = copy.deepcopy(server.peers)
+    (late,) = table.hear(Message(Kind.PULL, 9, 1))
+    for guest, answer in ((8, early), (9, late)):
         assert (answer.rank, answer.message.kind) == (guest, Kind.CENTER)
         assert answer.message.vector.tolist() == [0, 1]
-        assert server.pulled_by_guests(1) is pulled
+    assert server.pulled_by_guests(1)
     assert server.peers == before
     assert server.awaited == 2
-    assert server.handled == [1, 2]  # a replay needs no guests
+    assert server.handled == [1, 2, 1, 2]  # a replay needs no guests
     with pytest.raises(ProtocolError, match="rank 9 is none of its workers"):
         table.hear(Message(Kind.PUSH, 9, 2, vector=np.zeros(2, F4)))
 

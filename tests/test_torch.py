@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 import torch_cases as cases  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _bridge  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
@@ -442,3 +443,48 @@ def test_the_example_trains_on_three_ranks(algorithm):
     rows = ["accuracy of the centre", "time", "samples", "exchanges", "mean staleness"]
     assert all(re.search(rf"^{row} +\d", done.stdout, re.MULTILINE) for row in rows)
     assert re.search(r"samples +16 000$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+@pytest.mark.parametrize("every", [1, 2])
+def test_gradients_that_travel_from_where_they_are_made_are_the_copied_ones(lag, every, monkeypatch):
+    def wrap(optimizer, **options):
+        return nt.Downpour(optimizer, lag=lag, every=every, **options)
+
+    copied = on_ranks(2, wrap, epochs=3)
+    monkeypatch.setattr(_bridge, "_BEYOND_CACHE", 0)
+    monkeypatch.setattr(_bridge, "_LARGE", 0)
+    lent = on_ranks(2, wrap, epochs=3)
+    for (center, own, _), (expected, expected_own, _) in zip(lent, copied, strict=True):
+        assert np.array_equal(center, expected)
+        assert np.array_equal(own, expected_own)
+
+
+@pytest.mark.parametrize("kept_from", [0, 4])
+def test_a_gradient_that_is_kept_while_it_travels_is_copied_or_named(kept_from, monkeypatch):
+    """From the first step on it is seen in time; later it is an error, for what travels was changed."""
+    monkeypatch.setattr(_bridge, "_BEYOND_CACHE", 0)
+    monkeypatch.setattr(_bridge, "_LARGE", 0)
+
+    def train(model, optimizer, indices):
+        x, y = cases.data()
+        for step, index in enumerate(indices):
+            cases.loss_of(model, x[index : index + 1], y[index : index + 1]).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step < kept_from)
+
+    def program(world):
+        model = cases.model_of()
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), lag=1, world=world)
+        train(model, optimizer, nt.ShardSampler(range(20), optimizer=optimizer))
+        optimizer.close()
+        return weights(model)
+
+    with MemoryCluster(2) as cluster:
+        if kept_from:
+            with pytest.raises(
+                ConfigurationError, match="was kept and changed after a step while it travels"
+            ):
+                cluster.run(program, timeout_s=30)
+        else:
+            assert np.isfinite(cluster.run(program, timeout_s=30)[0]).all()

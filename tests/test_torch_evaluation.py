@@ -687,10 +687,6 @@ def test_a_worker_that_has_no_share_brings_no_buffers():
     assert on_ranks(1, 2, one_sample_only) == [5.0, 5.0, 5.0]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="who ends its epoch first adopts a mean without the others' newest statistics and goes on from it",
-)
 def test_buffers_of_a_synchronous_training_do_not_depend_on_who_is_first():
     def centre(last):
         gates = []

@@ -55,6 +55,7 @@ class Conversation:
         pulled_at: the centre's commits when its reply was last absorbed.
         weight: this worker's share in a mean.
         samples: how many samples it has taken so far.
+        lent: the gradient stays as it is until its contribution has been answered.
         stop_requested: the server has asked to finish.
         outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
     """
@@ -68,6 +69,7 @@ class Conversation:
         self.pulled_at = 0
         self.weight = 1.0
         self.samples = 0
+        self.lent = False
         self.stop_requested = False
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
@@ -116,7 +118,8 @@ class Conversation:
         vector = None
         if ask in (Ask.EXCHANGE, Ask.PUSH):
             vector = self.rule.outgoing(self.parameters, self.gradient)
-            if self.outgoing_frames:  # the worker goes on while this one travels
+            lent = self.lent and vector is self.gradient
+            if self.outgoing_frames and not lent:  # the worker goes on while this one travels
                 frame = self.outgoing_frames[slot]
                 np.copyto(frame.vector, vector)
                 vector = frame.vector

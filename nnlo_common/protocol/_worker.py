@@ -121,6 +121,17 @@ class Worker:
         for conversation in self.conversations:
             conversation.rule.advance()
 
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Take the next gradient from another vector.
+
+        From the first call on it is called after each step, with vectors that are used again only when their
+        contribution has been answered: so gradients are sent as they lie.
+        """
+        self.gradient = gradient
+        for conversation in self.conversations:
+            conversation.gradient = gradient.vector[conversation.shard.place]
+            conversation.lent = True
+
     @property
     def due(self) -> bool:
         """Whether the next step exchanges; else nothing but its count changes."""
