@@ -660,7 +660,7 @@ def test_guests_see_the_centre_that_an_epoch_has_ended_with_and_only_look() -> N
     assert server.pulled_by_guests(0)
     assert table.hear(Message(Kind.PULL, 8, 1)) == []  # which has not ended yet
     table.hear(table.request(1, "finish_epoch"))
-    (early,) = table.hear(table.request(2, "finish_epoch"))
+    _, early = table.hear(table.request(2, "finish_epoch"))
     assert not server.pulled_by_guests(1)
     before = copy.deepcopy(server.peers)
     (late,) = table.hear(Message(Kind.PULL, 9, 1))
