@@ -934,6 +934,8 @@ def normalising(model, optimizer, sampler):
             cases.loss_of(model, *batch(index)).backward()
             optimizer.step()
             mine.append(index)
+        if isinstance(optimizer, nt.Wrapper):
+            optimizer.mean({})  # else a worker may be an epoch ahead, and what it has learned there counts
         seen.append((statistics(model), len(mine), model[1].num_batches_tracked.item()))
     return seen
 
