@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,19 @@ import pytest
 from launch import mpiexec
 
 ROOT = Path(__file__).parent.parent
+KERAS, TORCH, NUMPY = range(3)  # the blocks of the README
+# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+on_ranks = [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])]
+
+
+@pytest.fixture
+def back_end(monkeypatch):
+    """The environment of what runs Keras: on torch if nothing else is asked for, and quiet."""
+    chosen = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    return chosen
 
 
 def code(language, page="README.md"):
@@ -16,15 +30,66 @@ def code(language, page="README.md"):
 
 
 def test_the_python_block_runs_alone(capsys):
-    block, _ = code("python")
-    exec(compile(block, "README.md", "exec"), {})
+    exec(compile(code("python")[NUMPY], "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: [ 1.")
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.parametrize("ranks", on_ranks)
+def test_the_keras_block_trains(ranks, tmp_path, capsys, back_end):
+    block = code("python")[KERAS]
+    if ranks == 1:
+        exec(compile(block, "README.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        told = run(block, tmp_path, back_end)
+    losses = [float(value) for value in re.findall(r"val_loss: ([0-9.e-]+)", told)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.parametrize("ranks", on_ranks)
+def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
+    (block,) = code("python", "docs/keras.md")
+    if ranks == 1:
+        exec(compile(block, "keras.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        told = run(block, tmp_path, back_end)
+    (validated,) = re.findall(r"^validated: \[(.*)\]$", told, re.MULTILINE)
+    losses = [float(value) for value in validated.split(",")]
+    assert min(losses[1:]) < losses[0]
+    assert len(re.findall(r"^at the end: [0-9.]+$", told, re.MULTILINE)) == 1
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_keras_example_trains(back_end):
+    done = mpiexec(3, ROOT / "examples" / "fashion_keras.py", timeout_s=100, env=back_end)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(value) for value in re.findall(r"val_accuracy: ([0-9.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert max(accuracies) > 0.7
+    assert len(re.findall(r"^downpour, .* accuracy [0-9.]+", done.stdout, re.MULTILINE)) == 1
+
+
+def run(block, folder, env):
+    """What a block prints on three ranks."""
+    program = folder / "train.py"
+    program.write_text(block)
+    done = mpiexec(3, program, timeout_s=100, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.framework("torch")
 def test_the_torch_block_trains():
     shown = {}
-    exec(compile(code("python")[1], "README.md", "exec"), shown)
+    exec(compile(code("python")[TORCH], "README.md", "exec"), shown)
     (inputs, targets) = shown["data"].tensors
     assert float(((shown["model"](inputs) - targets) ** 2).mean().detach()) < 1.0
     assert shown["optimizer"].role == "alone"
@@ -35,7 +100,7 @@ def test_the_torch_block_trains():
 @pytest.mark.framework("torch")
 def test_the_torch_block_runs_on_three_ranks(tmp_path):
     program = tmp_path / "train.py"
-    program.write_text(code("python")[1])
+    program.write_text(code("python")[TORCH])
     done = mpiexec(3, program)
     assert done.returncode == 0, done.stderr
 
@@ -62,7 +127,7 @@ def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_python_block_runs_on_three_ranks(tmp_path):
     program = tmp_path / "train.py"
-    program.write_text(code("python")[0])
+    program.write_text(code("python")[NUMPY])
     done = mpiexec(3, program)
     assert done.returncode == 0, done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"epoch {n}" for n in range(5)]
