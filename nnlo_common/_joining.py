@@ -84,6 +84,7 @@ class Member:
         threads: how many compute threads it is to use; None where ranks share a process.
         table: all ranks and their roles, as text.
         workers: how many workers there are.
+        servers: how many servers there are.
         worker: which of them it is; None on a server.
         server: its half of the centre, on a server.
         disengage: to be called when it has left in good order.
@@ -95,6 +96,7 @@ class Member:
     threads: int | None
     table: str
     workers: int
+    servers: int
     worker: int | None = None
     server: Server | None = None
     disengage: Callable[[], None] = field(repr=False)
@@ -176,6 +178,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
         threads=threads,
         table=table,
         workers=len(cell.workers),
+        servers=len(cell.servers),
         worker=assignment.worker,
         server=server,
         disengage=disengage,

@@ -160,7 +160,7 @@ class Serving:
         else:
             self.ask({"ask": "leave"})
         self._serve(lambda: self._server.finished)
-        self._assemble()
+        self._assemble(for_good=True)
         last()
         if isinstance(desk, Desk):
             self._serve(lambda: desk.present == {rank})
@@ -171,12 +171,16 @@ class Serving:
     def _serve(self, until: Callable[[], bool]) -> None:
         serve(self._endpoint, self._handle, until, self._watch)
 
-    def _assemble(self) -> None:
-        """Get the other servers' shards, and give them ours: then the parameters are the whole centre."""
+    def _assemble(self, *, for_good: bool = False) -> None:
+        """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
+
+        Args:
+            for_good: this server will not ask again, however many epochs others still make.
+        """
         self._pulls += 1
         self._missing = set(self._others)
         for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, self._pulls, shard=shard.index)
+            request = Message(Kind.PULL, self._server.rank, self._pulls, shard=shard.index, resume=for_good)
             self._endpoint.send(shard.server, request)
         self._serve(self._assembled)
 
@@ -242,6 +246,7 @@ class Serving:
     def _take_shard(self, event: Received) -> None:
         shard = self._others[event.message.shard]
         assert event.message.vector is not None  # the reply to a pull is a CENTER
+        self._server.stopping |= event.message.stop  # what one server was asked to, all do
         np.copyto(self._parameters.vector[shard.place], event.message.vector)
         self._missing.discard(shard.index)
         self._endpoint.release(shard.server, event.frame)

@@ -143,7 +143,7 @@ class Team:
         self._part = self.member.part
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
-        self._started = self._epoch_open = self._schedules = False
+        self._started = self._epoch_open = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         if world.own_process:
@@ -213,8 +213,6 @@ class Team:
         self.model.publish()
         if self._epochs:
             self._swap_buffers(None)  # where workers step together all have brought theirs by now
-        if not self._schedules:
-            self._known_options = self._options.read()
 
     def step(self, weight: float, change_gradient: Callable[[], object]) -> None:
         """Make one step with the gradients that lie in the model."""
@@ -264,8 +262,8 @@ class Team:
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have left."""
         self.start()
-        self.over = True
         self.end_epoch()
+        self.over = True
         self._part.finish(self._publish if self.serves else self.model.publish)
         self.model.publish()
         self.member.disengage()
@@ -335,13 +333,10 @@ class Team:
         self.model.absorb()
 
     def _send_options(self) -> None:
-        """Tell the servers what a scheduler has changed between two steps, for they do not see batches.
-
-        What changes between epochs the server's own scheduler changes, too.
-        """
+        """Tell the servers what a scheduler has changed since the last step, for they do not see batches."""
         options = self._options.read()
         if options != self._known_options:
-            self._known_options, self._schedules = options, True
+            self._known_options = options
             self._part.configure(wired(options))
 
     def _swap(self, vector: Vector) -> None:

@@ -55,7 +55,7 @@ class CenterOptimizer:
         """Step with the gradient that lies in `gradient`."""
         present = gradient[self._marks] != 0
         for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
-            master.grad = view if is_there and master.requires_grad else None
+            master.grad = view if is_there else None
         self._optimizer.step()
 
     def state(self) -> dict[str, Any]:

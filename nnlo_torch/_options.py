@@ -51,7 +51,9 @@ class GroupOptions:
                 elif isinstance(value, torch.Tensor):
                     value.fill_(numbers.pop(0))
                 else:
-                    group[name] = type(value)(numbers.pop(0))
+                    number = numbers.pop(0)
+                    whole = isinstance(value, int) and number.is_integer()
+                    group[name] = int(number) if whole else number
 
 
 def _is_numeric(value: object) -> bool:

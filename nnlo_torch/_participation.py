@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +45,7 @@ class Participation:
         """Begin alone."""
         self._team = self._model = self._found = self._watch = None
         self._stopped = self._agreed = self._looping = self._evaluating = False
-        self._steps = self._samples = self._samplers = 0
+        self._steps = self._samples = self._samplers = self._epochs_begun = 0
         self._aside: list[Future[Any]] = []
 
     @property
@@ -91,6 +92,7 @@ class Participation:
             error.collective = True
             raise error
         self._agreed = False
+        self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
             self._team.begin_epoch()
@@ -175,7 +177,10 @@ class Participation:
         """
         numbers = {name: float(value) for name, value in values.items()}
         self._agreed = True
-        return numbers if self._team is None else self._team.mean(numbers, float(weight))
+        if self._team is None:
+            return numbers
+        means = self._team.mean(numbers, float(weight))
+        return {name: means[name] for name in [*numbers, *(means.keys() - numbers.keys())]}
 
     def aside(
         self,
@@ -252,6 +257,19 @@ class Participation:
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
         say(self.role, text)
+
+    def save(self, what: object, path: str | Path) -> None:
+        """Save something with `torch.save`, once: on the rank whose model is the centre; whole or not at all.
+
+        Args:
+            what: e.g. `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`.
+            path: of the file.
+        """
+        if self.role in ("alone", "server 0"):
+            path = Path(path)
+            fresh = path.with_name(path.name + ".part")
+            torch.save(what, fresh)
+            fresh.replace(path)
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have. The end of the script does it too."""

@@ -109,10 +109,15 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             yield element
 
     def __len__(self) -> int:
-        """How many samples this rank takes in an epoch; about as many, where they are leased."""
+        """How many samples this rank takes in an epoch; about as many, where they are leased.
+
+        A server, which takes none, says what the first worker does: schedulers are made from it.
+        """
         training = self._training()
         if self._evaluation:
             return len(share(self._size, *((0, 1) if training is None else (training.rank, training.size))))
+        if training is not None and training.serves:
+            return len(share(self._size, 0, training.share[1]))
         return self._share_size() - (0 if self._running else self._taken)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
@@ -235,6 +240,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         """What is dealt out in an epoch, in order; the same on all ranks."""
         if self._inner is None:
             return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+        training = self._training()
+        if training is not None and training.size > 1:
+            _refuse_own_generator(self._inner)
         with _drawing, torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which seeds the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
@@ -250,3 +258,14 @@ def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:
             "(nnlo_torch.Downpour(...)), or pass optimizer="
         )
     return training
+
+
+def _refuse_own_generator(sampler: Any) -> None:
+    """Refuse a sampler whose elements could be others on each rank."""
+    while sampler is not None:
+        if getattr(sampler, "generator", None) is not None:
+            raise ConfigurationError(
+                f"{type(sampler).__name__} has a generator of its own, so each rank would deal out another "
+                "order; leave generator= out: torch's random state is seeded alike on all ranks for it"
+            )
+        sampler = getattr(sampler, "sampler", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import warnings
 import weakref
 from collections.abc import Callable
 from itertools import chain
@@ -127,6 +128,11 @@ class Wrapper(Participation, torch.optim.Optimizer):
                 self._watch.look()
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if self.serves:
+            if self._epochs_begun:
+                raise ConfigurationError(
+                    f"rank {self.rank} serves the centre and makes no steps, but one was made outside of the "
+                    "loop over batches; make it inside, after the last batch of an epoch"
+                )
             raise ConfigurationError(
                 f"rank {self.rank} serves the centre, but its loop has got a batch; give the DataLoader "
                 "sampler=nnlo_torch.ShardSampler(dataset), which serves there instead, or loop over "
@@ -156,7 +162,19 @@ class Wrapper(Participation, torch.optim.Optimizer):
             super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
+        """Return the wrapped optimizer's state.
+
+        Where it runs on the centre that is the state on the server, of its part of the centre; where it runs
+        on workers, each has its own.
+        """
+        several = self._team is not None and self.serves and self._team.member.servers > 1
+        if several and self.algorithm.optimizer_runs == "center":
+            warnings.warn(
+                "this is the optimizer's state for one of several parts of the centre; train with servers=1 "
+                "to have all of it in one place",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.optimizer.state_dict()

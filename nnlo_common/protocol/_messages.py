@@ -73,6 +73,7 @@ class Message:
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
         resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.
+            PULL of another server: I shall not ask again.
         samples: requests: how many samples the sender has taken so far.
         vector: the numbers, if the kind has any.
     """

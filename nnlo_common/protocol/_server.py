@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,7 +28,7 @@ class Server:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
         awaited: how many workers may still contribute.
         peers: what is known of each worker, by rank.
-        guests: other servers, who only pull, and how often each has.
+        guests: other servers, who only pull, and how often each has; infinitely often after the last time.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
         handled: the ranks whose requests were handled, in order, if `record` was asked for. With the other
@@ -58,7 +59,7 @@ class Server:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
         self.peers: dict[int, Peer] = {worker: Peer() for worker in workers}
         self.awaited = len(self.peers)
-        self.guests = dict.fromkeys(guests, 0)
+        self.guests: dict[int, float] = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping = False
         self.handled: list[int] | None = [] if record else None
@@ -297,7 +298,7 @@ class Server:
         ready = [event for event in self._calls if self.epoch_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
-            self.guests[event.message.sender] += 1
+            self.guests[event.message.sender] += math.inf if event.message.resume else 1
         return [self._center_to(event) for event in ready]
 
     def _commit_ready(self) -> list[Action]:
