@@ -314,10 +314,24 @@ class Team:
         """
         self.start()
         self.end_epoch()
-        self._part.ask({"ask": "mean", "values": {}, "weight": 0})  # returns when all have ended
+        self._meet()  # now all have ended
+        self._meet()  # now the servers have settled what the centre is
         self._part.look(self.model.parameters.vector)
         self.model.publish()
         self._swap_buffers(None)
+
+    def settle_center(self, settle: Callable[[], object]) -> None:
+        """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
+
+        Workers call `take_over_center` meanwhile. The model's buffers are what all get.
+        """
+        self._meet()
+        settle()
+        if self._buffers is not None:
+            self._buffers.gather()
+            content = {"ask": "average", "weight": 1, "instead": True}
+            self._part.ask(content, self._buffers.flat.vector)
+        self._meet()
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
@@ -343,6 +357,10 @@ class Team:
         if options != self._known_options:
             self._known_options, self._schedules = options, True
             self._part.configure(wired(options))
+
+    def _meet(self) -> None:
+        """Wait for all ranks."""
+        self._part.ask({"ask": "mean", "values": {}, "weight": 0})
 
     def _swap(self, vector: Vector) -> None:
         np.copyto(self.model.parameters.vector, vector)

@@ -8,7 +8,7 @@ from keras_cases import CASES, train, weights
 
 import nnlo_keras as nk
 
-folder, wrapper, lag = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+folder, wrapper = Path(sys.argv[1]), sys.argv[2]
 for name in CASES:
     if wrapper == "plain":
         np.savez(folder / f"{name}.plain.npz", *weights(train(name, lambda optimizer: optimizer)))
@@ -16,7 +16,7 @@ for name in CASES:
     distribute = nk.Distribute()
 
     def wrap(optimizer):
-        return getattr(nk, wrapper)(optimizer, lag=lag)
+        return getattr(nk, wrapper)(optimizer)
 
     model = train(name, wrap, [distribute])
     role = "server" if distribute.role.startswith("server") else "worker"

@@ -82,7 +82,9 @@ CASES = {
     "normal": (lambda: dense(_Dense(8), _normal()), lambda: _o.Adam(0.01), ()),
     "dropout": (lambda: dense(_Dense(8), keras.layers.Dropout(0.5, seed=7)), _sgd, ()),
     "forked": (forked, lambda: _o.Adam(0.01), ()),
-    "words": (words, lambda: _o.Adam(0.01), ()),
+    # On TensorFlow plain Adam is given the gradient of an Embedding in slices, and squares those of the same
+    # row before it adds them; at the centre it gets their sum, as on the other back ends.
+    "words": (words, lambda: _sgd(momentum=0.9), ()),
     "frozen": (frozen, lambda: _o.AdamW(0.01), ()),
 }
 
@@ -117,6 +119,4 @@ def train(name, wrap, callbacks=()):
 
 def weights(model):
     """Everything but the states of seed generators."""
-    return [
-        keras.ops.convert_to_numpy(variable) for variable in model.weights if "seed" not in variable.path
-    ]
+    return [keras.ops.convert_to_numpy(variable) for variable in model.weights if "seed" not in variable.path]
