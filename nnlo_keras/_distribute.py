@@ -168,6 +168,7 @@ class Distribute(keras.callbacks.Callback):
             center_optimizer=lambda place: CenterOptimizer(wrapper, weights, place),
             local_step=lambda: None,  # it has been made within the training step
             servers=wrapper.servers,
+            optimizer=type(wrapper.inner_optimizer).__name__,
         )
         self.role = self._team.member.role
         wrapper.mode = Mode.LOCAL if wrapper.algorithm.optimizer_runs == "worker" else Mode.ACCUMULATE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,6 @@ def test_a_learning_rate_that_the_server_reduces_is_the_one_that_counts(training
         "half",
         "two fits 1",
         "two fits 2",
-        "an empty share",
         "uneven shares",
         "lag",
         "averages on workers",
@@ -158,5 +158,26 @@ def test_sparse_validation_happens_in_its_epochs(trainings):
 
 
 def test_each_worker_counts_its_samples_or_batches(trainings):
-    server, *workers = trainings[0]["uneven shares"]
+    _, *workers = trainings[0]["uneven shares"]
     assert [worker["steps"] for worker in workers] == [4 * 7, 4 * 2]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("no callback", r"add nnlo_keras.Distribute\(\) to the callbacks"),
+        ("no wrapper", r"wrap it in the algorithm, e\.g\. model\.compile\(optimizer=nnlo_keras"),
+        ("other options", "every"),
+        ("other wrapper", "EASGD"),
+        ("other optimizer", "SGD.* Adam"),
+        ("bare callback", "in a list of callbacks"),
+        ("other model", "differ|other"),
+        ("failing callback", "a callback of the user's"),
+        ("nan", "NaN or infinity"),
+        ("no data", "ValueError"),
+    ],
+)
+def test_a_mistake_is_named_and_ends_the_job(case, words):
+    done = mpiexec(3, PROGRAMS / "keras_misuse.py", case, timeout_s=60, env=on("torch"))
+    assert done.returncode != 0
+    assert re.search(words, done.stderr), done.stderr

@@ -143,18 +143,7 @@ def callbacks():
 
 
 def shares():
-    train("an empty share", data=nk_shard_of_one())
     train("uneven shares", data=share(slice(0, 70), slice(70, 90)))
-
-
-def nk_shard_of_one():
-    """One batch as a PyDataset, of which the second worker gets none."""
-
-    class One(Batches):
-        def __len__(self):
-            return 1
-
-    return nk.shard(One())
 
 
 def features():
