@@ -14,9 +14,13 @@ def data():
     return x, draw.integers(0, 3, SAMPLES)
 
 
-def dense(*layers):
+def _tanh():
+    return _Dense(8, activation="tanh")
+
+
+def dense(*makers):
     keras.utils.set_random_seed(1)
-    middle = layers or (_Dense(8, activation="tanh"),)
+    middle = [make() for make in makers or [_tanh]]
     return keras.Sequential([keras.Input((5,)), *middle, _Dense(3)])
 
 
@@ -38,7 +42,7 @@ def words():
 
 
 def frozen():
-    model = dense(_Dense(6, activation="tanh"), _Dense(6, activation="tanh"))
+    model = dense(_tanh, _tanh)
     model.layers[1].trainable = False
     return model
 
@@ -49,6 +53,10 @@ def _halve(epoch, rate):
 
 def _sgd(**options):
     return keras.optimizers.SGD(0.1, **options)
+
+
+def _dropout():
+    return keras.layers.Dropout(0.5, seed=7)
 
 
 def _normal():
@@ -79,8 +87,8 @@ CASES = {
     ),
     "schedule": (dense, lambda: _o.SGD(_schedules.ExponentialDecay(0.2, 3, 0.5)), ()),
     "scheduler": (dense, _sgd, (lambda: keras.callbacks.LearningRateScheduler(_halve),)),
-    "normal": (lambda: dense(_Dense(8), _normal()), lambda: _o.Adam(0.01), ()),
-    "dropout": (lambda: dense(_Dense(8), keras.layers.Dropout(0.5, seed=7)), _sgd, ()),
+    "normal": (lambda: dense(_tanh, _normal), lambda: _o.Adam(0.01), ()),
+    "dropout": (lambda: dense(_tanh, _dropout), _sgd, ()),
     "forked": (forked, lambda: _o.Adam(0.01), ()),
     # On TensorFlow plain Adam is given the gradient of an Embedding in slices, and squares those of the same
     # row before it adds them; at the centre it gets their sum, as on the other back ends.

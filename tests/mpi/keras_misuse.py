@@ -37,7 +37,7 @@ elif case == "other wrapper":
 elif case == "other optimizer" and odd:
     optimizer = nk.Downpour(keras.optimizers.Adam(0.1))
 elif case == "other model" and odd:
-    model = dense(keras.layers.Dense(9))
+    model = dense(lambda: keras.layers.Dense(9))
 elif case == "failing callback":
     callbacks.append(Fail())
 elif case == "nan" and odd:
