@@ -146,6 +146,7 @@ class Team:
         self._started = self._epoch_open = self._schedules = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
+        self._final: Vector | None = None  # what a worker has taken over at the end
         if world.own_process:
             advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
 
@@ -267,6 +268,8 @@ class Team:
         self.over = True
         self.end_epoch()
         self._part.finish(self._publish if self.serves else self.model.publish)
+        if self._final is not None:  # replies that were under way have come since
+            np.copyto(self.model.parameters.vector, self._final)
         self.model.publish()
         self.member.disengage()
 
@@ -317,6 +320,7 @@ class Team:
         self._meet()  # now all have ended
         self._meet()  # now the servers have settled what the centre is
         self._part.look(self.model.parameters.vector)
+        self._final = self.model.parameters.vector.copy()
         self.model.publish()
         self._swap_buffers(None)
 

@@ -48,8 +48,8 @@ def _check_lengths(data: tuple[Any, ...]) -> None:
 def _check_enough(count: int, workers: int, what: str) -> None:
     if count < workers:
         raise ConfigurationError(
-            f"shard() cannot divide {count} {what} among {workers} workers, and Keras cannot fit without data; "
-            "start fewer workers"
+            f"shard() cannot divide {count} {what} among {workers} workers, and Keras cannot fit without "
+            "data; start fewer workers"
         )
 
 
