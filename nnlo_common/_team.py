@@ -146,6 +146,7 @@ class Team:
         self._started = self._epoch_open = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
+        self._final: Vector | None = None  # what a worker has taken over at the end
         if world.own_process:
             advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
 
@@ -265,6 +266,8 @@ class Team:
         self.end_epoch()
         self.over = True
         self._part.finish(self._publish if self.serves else self.model.publish)
+        if self._final is not None:  # replies that were under way have come since
+            np.copyto(self.model.parameters.vector, self._final)
         self.model.publish()
         self.member.disengage()
 
@@ -312,10 +315,25 @@ class Team:
         """
         self.start()
         self.end_epoch()
-        self._part.ask({"ask": "mean", "values": {}, "weight": 0})  # returns when all have ended
+        self._meet()  # now all have ended
+        self._meet()  # now the servers have settled what the centre is
         self._part.look(self.model.parameters.vector)
+        self._final = self.model.parameters.vector.copy()
         self.model.publish()
         self._swap_buffers(None)
+
+    def settle_center(self, settle: Callable[[], object]) -> None:
+        """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
+
+        Workers call `take_over_center` meanwhile. The model's buffers are what all get.
+        """
+        self._meet()
+        settle()
+        if self._buffers is not None:
+            self._buffers.gather()
+            content = {"ask": "average", "weight": 1, "instead": True}
+            self._part.ask(content, self._buffers.flat.vector)
+        self._meet()
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
@@ -338,6 +356,10 @@ class Team:
         if options != self._known_options:
             self._known_options = options
             self._part.configure(wired(options))
+
+    def _meet(self) -> None:
+        """Wait for all ranks."""
+        self._part.ask({"ask": "mean", "values": {}, "weight": 0})
 
     def _swap(self, vector: Vector) -> None:
         np.copyto(self.model.parameters.vector, vector)

@@ -46,7 +46,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._batch = -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
-        self._in_epoch = 0
+        self._in_epoch = self._epochs_left = 0
         self._served = False
         self._report = Report()
         self._logs: dict[str, float] = {}
@@ -82,6 +82,7 @@ class Distribute(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
         self._batch, self._summed, self._in_epoch, self._served = -1, 0, 0, False
+        self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
         if self._team is not None and not self._serving:
             self._team.begin_epoch()
 
@@ -116,7 +117,11 @@ class Distribute(keras.callbacks.Callback):
         if self._serving:
             if self.model.stop_training:
                 team.stop()
+            self._settle(team)
         else:
+            for _ in range(self._epochs_left):  # those that this worker has stopped before
+                team.begin_epoch()
+                team.end_epoch()
             team.take_over_center()
         team.close()
         self._report, self._team = team.report(), None
@@ -163,6 +168,7 @@ class Distribute(keras.callbacks.Callback):
             center_optimizer=lambda place: CenterOptimizer(wrapper, weights, place),
             local_step=lambda: None,  # it has been made within the training step
             servers=wrapper.servers,
+            optimizer=type(wrapper.inner_optimizer).__name__,
         )
         self.role = self._team.member.role
         wrapper.mode = Mode.LOCAL if wrapper.algorithm.optimizer_runs == "worker" else Mode.ACCUMULATE
@@ -178,8 +184,10 @@ class Distribute(keras.callbacks.Callback):
         self._restore += quieten(container, self.model)
 
     def _become_server(self) -> None:
-        from nnlo_keras._quiet import own_logs
+        from nnlo_keras._quiet import last_of, own_logs
 
+        # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
+        self._restore += last_of(_container(sys._getframe(2)), self)
         model = self.model
         served = _as_train_function(self._serve)
         model.train_function = served
@@ -225,6 +233,23 @@ class Distribute(keras.callbacks.Callback):
         if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
             rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
             weights.gradient.vector *= np.float32(rate)
+
+    def _settle(self, team: Team) -> None:
+        """Let all ranks end with what this rank's model is now: perhaps its average, or its best.
+
+        Until they hear that the training is over, workers go on.
+        """
+        weights = self._weights
+        assert weights is not None  # _join has made it
+        weights.absorb()
+        vector = weights.parameters.vector
+        final = vector.copy()
+
+        def settle() -> None:
+            np.copyto(vector, final)
+            weights.publish()
+
+        team.settle_center(settle)
 
     def _serve(self) -> dict[str, float]:
         """Serve an epoch, if that was not done yet; return the workers' metrics."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["own_logs", "quieten"]
+__all__ = ["last_of", "own_logs", "quieten"]
 
 #: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
 _FOR_THE_CENTRE = tuple(
@@ -39,6 +39,17 @@ def quieten(container: Any, model: Any) -> list[Callable[[], object]]:
         container.callbacks = everything
 
     return [wake, validate_again]
+
+
+def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:
+    """Let `callback` be the last that is called; return what undoes it."""
+    everything = container.callbacks
+    container.callbacks = [*(one for one in everything if one is not callback), callback]
+
+    def as_before() -> None:
+        container.callbacks = everything
+
+    return [as_before]
 
 
 def own_logs(model: Any) -> list[Callable[[], object]]:

@@ -45,12 +45,23 @@ def _check_lengths(data: tuple[Any, ...]) -> None:
         raise ConfigurationError(f"shard() got arrays of {lengths} samples; give arrays of equal length")
 
 
+def _check_enough(count: int, workers: int, what: str) -> None:
+    if count < workers:
+        raise ConfigurationError(
+            f"shard() cannot divide {count} {what} among {workers} workers, and Keras cannot fit without "
+            "data; start fewer workers"
+        )
+
+
 def _part(data: Any, worker: int, workers: int) -> Any:
     if isinstance(data, keras.utils.PyDataset):
+        if data.num_batches is not None:
+            _check_enough(data.num_batches, workers, "batches")
         return _Batches(data, max(worker, 0), workers, served=worker < 0)
     if type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard"):
         return data.take(1) if worker < 0 else data.shard(workers, worker)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        _check_enough(len(data), workers, "samples")
         return data[:1] if worker < 0 else data[worker::workers]
     raise ConfigurationError(
         f"shard() does not know how to divide a {type(data).__name__}; give arrays, a tf.data.Dataset or a "

@@ -146,7 +146,8 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Set the variables to their averages, if the wrapped optimizer keeps some, where it runs."""
-        if self.mode is not Mode.ACCUMULATE:
+        steps_here = self.mode is not Mode.SERVE or self.algorithm.optimizer_runs == "center"
+        if self.mode is not Mode.ACCUMULATE and steps_here:
             self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:

@@ -84,6 +84,8 @@ class Averages:
     def ask(self, question: Question) -> list[Answer]:
         """Take a vector, if one was brought, and return the average."""
         if question.numbers is not None and question.numbers.size:
+            if question.content.get("instead"):  # of what others have brought
+                self._parts.clear()
             self._parts[question.rank] = question.content["weight"], question.numbers.copy()
             self._update()
         return [Answer(question.rank, {}, self.value)]
