@@ -587,4 +587,3 @@ def test_a_sampler_with_a_random_state_of_its_own_is_refused_on_several_ranks():
         pytest.raises(ConfigurationError, match="RandomSampler has a generator of its own"),
     ):
         cluster.run(program, timeout_s=30)
-    assert sorted(nt.ShardSampler(inner)) == list(range(8))
