@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,6 +20,14 @@ FRAMEWORKS = {name for name in os.environ.get("NNLO_TEST_FRAMEWORKS", "").split(
 def _seeds() -> None:
     random.seed(1234)
     np.random.seed(1234)  # noqa: NPY002 - user code and frameworks draw from it
+
+
+@pytest.fixture(autouse=True)
+def _no_training_left() -> Iterator[None]:
+    """A sampler belongs to the wrapper made last; that of a test that has failed must not get another's."""
+    yield
+    if "nnlo_torch._wrapper" in sys.modules:
+        sys.modules["nnlo_torch._wrapper"]._current = None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
