@@ -157,7 +157,7 @@ def telling_places(layout: Layout, part: slice) -> npt.NDArray[np.int64]:
     that were not looked up. So two numbers of each parameter tell, and to look at all would take as long as
     a step of the optimizer.
     """
-    inside = [s for s in layout.segments if s.size and part.start <= s.offset < part.stop]
+    inside = [layout.segments[index] for index in layout.inside(part) if layout.segments[index].size]
     ends = [place for s in inside for place in (s.offset, s.offset + s.size - 1)]
     places: npt.NDArray[np.int64] = np.array(ends, np.int64) - part.start
     return places

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 
-__all__ = ["Layout", "Segment", "described"]
+__all__ = ["Layout", "Segment", "described", "padded"]
 
 # float32 holds every value of these; bfloat16 is ml_dtypes' (what torch, JAX and TensorFlow hand out).
 _EXACT = ("float32", "float16", "bfloat16")
 # np.shares_memory solves an integer problem; views that need more work than this are refused.
 _OVERLAP_WORK = 100_000
+_LINE = 16  # float32 numbers in a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,17 @@ class Layout:
             segments.append(Segment(name, array.shape, array.dtype.name, place, array.size, owner))
         return cls(tuple(segments), offset)
 
+    def marks(self) -> npt.NDArray[np.int64]:
+        """Return the last place before each next segment; where segments are padded it is free."""
+        ends = [segment.offset for segment in self.segments[1:]] + [self.size]
+        return np.array(ends, np.int64) - 1
+
+    def inside(self, place: slice) -> list[int]:
+        """Return which segments lie in a part of the vector, as `cut` makes them."""
+        return [
+            index for index, segment in enumerate(self.segments) if place.start <= segment.offset < place.stop
+        ]
+
     def cut(self, parts: int) -> tuple[slice, ...]:
         """Cut the vector at parameter boundaries into `parts` pieces whose largest is as small as possible.
 
@@ -139,6 +151,15 @@ class Layout:
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits that are equal for equal layouts."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+
+def padded(size: int) -> int:
+    """Return how much room a segment gets so that the next begins on a cache line, with one number to spare.
+
+    Kernels sum in another order where memory is not aligned, and back ends take a piece over without a copy
+    only where it is; the spare number is for a mark.
+    """
+    return _LINE * (size // _LINE + 1)
 
 
 def described(array: object) -> str:

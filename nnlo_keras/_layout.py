@@ -8,12 +8,12 @@ from math import prod
 import keras
 
 from nnlo_common import ConfigurationError, Layout, Segment
+from nnlo_common._layout import padded
 
 __all__ = ["averaged", "layout_of"]
 
 # float32 holds every value of these.
 _EXACT = ("float32", "float16", "bfloat16")
-_LINE = 16  # float32 numbers in a cache line
 
 
 def layout_of(variables: Sequence[keras.Variable]) -> Layout:
@@ -51,7 +51,7 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
         segments.append(Segment(name, shape, variable.dtype, place, size, tied_to))
         if owner is None:
             first[memory] = segments[-1]
-            offset += _LINE * (size // _LINE + 1)
+            offset += padded(size)
     return Layout(tuple(segments), offset)
 
 

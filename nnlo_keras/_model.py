@@ -124,10 +124,8 @@ class CenterOptimizer:
 
     def __init__(self, wrapper: Wrapper, weights: Weights, place: slice) -> None:
         self._optimizer, self._weights, self._place = wrapper.inner_optimizer, weights, place
-        segments = weights.layout.segments
-        mine = [index for index, segment in enumerate(segments) if place.start <= segment.offset < place.stop]
-        ends = [segment.offset for segment in segments[1:]] + [weights.layout.size]
-        self._marks = np.array([ends[index] for index in mine], np.int64) - 1 - place.start
+        segments, mine = weights.layout.segments, weights.layout.inside(place)
+        self._marks = weights.layout.marks()[mine] - place.start
         self._step = stepper(
             self._optimizer, [weights.variables[i] for i in mine], [segments[i] for i in mine], place.start
         )

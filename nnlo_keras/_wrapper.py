@@ -183,8 +183,8 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
 
 def _rooms(layout: Layout) -> list[int]:
     """How many numbers lie behind each segment."""
-    ends = [segment.offset for segment in layout.segments[1:]] + [layout.size]
-    return [end - segment.offset - segment.size for segment, end in zip(layout.segments, ends, strict=True)]
+    segments = zip(layout.segments, layout.marks().tolist(), strict=True)
+    return [mark + 1 - segment.offset - segment.size for segment, mark in segments]
 
 
 def _refuse(optimizer: Any, wrapper: str) -> None:

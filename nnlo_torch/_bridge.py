@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -26,11 +27,11 @@ import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common._flat import PRESENT
+from nnlo_common._layout import padded
 
 __all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_LINE = 16  # float32 numbers in a cache line
 # From so many numbers on a gradient is large: to move it at once gains more than the call costs.
 _LARGE = 16384
 # From so many numbers on several vectors in turn cost less than a copy; below, the copy is in the cache and
@@ -85,8 +86,8 @@ class Bridge:
         self.roads = [_road(tensor) for tensor in self.tensors]
         layout = _layout(named)
         locked = Road.BLOCK in self.roads
-        self.parameters = FlatVector(layout, _page_locked if locked else _ordinary)
-        self.gradient = FlatVector(layout, _page_locked if locked else _ordinary)
+        make = partial(FlatVector, layout, _page_locked) if locked else partial(FlatVector, layout)
+        self.parameters, self.gradient = make(), make()
         self.gradients = [self.gradient]
         if gradients and lag and not locked and layout.size >= _BEYOND_CACHE:
             self.gradients += [FlatVector(layout) for _ in range(lag)]
@@ -95,8 +96,7 @@ class Bridge:
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
         self._all_views = [self.gradient_views, *map(_views, self.gradients[1:])]
-        ends = [segment.offset for segment in layout.segments[1:]] + [layout.size]
-        self.marks = np.array(ends, np.int64) - 1
+        self.marks = layout.marks()
         self._wanted = gradients
         self._blocks = _blocks(self, gradients=gradients)
         # Where each gradient lies once a backward pass has made it.
@@ -316,9 +316,7 @@ def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
             )
         shape = tuple(tensor.shape)
         segments.append(Segment(name, shape, _DTYPES[tensor.dtype], offset, tensor.numel()))
-        # Each on a cache line of its own, as torch itself has it: kernels sum in another order elsewhere.
-        # At least one number is left behind it, for the mark.
-        offset += _LINE * (tensor.numel() // _LINE + 1)
+        offset += padded(tensor.numel())  # as torch itself aligns its tensors
     return Layout(tuple(segments), offset)
 
 
@@ -330,10 +328,6 @@ def _road(tensor: torch.Tensor) -> Road:
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
         return Road.COPY
     return Road.VIEW if tensor.device.type == "cpu" else Road.BLOCK
-
-
-def _ordinary(count: int) -> npt.NDArray[np.uint8]:
-    return np.zeros(count, np.uint8)
 
 
 def _page_locked(count: int) -> npt.NDArray[np.uint8]:

@@ -29,11 +29,7 @@ class CenterOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, bridge: Bridge, place: slice) -> None:
         self._optimizer, self._bridge, self._place = optimizer, bridge, place
         self._options = GroupOptions(optimizer)
-        self._mine = [
-            index
-            for index, segment in enumerate(bridge.parameters.layout.segments)
-            if place.start <= segment.offset < place.stop
-        ]
+        self._mine = bridge.parameters.layout.inside(place)
         self._marks = bridge.marks[self._mine] - place.start
         self._masters = self._float32_masters()
         self._views: dict[int, list[torch.Tensor]] = {}
