@@ -10,7 +10,7 @@ from typing import TextIO
 
 from nnlo_common._roles import Report
 
-__all__ = ["Meter", "Screen", "is_live", "table"]
+__all__ = ["Meter", "Screen", "is_live", "spaced", "table"]
 
 
 class Meter:
@@ -33,7 +33,7 @@ class Meter:
     def line(self, report: Report) -> str:
         """Return samples per second and staleness since the last `mark`."""
         seconds = max(self._clock() - self._last_s, 1e-9)
-        parts = [f"{(report.samples - self._last.samples) / seconds:>9,.0f} samples/s".replace(",", " ")]
+        parts = [f"{spaced((report.samples - self._last.samples) / seconds):>9} samples/s"]
         if exchanges := report.exchanges - self._last.exchanges:
             total = report.mean_staleness * report.exchanges
             before = self._last.mean_staleness * self._last.exchanges
@@ -81,6 +81,16 @@ def is_live(env: Mapping[str, str] = os.environ, stream: TextIO | None = None) -
     stream = sys.stdout if stream is None else stream
     batch = ("CI", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
     return stream.isatty() and env.get("TERM", "dumb") != "dumb" and not any(map(env.get, batch))
+
+
+def spaced(number: float) -> str:
+    """Return a whole number with its thousands apart.
+
+    Example:
+        >>> spaced(16000)
+        '16 000'
+    """
+    return f"{number:,.0f}".replace(",", " ")
 
 
 def table(rows: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.protocol import check_weight
 
-__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say"]
+__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say", "speaks"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
@@ -37,9 +37,14 @@ class Report:
     noise_scale: float | None = None
 
 
+def speaks(role: str) -> bool:
+    """Say whether this is the one rank that speaks for all: the one whose parameters are the centre."""
+    return role in ("alone", "server 0")
+
+
 def say(role: str, text: str) -> None:
-    """Print `text` if this is the one rank that speaks for all: the one whose parameters are the centre."""
-    if role in ("alone", "server 0"):
+    """Print `text` if this rank speaks for all."""
+    if speaks(role):
         print(text, flush=True)
 
 

@@ -291,14 +291,13 @@ class Team:
         center = np.empty_like(vector)
         if when_all_are_there:
             self._part.view(center)
-        elif self.serves:
-            self._part.look(center)
         else:
             self._part.look(center)
-            self._bring_buffers()
         if self.serves:
             yield  # the model is the centre
             return
+        if not when_all_are_there:
+            self._bring_buffers()
         own = vector.copy()
         own_buffers = self._swap_buffers(None)
         try:
@@ -387,5 +386,4 @@ class Team:
     def _publish(self) -> None:
         """On a server: let the model be the centre."""
         self.model.publish()
-        if self._buffers is not None:
-            self._swap_buffers(None)
+        self._swap_buffers(None)

@@ -31,13 +31,12 @@ def stepper(optimizer: Any, variables: Sequence[Any], segments: Sequence[Segment
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return _tensorflow(optimizer, variables, pieces, shapes)
-    if backend == "jax":
-        return _jax(optimizer, variables, pieces, shapes)
+    # JAX's tensors would be the message's memory for good; torch's are given back before it is used again.
+    own = np.array if backend == "jax" else np.asarray
 
     def step(gradient: Vector, present: tuple[bool, ...]) -> None:
-        # Views, not copies, where the back end can have them.
         grads = [
-            keras.ops.convert_to_tensor(gradient[piece].reshape(shape))
+            keras.ops.convert_to_tensor(own(gradient[piece].reshape(shape)))
             for piece, shape, there in zip(pieces, shapes, present, strict=True)
             if there
         ]
@@ -70,19 +69,5 @@ def _tensorflow(
         if present not in compiled:
             compiled[present] = make(present)
         compiled[present](tf.convert_to_tensor(gradient))
-
-    return step
-
-
-def _jax(
-    optimizer: Any, variables: Sequence[Any], pieces: Sequence[slice], shapes: Sequence[tuple[int, ...]]
-) -> Step:
-    def step(gradient: Vector, present: tuple[bool, ...]) -> None:
-        grads = [
-            keras.ops.convert_to_tensor(np.array(gradient[piece].reshape(shape)))
-            for piece, shape, there in zip(pieces, shapes, present, strict=True)
-            if there
-        ]
-        optimizer.apply(grads, [v for v, there in zip(variables, present, strict=True) if there])
 
     return step

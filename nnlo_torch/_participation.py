@@ -14,7 +14,7 @@ import torch
 
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._drive import Watch
-from nnlo_common._roles import say
+from nnlo_common._roles import say, speaks
 from nnlo_common._team import Team
 from nnlo_torch._aside import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
@@ -202,7 +202,7 @@ class Participation:
         Returns:
             The result that is to come; None where nothing is done.
         """
-        if self.role not in ("alone", "server 0"):
+        if not speaks(self.role):
             return None
         future = start(validate, model, then, wait=self._team is None)
         self._aside.append(future)
@@ -265,7 +265,7 @@ class Participation:
             what: e.g. `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`.
             path: of the file.
         """
-        if self.role in ("alone", "server 0"):
+        if speaks(self.role):
             path = Path(path)
             fresh = path.with_name(path.name + ".part")
             torch.save(what, fresh)

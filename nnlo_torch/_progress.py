@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from nnlo_common._progress import Meter, Screen, is_live, table
+from nnlo_common._progress import Meter, Screen, is_live, spaced, table
+from nnlo_common._roles import speaks
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Progress"]
@@ -44,7 +45,7 @@ class Progress:
         live: bool | None = None,
     ) -> None:
         self._optimizer, self._model, self._loss = optimizer, model, loss
-        self._speaks = optimizer.role in ("alone", "server 0")
+        self._speaks = speaks(optimizer.role)
         self._live = is_live() if live is None else live
         self._meter, self._screen = Meter(), Screen(live=self._live)
         self._center_loss: float | None = None
@@ -71,9 +72,9 @@ class Progress:
         report = self._optimizer.report()
         rows = {f"{name} of the centre": f"{value:.4f}" for name, value in (scores or {}).items()}
         rows["time"] = f"{self._meter.seconds:.1f} s"
-        rows["samples"] = f"{report.samples:,}".replace(",", " ")
+        rows["samples"] = spaced(report.samples)
         if self._optimizer.size > 1:
-            rows["exchanges"] = f"{report.exchanges:,}".replace(",", " ")
+            rows["exchanges"] = spaced(report.exchanges)
             rows["mean staleness"] = f"{report.mean_staleness:.2f}"
         self._screen.settle(table(rows))
 
