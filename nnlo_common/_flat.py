@@ -4,7 +4,8 @@ Requirements that shaped this module:
 
 * a message is one header and one vector in one piece of memory, so a vector is born with room for the
   header in front of it (`Frame`) and can be sent as it lies;
-* the vector starts on a cache line (64 bytes), so that every numpy and BLAS kernel takes its fast path;
+* the vector starts on a cache line (64 bytes), so that every numpy and BLAS kernel takes its fast path, and
+  a long one lies in large pages, which a transport copies at twice the speed;
 * arrays are copied once on the way in and once on the way out, never more; views cost nothing.
 """
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._layout import Layout, Segment, described
+from nnlo_common._pages import zeroed
 
 __all__ = ["PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
 
@@ -31,10 +33,6 @@ PRESENT = np.float32(2.0**-100)
 
 ALIGNMENT = 64
 HEADER_BYTES = 64
-
-
-def _zeroed(count: int) -> npt.NDArray[np.uint8]:
-    return np.zeros(count, np.uint8)
 
 
 class Frame:
@@ -59,7 +57,7 @@ class Frame:
 
     __slots__ = ("bytes", "header", "vector")
 
-    def __init__(self, size: int, allocate: Allocate = _zeroed) -> None:
+    def __init__(self, size: int, allocate: Allocate = zeroed) -> None:
         raw = allocate(ALIGNMENT + HEADER_BYTES + 4 * size)
         start = -raw.ctypes.data % ALIGNMENT
         self.bytes: npt.NDArray[np.uint8] = raw[start : start + HEADER_BYTES + 4 * size]
@@ -89,7 +87,7 @@ class FlatVector:
 
     __slots__ = ("frame", "layout", "vector")
 
-    def __init__(self, layout: Layout, allocate: Allocate = _zeroed) -> None:
+    def __init__(self, layout: Layout, allocate: Allocate = zeroed) -> None:
         self.layout = layout
         self.frame = Frame(layout.size, allocate)
         self.vector = self.frame.vector

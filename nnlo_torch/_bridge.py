@@ -104,6 +104,8 @@ class Bridge:
         for block in self._blocks:
             self._places[block.first : block.first + len(block.gradients)] = block.gradients
         self._copied = [index for index, road in enumerate(self.roads) if road is Road.COPY]
+        # Then nothing moves between them, step after step.
+        self._all_views_of_it = not self._copied and not self._blocks
         self._attach()
 
     def collect(self) -> None:
@@ -150,21 +152,25 @@ class Bridge:
             if tensor.grad is not None and tensor.grad.is_sparse:
                 self._refuse_sparse(index)
 
-    @torch.no_grad()
     def absorb(self) -> None:
         """Bring the parameters into the flat vector where they are no views of it."""
-        for index in self._copied:
-            self.views[index].copy_(self.tensors[index])
-        for block in self._blocks:
-            block.host.copy_(block.device)
+        if self._all_views_of_it:
+            return
+        with torch.no_grad():
+            for index in self._copied:
+                self.views[index].copy_(self.tensors[index])
+            for block in self._blocks:
+                block.host.copy_(block.device)
 
-    @torch.no_grad()
     def publish(self) -> None:
         """Bring the flat vector into the parameters that are no views of it."""
-        for index in self._copied:
-            self.tensors[index].copy_(self.views[index])
-        for block in self._blocks:
-            block.device.copy_(block.host)
+        if self._all_views_of_it:
+            return
+        with torch.no_grad():
+            for index in self._copied:
+                self.tensors[index].copy_(self.views[index])
+            for block in self._blocks:
+                block.device.copy_(block.host)
 
     def _attach(self) -> None:
         for block in self._blocks:
