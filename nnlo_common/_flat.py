@@ -12,6 +12,7 @@ Requirements that shaped this module:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,6 +105,16 @@ class FlatVector:
         flat = cls(Layout.of(arrays, names, allow_narrowing=allow_narrowing))
         flat.read_from(arrays)
         return flat
+
+    def laid_out(self, layout: Layout) -> FlatVector:
+        """Return the same memory with another layout of its size."""
+        if layout.size != self.layout.size:
+            raise ConfigurationError(
+                f"a vector of {self.layout.size} numbers cannot be laid out for {layout.size}"
+            )
+        other = copy(self)
+        other.layout = layout
+        return other
 
     def views(self) -> list[Vector]:
         """Return a view of the vector for each array, in its shape; tied arrays get the same memory."""

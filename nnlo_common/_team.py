@@ -16,12 +16,17 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._forking import advise_on_fork
 from nnlo_common._joining import Member, Plan, join
+from nnlo_common._layout import Layout
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._roles import Report
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 
-__all__ = ["Buffers", "Model", "Options", "Team", "unwired", "wired"]
+__all__ = ["Buffers", "Model", "Options", "Team", "unwired", "vectors_in_turn", "wired"]
+
+
+# From so many numbers on.
+_BEYOND_CACHE = 1 << 19
 
 
 class Model(Protocol):
@@ -86,6 +91,15 @@ def unwired(vector: Vector) -> list[float]:
     """Return what was `wired`."""
     numbers: list[float] = np.ascontiguousarray(vector).view(np.float64).tolist()
     return numbers
+
+
+def vectors_in_turn(layout: Layout, lag: int) -> int:
+    """Return in how many vectors gradients are best made in turn, while earlier ones travel.
+
+    For a model beyond the cache that costs less than to copy what is sent; below, the copy is in the cache
+    and several vectors would drive each other out of it.
+    """
+    return 1 + lag if layout.size >= _BEYOND_CACHE else 1
 
 
 class Team:

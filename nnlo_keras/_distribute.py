@@ -44,7 +44,7 @@ class Distribute(keras.callbacks.Callback):
         self._team: Team | None = None
         self._weights: Weights | None = None
         self._restore: list[Callable[[], object]] = []
-        self._batch = -1  # the last one of this epoch
+        self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
         self._in_epoch = self._epochs_left = 0
         self._served = False
@@ -81,7 +81,7 @@ class Distribute(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
-        self._batch, self._summed, self._in_epoch, self._served = -1, 0, 0, False
+        self._epoch, self._batch, self._summed, self._in_epoch, self._served = epoch, -1, 0, 0, False
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
         if self._team is not None and not self._serving:
             self._team.begin_epoch()
@@ -99,14 +99,14 @@ class Distribute(keras.callbacks.Callback):
         if self._team.stopped:
             self.model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send what is left, and what the metrics are."""
         if self._team is None or self._serving:
             return
         if self._summed:
             self._push()
         values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
-        self._team.ask({"ask": "note", "values": values, "weight": self._in_epoch or 1})
+        self._team.ask({"ask": "note", "epoch": epoch, "values": values, "weight": self._in_epoch or 1})
         self._team.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -154,7 +154,7 @@ class Distribute(keras.callbacks.Callback):
         wrapper.attached = True
         if not wrapper.built:
             wrapper.build(self.model.trainable_variables)
-        if wrapper.algorithm.optimizer_runs != "worker" and wrapper.accumulator is None:
+        if wrapper.algorithm.optimizer_runs != "worker" and wrapper.sum is None:
             raise ConfigurationError(
                 "this optimizer was built before the ranks were known; make a new one for this training"
             )
@@ -258,7 +258,7 @@ class Distribute(keras.callbacks.Callback):
         if not self._served:
             self._served = True
             team.begin_epoch()
-            self._logs = dict(team.ask({"ask": "note", "values": {}, "weight": 0})["means"])
+            self._logs = dict(team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
         return self._logs
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common._flat import Vector
-from nnlo_common._team import unwired
+from nnlo_common._team import unwired, vectors_in_turn
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._roads import road
 from nnlo_keras._stepping import stepper
@@ -19,12 +19,12 @@ from nnlo_keras._wrapper import Wrapper
 __all__ = ["CenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
-# For the header and the alignment of a vector.
-_AROUND = 128
-
-
 class Weights:
     """A model's trainable weights and the sum of its gradients; fits `nnlo_common._team.Model`.
+
+    Attributes:
+        parameters: the weights.
+        gradients: what sums are brought to, in turn.
 
     Args:
         model: the model.
@@ -36,36 +36,38 @@ class Weights:
         self.layout = layout_of(self.variables)
         self.parameters = FlatVector(self.layout)
         self._road = road(self.variables, self.parameters, model)
-        self._sum, size = None, self.layout.size
-        if wrapper.accumulator is not None:
-            room = layout_of([wrapper.accumulator])
-            size = room.size
-        # The sum's vector and the gradient are the same memory; the sum's has a little room behind it.
-        memory = np.zeros(4 * size + _AROUND, np.uint8)
-        if wrapper.accumulator is not None:
-            self._sum = road([wrapper.accumulator], FlatVector(room, lambda count: memory[:count]), model)
-        self.gradient = FlatVector(self.layout, lambda count: memory[:count])
+        self._sum, lag = wrapper.sum, wrapper.algorithm.lag
+        self.gradients = [FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, lag))]
+        self._turn = 0
+        if self._sum is not None:
+            if tied := next((s for s in self.layout.segments if s.tied_to), None):
+                raise ConfigurationError(
+                    f"the variable {tied.name!r} is the same tensor as {tied.tied_to!r}; make one variable "
+                    "of both, or use an algorithm that exchanges weights, such as EASGD"
+                )
+            self._sum.tie(self.gradients, model)
+            self._sum.restart(0)
         self.absorb()
 
     def collect(self) -> None:
         """Bring the sum of gradients into its vector."""
         assert self._sum is not None  # only algorithms that send gradients collect
-        self._sum.read()
+        self._sum.collect()
 
     def clear(self) -> None:
         """Begin a new sum."""
         assert self._sum is not None  # only algorithms that send gradients collect
-        self.gradient.vector.fill(0)
-        self._sum.write()
+        self._sum.restart(self._turn)
 
     @property
-    def gradients(self) -> list[FlatVector]:
-        """The one vector that gradients are made in."""
-        return [self.gradient]
+    def gradient(self) -> FlatVector:
+        """The vector that the next sum comes into."""
+        return self.gradients[self._turn]
 
     def turn(self) -> bool:
-        """There is only one."""
-        return False
+        """Let the next sum come into another vector, while this one travels."""
+        self._turn = (self._turn + 1) % len(self.gradients)
+        return True
 
     def check(self) -> None:
         """Nothing can change behind our back: Keras keeps its variables."""

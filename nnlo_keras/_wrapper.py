@@ -9,11 +9,10 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from nnlo_common import ConfigurationError, Layout
-from nnlo_common._flat import PRESENT
+from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_common.algorithms import Algorithm
-from nnlo_keras._layout import layout_of
+from nnlo_keras._sums import GradientSum, gradient_sum
 
 __all__ = ["Mode", "Wrapper", "wrapper_of"]
 
@@ -39,6 +38,7 @@ class Wrapper(keras.optimizers.Optimizer):
         every: batches between exchanges, where gradients are added up.
         servers: how many ranks share the serving of the centre.
         mode: what it does with gradients.
+        sum: of gradients, where they are added up.
 
     Args:
         optimizer: any Keras optimizer.
@@ -68,8 +68,7 @@ class Wrapper(keras.optimizers.Optimizer):
         self.mode = Mode.ALONE
         self.attached = False  # whether a Distribute callback drives it
         self.rate_set: float | None = None  # by a callback, since the training began
-        self.layout: Layout | None = None
-        self.accumulator: Any = None
+        self.sum: GradientSum | None = None
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the wrapped optimizer's variables and, among several ranks, the sum of gradients."""
@@ -79,13 +78,7 @@ class Wrapper(keras.optimizers.Optimizer):
             self.inner_optimizer.build(variables)
         super().build(variables)
         if self.algorithm.optimizer_runs != "worker" and (self.attached or launched() is not None):
-            self.layout = layout_of(variables)
-            self.accumulator = self.add_variable(
-                shape=(self.layout.size,), dtype="float32", initializer="zeros", name="gradient_sum"
-            )
-            self._tails = [np.zeros(room, np.float32) for room in _rooms(self.layout)]
-            for tail in self._tails:
-                tail[-1] = PRESENT
+            self.sum = gradient_sum(self, variables)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Do with the gradients what the mode says; within the compiled training step."""
@@ -103,19 +96,9 @@ class Wrapper(keras.optimizers.Optimizer):
         return self.inner_optimizer.apply(grads, variables)
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        assert self.layout is not None  # build has made it
+        assert self.sum is not None  # build has made it
         given = {id(variable): grad for variable, grad in zip(variables, grads, strict=True)}
-        pieces = []
-        for variable, segment, tail in zip(
-            self._trainable_variables, self.layout.segments, self._tails, strict=True
-        ):
-            grad = given.get(id(variable))
-            if grad is None:
-                pieces.append(keras.ops.zeros(segment.size + len(tail), "float32"))
-                continue
-            flat = keras.ops.reshape(keras.ops.convert_to_tensor(grad, sparse=False), (-1,))
-            pieces += [keras.ops.cast(flat, "float32"), keras.ops.convert_to_tensor(tail)]
-        self.accumulator.assign_add(keras.ops.concatenate(pieces))
+        self.sum.add([given.get(id(variable)) for variable in self._trainable_variables])
 
     # -- what others ask of an optimizer --------------------------------------------------------------
 
@@ -179,12 +162,6 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
     if isinstance(optimizer, Wrapper):
         return optimizer
     return inner if isinstance(inner, Wrapper) else None
-
-
-def _rooms(layout: Layout) -> list[int]:
-    """How many numbers lie behind each segment."""
-    segments = zip(layout.segments, layout.marks().tolist(), strict=True)
-    return [mark + 1 - segment.offset - segment.size for segment, mark in segments]
 
 
 def _refuse(optimizer: Any, wrapper: str) -> None:

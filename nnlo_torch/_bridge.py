@@ -28,15 +28,13 @@ import torch
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common._flat import PRESENT
 from nnlo_common._layout import padded
+from nnlo_common._team import vectors_in_turn
 
 __all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # From so many numbers on a gradient is large: to move it at once gains more than the call costs.
 _LARGE = 16384
-# From so many numbers on several vectors in turn cost less than a copy; below, the copy is in the cache and
-# the vectors would drive each other out of it.
-_BEYOND_CACHE = 1 << 19
 
 
 class Road(enum.Enum):
@@ -89,8 +87,8 @@ class Bridge:
         make = partial(FlatVector, layout, _page_locked) if locked else partial(FlatVector, layout)
         self.parameters, self.gradient = make(), make()
         self.gradients = [self.gradient]
-        if gradients and lag and not locked and layout.size >= _BEYOND_CACHE:
-            self.gradients += [FlatVector(layout) for _ in range(lag)]
+        if gradients and not locked:
+            self.gradients += [FlatVector(layout) for _ in range(vectors_in_turn(layout, lag) - 1)]
         self._kept = len(self.gradients) == 1  # whether gradients are changed in place from step to step
         self._turns, self._turning = 0, False
         self.views = _views(self.parameters)

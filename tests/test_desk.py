@@ -26,6 +26,7 @@ from nnlo_common.protocol import (
     Lost,
     Means,
     Message,
+    Notes,
     Question,
     Received,
     Release,
@@ -577,3 +578,47 @@ def test_a_book_stays_small_however_many_epochs_were_broken_off() -> None:
         take(room, 1, epoch)
         room.ask(1, lease("give back", left=1))
     room.ask(1, lease("read"))
+
+
+# --- notes -----------------------------------------------------------------------------------------------
+
+
+def noted(notes: Notes, rank: int, epoch: int, **values: float) -> Mapping[str, Any]:
+    weight = values.pop("weight", 1)
+    content = {"ask": "note", "epoch": epoch, "values": values, "weight": weight}
+    (answer,) = notes.ask(Question(rank, content))
+    return answer.content["means"]
+
+
+def test_notes_are_weighted_means_of_what_was_noted_for_an_epoch() -> None:
+    notes = Notes()
+    noted(notes, 1, 0, loss=1.0, weight=3)
+    noted(notes, 2, 0, loss=2.0, accuracy=0.5, weight=1)
+    assert noted(notes, 0, 0) == {"loss": 1.25, "accuracy": 0.5}
+
+
+def test_a_note_of_a_worker_that_is_ahead_does_not_count_yet() -> None:
+    notes = Notes()
+    noted(notes, 1, 0, loss=1.0)
+    noted(notes, 2, 0, loss=3.0)
+    noted(notes, 1, 1, loss=100.0)
+    assert noted(notes, 0, 0) == {"loss": 2.0}
+    noted(notes, 2, 1, loss=200.0)
+    assert noted(notes, 0, 1) == {"loss": 150.0}
+
+
+def test_the_last_note_of_a_worker_that_has_stopped_counts() -> None:
+    notes = Notes()
+    noted(notes, 1, 0, loss=1.0)
+    noted(notes, 2, 0, loss=3.0)
+    for epoch in range(1, 4):
+        noted(notes, 1, epoch, loss=float(epoch))
+        assert noted(notes, 0, epoch) == {"loss": (epoch + 3.0) / 2}
+
+
+def test_notes_that_nobody_asks_for_any_more_are_forgotten() -> None:
+    notes = Notes()
+    for epoch in range(100):
+        noted(notes, 1, epoch, loss=1.0)
+        noted(notes, 0, epoch)
+    assert sum(map(len, notes._notes.values())) == 1

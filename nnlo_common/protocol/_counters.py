@@ -107,16 +107,24 @@ class Averages:
 
 
 class Notes:
-    """The weighted means of named numbers that workers have last noted; nobody waits for anybody."""
+    """The weighted means of named numbers that workers have noted for an epoch; nobody waits for anybody."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, Mapping[str, Any]] = {}
+        self._notes: dict[int, dict[int, Mapping[str, Any]]] = {}  # by rank and epoch
 
     def ask(self, question: Question) -> list[Answer]:
-        """Take a note, if it holds anything, and return the means of all."""
+        """Take a note, if it holds anything, and return the means of all up to that epoch.
+
+        Of each worker its last note counts; what one notes that is an epoch ahead does not count yet.
+        """
+        epoch = question.content["epoch"]
         if question.content["values"]:
-            self._notes[question.rank] = question.content
-        notes = [self._notes[rank] for rank in sorted(self._notes)]
+            self._notes.setdefault(question.rank, {})[epoch] = question.content
+        else:
+            self._forget_before(epoch)
+        notes = [
+            by_epoch[last] for by_epoch in self._by_rank() if (last := _last(by_epoch, epoch)) is not None
+        ]
         means = {}
         for name in sorted({name for note in notes for name in note["values"]}):
             having = [note for note in notes if name in note["values"]]
@@ -127,3 +135,17 @@ class Notes:
     def gone(self, rank: int, *, lost: bool) -> list[Answer]:  # noqa: ARG002 - a counter's
         """Keep what a worker has noted."""
         return []
+
+    def _by_rank(self) -> list[dict[int, Mapping[str, Any]]]:
+        return [self._notes[rank] for rank in sorted(self._notes)]
+
+    def _forget_before(self, epoch: int) -> None:
+        """Keep no more than is asked for from now on."""
+        for by_epoch in self._by_rank():
+            last = _last(by_epoch, epoch)
+            for old in [one for one in by_epoch if last is not None and one < last]:
+                del by_epoch[old]
+
+
+def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:
+    return max((one for one in by_epoch if one <= epoch), default=None)

@@ -4,27 +4,27 @@ What shaped this module:
 
 * every eager operation costs microseconds, so that small variables go through one compiled function, which
   reads or writes them all;
-* a function that handles everything makes all new buffers before it frees an old one; large variables are
-  written one by one, so that the memory of one is used again for the next;
-* a numpy array can be lent to TensorFlow (DLPack), but what is assigned from it *is* the array then, until
-  it is updated: hence DeepCopy. If the array does not start on a cache line the process is aborted by the
-  next operation, so that such memory is never lent;
+* a numpy array can be lent to TensorFlow (DLPack), but what is assigned from it *is* the array then, until it
+  is updated in place: so a copy of the vector is lent, and copied into again when no tensor is a part of it
+  any more. Whatever somebody has read from a variable never changes;
+* if the array does not start on a cache line the process is aborted by the next operation: ours all do;
 * the address of a variable changes at nearly every step, so that none is kept.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from nnlo_common import FlatVector, Segment
+from nnlo_common import FlatVector, Frame, Segment
+from nnlo_common._flat import Vector
 
 __all__ = ["TensorFlowRoad"]
 
-_ALIGNMENT = 64
 # From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
 _LARGE = 65536
 # With so few variables the calls cost less than the function.
@@ -37,9 +37,7 @@ class TensorFlowRoad:
     aliased = False
 
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
-        self._vector = flat.vector
-        # A copy on the host has been made when the call returns; one to another device may still go on.
-        self._host = tf.device("CPU:0")
+        self._vector, self._copies = flat.vector, _Copies()
         places = list(zip(variables, flat.layout.segments, flat.views(), strict=True))
         places = [place for place in places if place[1].tied_to is None and place[1].size]
         # Values spread over devices by tf.distribute know by themselves how they are read and written.
@@ -52,9 +50,9 @@ class TensorFlowRoad:
         ]
         # float32 variables that are large, or few, are taken one by one.
         alone = [s.dtype == "float32" and (s.size >= _LARGE or len(plain) <= _FEW) for _, s, _ in plain]
-        self._alone = [(value, view) for (value, _, view), one in zip(plain, alone, strict=True) if one]
+        self._alone = [(value, segment) for (value, segment, _), one in zip(plain, alone, strict=True) if one]
         together = [place for place, one in zip(plain, alone, strict=True) if not one]
-        self._together = [(value, view) for value, _, view in together]
+        self._together = bool(together)
         self._pieces = [flat.vector[segment.place] for _, segment, _ in together]
         self._read = _reader([value for value, _, _ in together])
         self._write = _writer([(value, segment) for value, segment, _ in together], flat.vector.size)
@@ -62,9 +60,9 @@ class TensorFlowRoad:
     def read(self) -> None:
         """Copy the variables into the vector."""
         # What `_numpy` returns is TensorFlow's own memory, where `numpy` would copy it first.
-        for value, view in self._alone:
+        for value, segment in self._alone:
             tensor = tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=tf.float32)
-            np.copyto(view, tensor._numpy())
+            np.copyto(self._vector[segment.place].reshape(segment.shape), tensor._numpy())
         if self._together:
             packed, start = self._read()._numpy(), 0
             for piece in self._pieces:
@@ -75,18 +73,54 @@ class TensorFlowRoad:
 
     def write(self) -> None:
         """Copy the vector into the variables."""
-        if self._vector.ctypes.data % _ALIGNMENT:
-            for value, view in (*self._alone, *self._together):
-                _assign(value, view)
-        else:
-            for value, view in self._alone:
-                with self._host:
-                    copy = tf.raw_ops.DeepCopy(x=_lent(view))
-                tf.raw_ops.AssignVariableOp(resource=value.handle, value=copy)
-            if self._together:
-                self._write(_lent(self._vector))
+        copy = self._copies.of(self._vector)
+        for value, segment in self._alone:
+            piece = copy.lend(segment.place, segment.shape)
+            tf.raw_ops.AssignVariableOp(resource=value.handle, value=piece)
+        if self._together:
+            self._write(copy.lend(slice(None), self._vector.shape))
         for value, view in self._spread:
-            _assign(value, view)
+            value.assign(tf.cast(tf.constant(view), value.dtype))
+
+
+class _Copy:
+    """A copy of the vector that tensors may be parts of."""
+
+    def __init__(self, size: int) -> None:
+        self.vector = Frame(size).vector
+        self._lent: list[weakref.ref[Any]] = []
+
+    @property
+    def free(self) -> bool:
+        """Whether no tensor is a part of it any more."""
+        return all(piece() is None for piece in self._lent)
+
+    def lend(self, place: slice, shape: tuple[int, ...]) -> Any:
+        """Return a tensor that is the same memory; it keeps the array that we have an eye on."""
+        piece = self.vector[place].reshape(shape)
+        self._lent.append(weakref.ref(piece))
+        return tf.experimental.dlpack.from_dlpack(piece.__dlpack__())
+
+    def begin(self) -> None:
+        """Forget who had it."""
+        self._lent.clear()
+
+
+class _Copies:
+    """As many copies of a vector as are in use."""
+
+    def __init__(self) -> None:
+        self._copies: list[_Copy] = []
+
+    def of(self, vector: Vector) -> _Copy:
+        """Return a copy of `vector` that nobody has yet."""
+        copy = next((one for one in self._copies if one.free), None)
+        if copy is None:
+            copy = _Copy(vector.size)
+            self._copies.append(copy)
+        copy.begin()
+        np.copyto(copy.vector, vector)
+        return copy
 
 
 def _reader(values: list[Any]) -> Any:
@@ -104,21 +138,8 @@ def _writer(places: list[tuple[Any, Segment]], size: int) -> Any:
 
     def write(vector: Any) -> None:
         for value, segment in places:
-            # To copy piece by piece leaves each variable with memory of its own, which a step can use again.
-            with tf.device("CPU:0"):
-                own = tf.raw_ops.DeepCopy(x=tf.slice(vector, [segment.offset], [segment.size]))
-            own = tf.cast(own, value.dtype)
-            value.assign(tf.reshape(own, segment.shape), read_value=False)
+            piece = tf.cast(tf.slice(vector, [segment.offset], [segment.size]), value.dtype)
+            value.assign(tf.reshape(piece, segment.shape), read_value=False)
 
     signature = [tf.TensorSpec([size], tf.float32)]
     return tf.function(write, input_signature=signature, autograph=False).get_concrete_function()
-
-
-def _lent(array: np.ndarray[Any, Any]) -> Any:
-    """The array as a tensor that is the same memory."""
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _assign(value: Any, view: np.ndarray[Any, Any]) -> None:
-    """The slow way: `tf.constant` copies."""
-    value.assign(tf.cast(tf.constant(view), value.dtype))

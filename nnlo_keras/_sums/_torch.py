@@ -1,0 +1,74 @@
+"""torch: gradients are added up in the very vector that is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnlo_common import FlatVector
+from nnlo_common._flat import PRESENT
+
+__all__ = ["TorchSum"]
+
+
+class TorchSum:
+    """Sums for torch, where the training step is Python that runs every time.
+
+    Args:
+        variables: of which there are gradients.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = variables
+        self._there = [False] * len(variables)  # whether a sum has begun
+        self._turn = 0
+
+    def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:  # noqa: ARG002 - as for all back ends
+        """Say where sums are brought to, in turn."""
+        self._vectors, self._marks = vectors, vectors[0].layout.marks()
+        self._views = [[torch.from_numpy(view) for view in flat.views()] for flat in vectors]
+        # On another device they are added up there, and brought as a whole.
+        self._sums = [
+            [
+                view
+                if variable.value.device.type == "cpu"
+                else torch.zeros_like(view, device=variable.value.device)
+                for variable, view in zip(self._variables, views, strict=True)
+            ]
+            for views in self._views
+        ]
+
+    @torch.no_grad()
+    def add(self, gradients: Sequence[Any]) -> None:
+        """Add one gradient for each variable, or None."""
+        first: tuple[list[Any], list[Any]] = ([], [])
+        later: tuple[list[Any], list[Any]] = ([], [])
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                sums, given = later if self._there[index] else first
+                sums.append(self._sums[self._turn][index])
+                given.append(gradient)
+                self._there[index] = True
+        if first[0]:
+            torch._foreach_copy_(*first)
+        if later[0]:
+            torch._foreach_add_(*later)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Bring the sum into the vector whose turn it is."""
+        for index, (total, view) in enumerate(
+            zip(self._sums[self._turn], self._views[self._turn], strict=True)
+        ):
+            if not self._there[index]:
+                view.zero_()
+            elif total is not view:
+                view.copy_(total)
+        self._vectors[self._turn].vector[self._marks] = np.where(self._there, PRESENT, 0)
+
+    def restart(self, turn: int) -> None:
+        """Begin a new sum, for the vector of that number."""
+        self._turn, self._there = turn, [False] * len(self._variables)
