@@ -3,12 +3,11 @@
 python benchmarks/accuracy_torch.py                                     # plainly: the baseline
 mpiexec -n 3 python benchmarks/accuracy_torch.py --algorithm easgd      # 1 server, 2 workers
 
-Both see the same number of samples in the same batches. `accuracy_torch_all.py` runs and compares them.
+Both see the same number of samples in the same batches. `accuracy_all.py` runs and compares them.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from accuracy_options import options
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,30 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import fashion_data
 
 WRAPPERS = {"downpour": nt.Downpour, "easgd": nt.EASGD, "gem": nt.GEM}
-
-
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithm", choices=WRAPPERS, default="downpour", help="alone all are the same")
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the weights and the order"
-    )
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="gem needs sgd")
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")
-    parser.add_argument("--warmup", type=float, default=1.0, help="the first epoch's share of that rate")
-    parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
-    parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
-    parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
-    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
-    parser.add_argument(
-        "--validation",
-        type=int,
-        default=0,
-        help="hold back so many of the last training images and measure on them, not on the test images",
-    )
-    return parser.parse_args()
 
 
 def plain(chosen, parameters):
@@ -129,7 +105,7 @@ def train(chosen, seed, data, x_test, y_test):
 
 
 def main():
-    chosen = options()
+    chosen = options(__doc__)
     data = fashion_data.load(chosen.data)
     parts = split(data, chosen.validation)
     start = time.perf_counter()

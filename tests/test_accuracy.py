@@ -9,15 +9,15 @@ import pytest
 from launch import alone, mpiexec
 
 pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.framework("keras")]
 
 BENCHMARKS = Path(__file__).parent.with_name("benchmarks")
-SCRIPT = BENCHMARKS / "accuracy_torch.py"
 TINY = ["--epochs", "1", "--batch", "50", "--learning-rate", "0.02", "--seeds", "1", "2"]
 
 sys.path.insert(0, str(BENCHMARKS))
-import accuracy_torch_all as comparison  # noqa: E402
+import accuracy_all as comparison  # noqa: E402
 
 
 def lines(done):
@@ -33,8 +33,9 @@ def lines(done):
 
 
 @pytest.mark.slow
-def test_it_runs_alone():
-    first, second = lines(alone(SCRIPT, *TINY))
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_it_runs_alone(framework):
+    first, second = lines(alone(BENCHMARKS / f"accuracy_{framework}.py", *TINY))
     assert first["exchanges"] == "0"
     assert first["accuracy"] != second["accuracy"]  # seeds do something
 
@@ -49,8 +50,10 @@ def test_it_runs_alone():
         pytest.param("gem", ["--kappa", "1.5"], "40", marks=pytest.mark.extended),
     ],
 )
-def test_it_runs_on_three_ranks(algorithm, more, exchanges):
-    found = lines(mpiexec(3, SCRIPT, "--algorithm", algorithm, *more, *TINY))
+@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.extended)])
+def test_it_runs_on_three_ranks(framework, algorithm, more, exchanges):
+    script = BENCHMARKS / f"accuracy_{framework}.py"
+    found = lines(mpiexec(3, script, "--algorithm", algorithm, *more, *TINY))
     assert [one["exchanges"] for one in found] == [exchanges, exchanges]
 
 
@@ -79,7 +82,7 @@ def test_the_table_compares_means_in_points():
     ],
 )
 def test_the_verdict(monkeypatch, capsys, reached, arguments, met, status):
-    monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--algorithms", "gem", *arguments])
+    monkeypatch.setattr(sys, "argv", ["accuracy_all.py", "--algorithms", "gem", *arguments])
     monkeypatch.setattr(comparison, "mpiexec", lambda: "mpiexec")
     accuracy = {"one process, SGD": "0.91", "one process, Adam": "0.9", "gem": reached}
     monkeypatch.setattr(comparison, "run", lambda name, *_: row(name, accuracy[name]))
@@ -94,6 +97,6 @@ def test_the_verdict(monkeypatch, capsys, reached, arguments, met, status):
 
 @pytest.mark.slow
 def test_a_job_that_fails_is_not_compared(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["accuracy_torch_all.py", "--data", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["accuracy_all.py", "--data", "nowhere"])
     with pytest.raises(SystemExit, match="one process, SGD failed with exit status 1"):
         comparison.main()

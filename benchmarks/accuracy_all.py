@@ -1,6 +1,7 @@
 """Run `accuracy_torch.py` alone and as 1 server and 2 workers; compare; print the table in Markdown.
 
-python benchmarks/accuracy_torch_all.py --data FOLDER --assert
+python benchmarks/accuracy_all.py --data FOLDER --assert
+KERAS_BACKEND=tensorflow python benchmarks/accuracy_all.py keras --data FOLDER --assert    # accuracy_keras.py
 
 Each row of the table is a job of its own. The verdict of an algorithm is "met" if its mean accuracy over
 the seeds is at most so many percentage points below that of the best single process.
@@ -17,7 +18,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-SCRIPT = Path(__file__).with_name("accuracy_torch.py")
 RANKS = 3
 
 
@@ -53,6 +53,7 @@ TOGETHER = {
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("framework", choices=["torch", "keras"], nargs="?", default="torch")
     parser.add_argument("--algorithms", choices=TOGETHER, nargs="+", default=list(TOGETHER))
     parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
     parser.add_argument("--epochs", default="5")
@@ -77,9 +78,10 @@ def mpiexec():
 
 def run(name, launch, settings, chosen):
     """Run the script as one job and read its lines."""
-    command = [*launch, sys.executable, str(SCRIPT), *settings, "--epochs", chosen.epochs]
+    script = Path(__file__).with_name(f"accuracy_{chosen.framework}.py")
+    command = [*launch, sys.executable, str(script), *settings, "--epochs", chosen.epochs]
     command += ["--seeds", *chosen.seeds, *(["--data", chosen.data] if chosen.data else [])]
-    print(f"{name}: {' '.join([*launch, SCRIPT.name, *settings])}", file=sys.stderr, flush=True)
+    print(f"{name}: {' '.join([*launch, script.name, *settings])}", file=sys.stderr, flush=True)
     # The launcher ends a job that takes too long; killed itself, it could leave ranks behind.
     environment = os.environ | {"MPIEXEC_TIMEOUT": str(int(chosen.timeout))}
     environment.setdefault("OMP_NUM_THREADS", "1")

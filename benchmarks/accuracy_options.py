@@ -1,0 +1,32 @@
+"""What `accuracy_torch.py` and `accuracy_keras.py` can be told: the same."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def options(text):
+    """Read the command line; `text` is what the script says of itself."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument(
+        "--algorithm", choices=["downpour", "easgd", "gem"], default="downpour", help="alone all are the same"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the weights and the order"
+    )
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="gem needs sgd")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")
+    parser.add_argument("--warmup", type=float, default=1.0, help="the first epoch's share of that rate")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
+    parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
+    parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
+    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument(
+        "--validation",
+        type=int,
+        default=0,
+        help="hold back so many of the last training images and measure on them, not on the test images",
+    )
+    return parser.parse_args()
