@@ -104,18 +104,29 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.layout is not None  # build has made it
-        given = {id(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        given = {self._var_key(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        for variable in variables:
+            if self._var_key(variable) not in self._trainable_variables_indices:
+                raise ConfigurationError(
+                    f"{type(self).__name__} got a gradient of {variable.path!r}, which it was not built for; "
+                    "build it with all variables that it is to train before fit() begins"
+                )
         pieces = []
         for variable, segment, tail in zip(
             self._trainable_variables, self.layout.segments, self._tails, strict=True
         ):
-            grad = given.get(id(variable))
+            grad = given.get(self._var_key(variable))
             if grad is None:
                 pieces.append(keras.ops.zeros(segment.size + len(tail), "float32"))
                 continue
             flat = keras.ops.reshape(keras.ops.convert_to_tensor(grad, sparse=False), (-1,))
             pieces += [keras.ops.cast(flat, "float32"), keras.ops.convert_to_tensor(tail)]
         self.accumulator.assign_add(keras.ops.concatenate(pieces))
+
+    @property
+    def owned(self) -> list[Any]:
+        """The variables that it was built for."""
+        return list(self._trainable_variables)
 
     # -- what others ask of an optimizer --------------------------------------------------------------
 
