@@ -26,7 +26,7 @@ def build(model: Any, frame: Any) -> None:
         model(_like_its_inputs(frame))
     except Exception as error:
         raise ConfigurationError(
-            f"{type(model).__name__} has layers that are not built, and to call it on what looks like its data "
+            f"{type(model).__name__} has layers that are not built, and to call it on what is like its data "
             f"failed ({type(error).__name__}: {error}); build it, or call it on a batch, before fit()"
         ) from error
 

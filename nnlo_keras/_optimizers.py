@@ -107,9 +107,9 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
     if name == "optimizer":
         # compile() makes one if it is given none, which a training step with others leaves alone.
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        default, own_step = keras.optimizers.RMSprop(), type(model).train_step is not keras.Model.train_step
-        same = type(optimizer) is type(default) and optimizer.get_config() == default.get_config()
-        return own_step and same
+        default = keras.optimizers.RMSprop(name=optimizer.name)
+        as_made = type(optimizer) is type(default) and optimizer.get_config() == default.get_config()
+        return as_made and type(model).train_step is not keras.Model.train_step
     trained = {memory_of(variable) for variable in model.trainable_variables}
     return optimizer.built and not trained & {memory_of(one) for one in optimizer._trainable_variables}
 

@@ -1,4 +1,4 @@
-"""Models that are no chain of layers under one optimizer: for trainings on several ranks, and for plain ones."""
+"""Models that are no chain of layers under one optimizer, and training steps of their own."""
 
 import contextlib
 
@@ -182,12 +182,16 @@ class Averaging(keras.Model):
         def loss():
             return keras.ops.mean(keras.ops.square(self.network(x) - y))
 
-        value, grads = gradients(loss, self.network.trainable_variables)
+        error, grads = gradients(loss, self.network.trainable_variables)
         with stepping():
             self.own.apply(grads, self.network.trainable_variables)
             for mean, weight in zip(self.average.weights, self.network.weights, strict=True):
                 mean.assign(0.9 * mean.value + 0.1 * weight.value)
-        return {"loss": value}
+        return {"error": error}
+
+    def miss(self, network, x, y):
+        """How wrong a network is."""
+        return float(np.mean((keras.ops.convert_to_numpy(network(x)) - y) ** 2))
 
 
 class Subclassed(keras.Model):
@@ -208,7 +212,7 @@ def many():
     keras.utils.set_random_seed(1)
     inputs = [keras.Input((2,), name=name) for name in ("one", "two", "three")]
     shared = _Dense(4, activation="tanh", name="shared")
-    nested = keras.Sequential([keras.Input((4,)), _Dense(3, activation="tanh"), shared.__class__(3)])
+    nested = keras.Sequential([keras.Input((4,)), _Dense(3, activation="tanh"), _Dense(3)])
     left, right = nested(shared(inputs[0])), nested(shared(inputs[1]))
     both = keras.layers.concatenate([left, right, inputs[2]])
     return keras.Model(inputs, [_Dense(1, name="sum")(both), _Dense(2, name="pair")(both)])
@@ -216,8 +220,4 @@ def many():
 
 def weights(model):
     """Everything but the states of seed generators, and counters."""
-    return [
-        keras.ops.convert_to_numpy(variable)
-        for variable in model.weights
-        if "float" in variable.dtype
-    ]
+    return [keras.ops.convert_to_numpy(variable) for variable in model.weights if "float" in variable.dtype]
