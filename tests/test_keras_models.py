@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,7 +18,7 @@ PROGRAMS = Path(__file__).with_name("mpi")
 sys.path.insert(0, str(PROGRAMS))
 
 import keras_gan  # noqa: E402
-from test_keras_mpi import BACKENDS, WRAPPERS, on  # noqa: E402
+from test_keras_mpi import WRAPPERS, on  # noqa: E402
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
@@ -28,6 +29,15 @@ pytestmark = [
     # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
+
+
+def installed(backend, *marks):
+    """A back end to run on, if it is there; on JAX a training step of one's own is another function."""
+    missing = importlib.util.find_spec(backend) is None
+    return pytest.param(
+        backend, marks=[pytest.mark.skipif(missing, reason=f"{backend} is not installed"), *marks]
+    )
+
 
 MPI = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -52,7 +62,7 @@ class OwnStep(keras.Sequential):
         raise NotImplementedError
 
 
-# On JAX a training step of one's own is another function, and fit knows of one optimizer only.
+# On JAX fit keeps the state of one optimizer only.
 several = pytest.mark.skipif(keras.backend.backend() == "jax", reason="refused on JAX")
 
 
@@ -170,7 +180,7 @@ def test_alone_the_wrappers_are_the_plain_optimizers(wrapper):
 # Under mpiexec.
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow")])
 def trainings(request, tmp_path_factory):
     """What each piece of keras_models.py has left behind, by piece and rank."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -180,7 +190,7 @@ def trainings(request, tmp_path_factory):
     return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
 def comparisons(request, tmp_path_factory):
     """How far Downpour is from the plain fit on a server and a worker, by training."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -221,9 +231,10 @@ class TestOnThreeRanks:
     def test_what_a_training_step_of_its_own_returns_is_in_the_history_of_the_server(self, trainings):
         server, *workers = (rank["history"] for rank in trainings["Downpour"])
         for name in ("d_loss", "g_loss"):
-            for low_high in zip(*(worker[name] for worker in workers), server[name], strict=True):
-                *values, mean = low_high
-                assert min(values) - 1e-6 <= mean <= max(values) + 1e-6
+            # A worker may be an epoch ahead of the other, so the range is that of all epochs.
+            seen = [value for worker in workers for value in worker[name]]
+            assert len(server[name]) == 8
+            assert all(min(seen) - 1e-6 <= mean <= max(seen) + 1e-6 for mean in server[name])
         assert set(server) == {"d_loss", "g_loss"}
 
     def test_the_center_steps_an_optimizer_only_where_it_was_called(self, trainings):
@@ -254,14 +265,7 @@ def test_with_one_worker_two_optimizers_have_the_bits_of_the_plain_fit(compariso
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("unbuilt optimizers", r"d_optimizer is not built.*self\.d_optimizer\.build"),
-        ("unwrapped optimizer", "d_optimizer is wrapped, g_optimizer is not"),
-    ],
-)
-def test_a_mistake_with_optimizers_ends_the_job(case, words):
-    done = mpiexec(3, PROGRAMS / "keras_misuse.py", case, timeout_s=60, env=on("torch"))
+def test_optimizers_that_are_not_built_end_the_job():
+    done = mpiexec(3, PROGRAMS / "keras_misuse.py", "unbuilt optimizers", timeout_s=60, env=on("torch"))
     assert done.returncode != 0
-    assert re.search(words, done.stderr), done.stderr
+    assert re.search(r"d_optimizer is not built.*self\.d_optimizer\.build", done.stderr), done.stderr

@@ -200,7 +200,9 @@ class Subclassed(keras.Model):
     def __init__(self):
         keras.utils.set_random_seed(1)
         super().__init__()
-        self.inner = keras.Sequential([_Dense(6, activation="tanh"), keras.layers.BatchNormalization()])
+        self.inner = keras.Sequential(
+            [_Dense(6, activation="tanh"), keras.layers.BatchNormalization(momentum=0.5)]
+        )
         self.out = _Dense(1)
 
     def call(self, x, training=False):

@@ -48,10 +48,9 @@ elif case == "bare callback":
 elif case == "no data" and odd:
     x, y = x[:0], y[:0]
 
-if case in ("unbuilt optimizers", "unwrapped optimizer"):
-    other = keras.optimizers.SGD(0.1)
+if case == "unbuilt optimizers":
     model = GAN()
-    model.compile(optimizer, other if case == "unwrapped optimizer" else nk.Downpour(other), build=False)
+    model.compile(optimizer, nk.Downpour(keras.optimizers.SGD(0.1)), build=False)
     x, y = points(40), None
 else:
     compiled(model, optimizer)
