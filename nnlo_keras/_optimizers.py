@@ -44,7 +44,7 @@ def wrappers_in(model: Any) -> dict[str, Wrapper]:
                 f"of this model's optimizers {first} is {_described(wrappers[first])} but {name} is "
                 f"{_described(wrapper)}; they are exchanged together, so wrap both alike"
             )
-    if keras.backend.backend() == "jax" and list(wrappers) != ["optimizer"]:
+    if keras.backend.backend() == "jax" and [*wrappers.values()] != [wrapper_of(model.optimizer)]:
         raise ConfigurationError(
             f"on JAX fit() keeps the state of model.optimizer alone, but this model has {_listed(wrappers)}; "
             "give compile() one optimizer, or choose another back end with KERAS_BACKEND"
