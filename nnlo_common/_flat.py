@@ -106,15 +106,14 @@ class FlatVector:
         flat.read_from(arrays)
         return flat
 
-    def laid_out(self, layout: Layout) -> FlatVector:
-        """Return the same memory with another layout of its size."""
-        if layout.size != self.layout.size:
-            raise ConfigurationError(
-                f"a vector of {self.layout.size} numbers cannot be laid out for {layout.size}"
-            )
-        other = copy(self)
-        other.layout = layout
-        return other
+    def part(self, layout: Layout, place: slice = slice(None)) -> FlatVector:
+        """Return a part of the vector, or all of it, with a layout of its own; it lies in the same frame."""
+        vector = self.vector[place]
+        if layout.size != vector.size:
+            raise ConfigurationError(f"{vector.size} numbers cannot be laid out as {layout.size}")
+        part = copy(self)
+        part.layout, part.vector = layout, vector
+        return part
 
     def views(self) -> list[Vector]:
         """Return a view of the vector for each array, in its shape; tied arrays get the same memory."""

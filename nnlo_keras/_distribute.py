@@ -15,8 +15,10 @@ from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
+from nnlo_keras._building import build
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
-from nnlo_keras._wrapper import Mode, Wrapper, wrapper_of
+from nnlo_keras._optimizers import assign_variables, wrappers_in
+from nnlo_keras._wrapper import Mode, Wrapper
 
 __all__ = ["Distribute"]
 
@@ -34,6 +36,9 @@ class Distribute(keras.callbacks.Callback):
 
     At the end all ranks have the centre's weights.
 
+    A model with a `train_step` of its own may have several optimizers: wrap all alike, and build each with
+    the variables that it trains.
+
     Args:
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
@@ -43,6 +48,7 @@ class Distribute(keras.callbacks.Callback):
         self._world = world
         self._team: Team | None = None
         self._weights: Weights | None = None
+        self._wrappers: list[Wrapper] = []  # of one kind, with the same options
         self._restore: list[Callable[[], object]] = []
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
@@ -68,12 +74,16 @@ class Distribute(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Take up this rank's part."""
-        wrapper = self._wrapper()
+        wrappers = wrappers_in(self.model)
+        self._wrappers = list(wrappers.values())
+        for wrapper in self._wrappers:
+            wrapper.mode, wrapper.attached = Mode.ALONE, True
         world = self._world or launched()
         if world is None or world.size == 1:
-            wrapper.mode, wrapper.attached = Mode.ALONE, True
             return
-        self._join(wrapper, world)
+        build(self.model, sys._getframe(1))
+        assign_variables(self.model, wrappers)
+        self._join(world)
         if self._serving:
             self._become_server()
         else:
@@ -135,45 +145,34 @@ class Distribute(keras.callbacks.Callback):
     def _serving(self) -> bool:
         return self._team is not None and self._team.serves
 
-    def _wrapper(self) -> Wrapper:
-        wrapper = wrapper_of(self.model.optimizer)
-        if wrapper is None:
-            found = type(self.model.optimizer).__name__
-            raise ConfigurationError(
-                f"Distribute() found {found} as the model's optimizer; wrap it in the algorithm, e.g. "
-                f"model.compile(optimizer=nnlo_keras.Downpour({found}(...)))"
-            )
-        return wrapper
-
-    def _join(self, wrapper: Wrapper, world: RankWorld) -> None:
+    def _join(self, world: RankWorld) -> None:
         if getattr(self.model, "_distribute_strategy", None) is not None:
             raise ConfigurationError(
                 "a TensorFlow distribution strategy is around this model; take it away: nnlo distributes the "
                 "training, with one replica on each rank"
             )
-        wrapper.attached = True
-        if not wrapper.built:
-            wrapper.build(self.model.trainable_variables)
-        if wrapper.algorithm.optimizer_runs != "worker" and wrapper.sum is None:
+        wrappers, (first, *_) = self._wrappers, self._wrappers
+        local = first.algorithm.optimizer_runs == "worker"
+        if not local and any(wrapper.sum is None for wrapper in wrappers):
             raise ConfigurationError(
                 "this optimizer was built before the ranks were known; make a new one for this training"
             )
-        weights = self._weights = Weights(self.model, wrapper)
+        weights = self._weights = Weights(self.model, wrappers)
         self._team = Team(
-            wrapper.algorithm,
+            first.algorithm,
             world,
             model=weights,
-            buffers=Statistics.of(self.model),
-            options=RateOption(wrapper),
-            center_optimizer=lambda place: CenterOptimizer(wrapper, weights, place),
+            buffers=Statistics.of(self.model, weights.variables),
+            options=RateOption(wrappers),
+            center_optimizer=lambda place: CenterOptimizer(wrappers, weights, place),
             local_step=lambda: None,  # it has been made within the training step
-            servers=wrapper.servers,
-            optimizer=type(wrapper.inner_optimizer).__name__,
+            servers=first.servers,
+            optimizer=", ".join(type(wrapper.inner_optimizer).__name__ for wrapper in wrappers),
         )
         self.role = self._team.member.role
-        wrapper.mode = Mode.LOCAL if wrapper.algorithm.optimizer_runs == "worker" else Mode.ACCUMULATE
-        if self._serving:
-            wrapper.mode = Mode.SERVE
+        mode = Mode.SERVE if self._serving else Mode.LOCAL if local else Mode.ACCUMULATE
+        for wrapper in wrappers:
+            wrapper.mode = mode
         self._team.start()
 
     def _become_worker(self) -> None:
@@ -201,7 +200,7 @@ class Distribute(keras.callbacks.Callback):
     # -- the exchange ---------------------------------------------------------------------------------
 
     def _exchange(self, done: int) -> None:
-        wrapper, team = self._wrapper(), self._team
+        wrapper, team = self._wrappers[0], self._team
         assert team is not None  # on_train_batch_end has seen to it
         team.take(done)
         if wrapper.mode is Mode.ACCUMULATE:
@@ -228,11 +227,12 @@ class Distribute(keras.callbacks.Callback):
         self._weights.clear()
 
     def _scale_gradient(self) -> None:
-        wrapper, weights = self._wrapper(), self._weights
+        weights = self._weights
         assert weights is not None  # _join has made it
-        if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
-            rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
-            weights.gradient.vector *= np.float32(rate)
+        for wrapper, place in zip(self._wrappers, weights.places, strict=True):
+            if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
+                rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
+                weights.gradient.vector[place] *= np.float32(rate)
 
     def _settle(self, team: Team) -> None:
         """Let all ranks end with what this rank's model is now: perhaps its average, or its best.

@@ -10,7 +10,7 @@ import keras
 from nnlo_common import ConfigurationError, Layout, Segment
 from nnlo_common._layout import padded
 
-__all__ = ["averaged", "layout_of"]
+__all__ = ["averaged", "layout_of", "memory_of"]
 
 # float32 holds every value of these.
 _EXACT = ("float32", "float16", "bfloat16")
@@ -44,7 +44,7 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
     for variable in variables:
         _check(variable)
         shape = tuple(variable.shape)
-        name, size, memory = _unused(variable.path, taken), prod(shape), _memory(variable)
+        name, size, memory = _unused(variable.path, taken), prod(shape), memory_of(variable)
         owner = first.get(memory)
         place = offset if owner is None else owner.offset
         tied_to = None if owner is None else owner.name
@@ -55,14 +55,16 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
     return Layout(tuple(segments), offset)
 
 
-def averaged(model: keras.Model) -> list[keras.Variable]:
+def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None) -> list[keras.Variable]:
     """Return what a model learns without an optimizer: moving statistics and other floats of its layers.
 
     Left out are integers, the states of seed generators, metrics and optimizers, and frozen weights: what
-    was made to be trained and is not changes on no rank.
+    was made to be trained and is not changes on no rank. Weights that are neither frozen nor an optimizer's
+    are changed by the training step itself, if at all, e.g. to the average of others.
 
     Args:
         model: a built model.
+        trained: which variables the optimizers train; None: all that can be.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
@@ -75,11 +77,15 @@ def averaged(model: keras.Model) -> list[keras.Variable]:
     made_to_be_trained = {
         id(variable) for layer in layers for variable in getattr(layer, "_trainable_variables", ())
     }
-    return [
+    statistics = [
         variable
         for variable in model.non_trainable_weights
         if "float" in variable.dtype and id(variable) not in made_to_be_trained
     ]
+    if trained is None:
+        return statistics
+    owned = {memory_of(variable) for variable in trained}
+    return [*statistics, *(one for one in model.trainable_variables if memory_of(one) not in owned)]
 
 
 def _check(variable: keras.Variable) -> None:
@@ -99,7 +105,7 @@ def _check(variable: keras.Variable) -> None:
         )
 
 
-def _memory(variable: keras.Variable) -> int:
+def memory_of(variable: keras.Variable) -> int:
     """What tells variables that are one from those that are two.
 
     TensorFlow and torch let two Keras variables wrap one of their own. JAX's arrays cannot be written to, so

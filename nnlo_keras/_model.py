@@ -1,4 +1,4 @@
-"""A Keras model as flat vectors: its weights, the sum of its gradients, its statistics, its optimizer."""
+"""A Keras model as flat vectors: its weights, the sum of its gradients, its statistics, its optimizers."""
 
 from __future__ import annotations
 
@@ -20,44 +20,50 @@ __all__ = ["CenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
 class Weights:
-    """A model's trainable weights and the sum of its gradients; fits `nnlo_common._team.Model`.
+    """What a model's optimizers train, and the sums of its gradients; fits `nnlo_common._team.Model`.
 
     Attributes:
+        variables: those of the first optimizer, then those of the second, and so on.
+        layout: where they lie.
+        places: which part of the vector is each optimizer's.
         parameters: the weights.
         gradients: what sums are brought to, in turn.
 
     Args:
         model: the model.
-        wrapper: its optimizer.
+        wrappers: its optimizers; built, each for variables of its own.
     """
 
-    def __init__(self, model: Any, wrapper: Wrapper) -> None:
-        self.variables = list(model.trainable_variables)
+    def __init__(self, model: Any, wrappers: Sequence[Wrapper]) -> None:
+        owned = [wrapper.owned for wrapper in wrappers]
+        self.variables = [variable for variables in owned for variable in variables]
         self.layout = layout_of(self.variables)
+        ends = np.cumsum([layout_of(variables).size for variables in owned]).tolist()
+        self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.parameters = FlatVector(self.layout)
         self._road = road(self.variables, self.parameters, model)
-        self._sum, lag = wrapper.sum, wrapper.algorithm.lag
-        self.gradients = [FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, lag))]
+        self.gradients = [
+            FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, wrappers[0].algorithm.lag))
+        ]
         self._turn = 0
-        if self._sum is not None:
-            if tied := next((s for s in self.layout.segments if s.tied_to), None):
-                raise ConfigurationError(
-                    f"the variable {tied.name!r} is the same tensor as {tied.tied_to!r}; make one variable "
-                    "of both, or use an algorithm that exchanges weights, such as EASGD"
-                )
-            self._sum.tie(self.gradients, model)
-            self._sum.restart(0)
+        self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
+        if self._sums:
+            self._refuse_ties()
+        for one, variables, place in zip(self._sums, owned, self.places, strict=False):
+            part = layout_of(variables)
+            one.tie([flat.part(part, place) for flat in self.gradients], model)
+            one.restart(self._turn)
         self.absorb()
 
     def collect(self) -> None:
-        """Bring the sum of gradients into its vector."""
-        assert self._sum is not None  # only algorithms that send gradients collect
-        self._sum.collect()
+        """Bring the sums of gradients into their vector."""
+        for one in self._sums:
+            one.collect()
 
     def clear(self) -> None:
-        """Begin a new sum."""
-        assert self._sum is not None  # only algorithms that send gradients collect
-        self._sum.restart(self._turn)
+        """Begin new sums."""
+        for one in self._sums:
+            one.restart(self._turn)
 
     @property
     def gradient(self) -> FlatVector:
@@ -80,20 +86,27 @@ class Weights:
         """Bring the vector into the weights."""
         self._road.write()
 
+    def _refuse_ties(self) -> None:
+        if tied := next((segment for segment in self.layout.segments if segment.tied_to), None):
+            raise ConfigurationError(
+                f"the variable {tied.name!r} is the same tensor as {tied.tied_to!r}; make one variable of "
+                "both, or use an algorithm that exchanges weights, such as EASGD"
+            )
+
 
 class Statistics:
-    """A model's running statistics and the like; fits `nnlo_common._team.Buffers`."""
+    """What a model learns without an optimizer, e.g. statistics; fits `nnlo_common._team.Buffers`."""
 
-    def __init__(self, model: Any) -> None:
-        variables = averaged(model)
+    def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))
         self._road = road(variables, self.flat, model)
         self.gather()
 
     @classmethod
-    def of(cls, model: Any) -> Statistics | None:
-        """Return those of a model, if it has any."""
-        return cls(model) if averaged(model) else None
+    def of(cls, model: Any, trained: Sequence[Any]) -> Statistics | None:
+        """Return those of a model whose optimizers train these variables, if it has any."""
+        variables = averaged(model, trained)
+        return cls(model, variables) if variables else None
 
     def gather(self) -> None:
         """Copy the statistics into their vector."""
@@ -105,63 +118,69 @@ class Statistics:
 
 
 class RateOption:
-    """The learning rate that a callback has set; a schedule counts by itself where the optimizer runs."""
+    """The learning rates that a callback has set; a schedule counts by itself where the optimizer runs."""
 
-    def __init__(self, wrapper: Wrapper) -> None:
-        self._wrapper = wrapper
+    def __init__(self, wrappers: Sequence[Wrapper]) -> None:
+        self._wrappers = wrappers
 
     def read(self) -> tuple[float, ...]:
-        """Return it; 0 if none was set."""
-        return (self._wrapper.rate_set or 0.0,)
+        """Return one for each optimizer; 0 if none was set."""
+        return tuple(wrapper.rate_set or 0.0 for wrapper in self._wrappers)
 
 
 class CenterOptimizer:
-    """Steps one shard of the centre with the user's Keras optimizer; fits `nnlo_common.VectorOptimizer`.
+    """Steps one shard of the centre with the user's Keras optimizers; fits `nnlo_common.VectorOptimizer`.
 
     Args:
-        wrapper: the wrapper of the user's optimizer.
+        wrappers: those of the user's optimizers.
         weights: the server's model.
         place: the part of the vector that this server holds.
     """
 
-    def __init__(self, wrapper: Wrapper, weights: Weights, place: slice) -> None:
-        self._optimizer, self._weights, self._place = wrapper.inner_optimizer, weights, place
-        segments, mine = weights.layout.segments, weights.layout.inside(place)
-        self._marks = weights.layout.marks()[mine] - place.start
-        self._step = stepper(
-            self._optimizer, [weights.variables[i] for i in mine], [segments[i] for i in mine], place.start
-        )
+    def __init__(self, wrappers: Sequence[Wrapper], weights: Weights, place: slice) -> None:
+        self._optimizers, self._weights = [wrapper.inner_optimizer for wrapper in wrappers], weights
+        self._steps = []
+        segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
+        for optimizer, owned in zip(self._optimizers, weights.places, strict=True):
+            own = [index for index in mine if owned.start <= segments[index].offset < owned.stop]
+            variables, pieces = [weights.variables[i] for i in own], [segments[i] for i in own]
+            step = stepper(optimizer, variables, pieces, place.start)
+            self._steps.append((marks[own] - place.start, step))
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate now."""
-        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+        """The learning rate now, of the first optimizer."""
+        return _rate(self._optimizers[0])
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
+        for optimizer in self._optimizers:
+            optimizer.learning_rate = value
 
     def configure(self, options: Vector) -> None:
-        """Set the learning rate as a worker's callback has set it there."""
-        (rate,) = unwired(options)
-        if rate and rate != self.learning_rate:
-            self.learning_rate = rate
+        """Set the learning rates as a worker's callback has set them there."""
+        for optimizer, rate in zip(self._optimizers, unwired(options), strict=True):
+            if rate and rate != _rate(optimizer):
+                optimizer.learning_rate = rate
 
     def step(self, x: Vector, gradient: Vector) -> None:  # noqa: ARG002 - x is read from the weights
         """Step with the gradient that lies in `gradient`; leave the weights in the centre."""
-        present = tuple((gradient[self._marks] != 0).tolist())
-        if any(present):
-            self._step(gradient, present)
+        stepped = False
+        for marks, step in self._steps:
+            present = tuple((gradient[marks] != 0).tolist())
+            if any(present):
+                step(gradient, present)
+                stepped = True
+        if stepped:
             self._weights.absorb()
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's variables."""
-        variables: Sequence[Any] = self._optimizer.variables
-        return {"keras": [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]}
+        """Return the optimizers' variables."""
+        return {"keras": [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
-        variables = self._optimizer.variables
+        variables = self._variables
         if set(state) != {"keras"} or len(state["keras"]) != len(variables):
             raise ConfigurationError(
                 f"the state of a Keras optimizer with {len(variables)} variables was expected, not "
@@ -169,3 +188,11 @@ class CenterOptimizer:
             )
         for variable, value in zip(variables, state["keras"], strict=True):
             variable.assign(value)
+
+    @property
+    def _variables(self) -> list[Any]:
+        return [variable for optimizer in self._optimizers for variable in optimizer.variables]
+
+
+def _rate(optimizer: Any) -> float:
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))

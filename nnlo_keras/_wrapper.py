@@ -97,8 +97,19 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it
-        given = {id(variable): grad for variable, grad in zip(variables, grads, strict=True)}
-        self.sum.add([given.get(id(variable)) for variable in self._trainable_variables])
+        given = {self._var_key(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        for variable in variables:
+            if self._var_key(variable) not in self._trainable_variables_indices:
+                raise ConfigurationError(
+                    f"{type(self).__name__} got a gradient of {variable.path!r}, which it was not built for; "
+                    "build it with all variables that it is to train before fit() begins"
+                )
+        self.sum.add([given.get(self._var_key(variable)) for variable in self._trainable_variables])
+
+    @property
+    def owned(self) -> list[Any]:
+        """The variables that it was built for."""
+        return list(self._trainable_variables)
 
     # -- what others ask of an optimizer --------------------------------------------------------------
 

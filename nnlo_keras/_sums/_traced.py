@@ -42,7 +42,7 @@ class TracedSum:
         """Say where sums are brought to, in turn."""
         self._vectors, self._marks, self._turn = vectors, vectors[0].layout.marks(), 0
         layout = layout_of(self._sums)
-        self._roads = [road(self._sums, flat.laid_out(layout), model) for flat in vectors]
+        self._roads = [road(self._sums, flat.part(layout), model) for flat in vectors]
         self._begun = FlatVector(layout_of([self._there]))
         self._begun_road = road([self._there], self._begun, model)
 

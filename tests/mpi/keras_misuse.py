@@ -5,6 +5,7 @@ import sys
 import keras
 import numpy as np
 from keras_cases import compiled, data, dense
+from keras_gan import GAN, points
 
 import nnlo_keras as nk
 from nnlo_common._startup import connect
@@ -47,5 +48,10 @@ elif case == "bare callback":
 elif case == "no data" and odd:
     x, y = x[:0], y[:0]
 
-compiled(model, optimizer)
+if case == "unbuilt optimizers":
+    model = GAN()
+    model.compile(optimizer, nk.Downpour(keras.optimizers.SGD(0.1)), build=False)
+    x, y = points(40), None
+else:
+    compiled(model, optimizer)
 model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
