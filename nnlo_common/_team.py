@@ -271,6 +271,18 @@ class Team:
         self.model.publish()
         self.member.disengage()
 
+    @property
+    def told_rate(self) -> float:
+        """The learning rate set where the centre is, as the latest reply has told it; 0: none was."""
+        return self._part.told_rate
+
+    def tell_rate(self, rate: float) -> None:
+        """On a server: tell workers a learning rate with all replies from now on; 0: none any more.
+
+        It counts more than what workers have told to step their contributions with, until they tell anew.
+        """
+        self._part.tell_rate(rate)
+
     def set_local_rate(self, rate: float) -> None:
         """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
         self._part.set_local_rate(rate)
