@@ -110,6 +110,7 @@ class Team:
         local_step: moves the parameters as the user's optimizer does, where it runs on workers.
         servers: how many ranks serve.
         optimizer: what kind of optimizer the user's is; the same on all ranks.
+        epochs: how many the training is to have, if that is known; the same on all ranks.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Team:
         local_step: Callable[[], object],
         servers: int = 1,
         optimizer: str = "",
+        epochs: int = 0,
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
@@ -138,6 +140,7 @@ class Team:
             buffers=None if buffers is None else buffers.flat,
             options=2 * len(options.read()),
             optimizer=optimizer,
+            epochs=epochs,
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part

@@ -200,7 +200,8 @@ class Distribute(keras.callbacks.Callback):
             center_optimizer=lambda place: CenterOptimizer(wrapper, weights, place),
             local_step=lambda: None,  # it has been made within the training step
             servers=wrapper.servers,
-            optimizer=type(wrapper.inner_optimizer).__name__,
+            optimizer=_described(wrapper),
+            epochs=self.params.get("epochs") or 0,
         )
         self.role = self._team.member.role
         wrapper.mode = Mode.LOCAL if wrapper.algorithm.optimizer_runs == "worker" else Mode.ACCUMULATE
@@ -308,6 +309,12 @@ class Distribute(keras.callbacks.Callback):
             team.begin_epoch()
             self._logs = dict(team.ask({"ask": "note", "values": {}, "weight": 0})["means"])
         return self._logs
+
+
+def _described(wrapper: Wrapper) -> str:
+    """What is to be the same on all ranks besides the algorithm."""
+    pushed = "" if wrapper.every == 1 else f", pushed to every {wrapper.every} batches,"
+    return f"{type(wrapper.inner_optimizer).__name__}{pushed}"
 
 
 def _as_train_function(serve: Callable[[], dict[str, float]]) -> Callable[..., Any]:
