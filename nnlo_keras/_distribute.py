@@ -95,6 +95,7 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
         self._join(wrapper, world)
         self._rate, self._decided = 0.0, False
+        self._agree_on_first_epoch()
         if self._serving:
             self._become_server(container)
         else:
@@ -208,6 +209,13 @@ class Distribute(keras.callbacks.Callback):
         if self._serving:
             wrapper.mode = Mode.SERVE
         self._team.start()
+
+    def _agree_on_first_epoch(self) -> None:
+        """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
+        assert self._team is not None  # _join has made it
+        restored = {"epoch": self.model._initial_epoch or 0}
+        first = self._team.mean(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
+        self.model._initial_epoch = int(first) or None
 
     def _become_server(self, container: Any) -> None:
         # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.

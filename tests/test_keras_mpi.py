@@ -128,6 +128,13 @@ def test_a_learning_rate_that_the_server_reduces_is_the_one_that_counts(training
     assert server["still"]  # with so small a rate the centre hardly moves
 
 
+def test_a_restored_training_goes_on_on_all_ranks_where_it_was(trainings):
+    two, more = trainings[0]["two epochs"], trainings[0]["two more"]
+    assert [len(rank["history"]["loss"]) for rank in more] == [2, 2, 2]
+    assert len({rank["weights"] for rank in more}) == 1
+    assert more[0]["history"]["val_loss"][0] < two[0]["after"] < two[0]["before"]
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_learning_rate_that_the_server_reduces_reaches_all_with_the_next_replies(trainings, wrapper):
     seen = [rank["rates"] for rank in trainings[0][f"{wrapper} reduced"]]

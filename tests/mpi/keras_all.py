@@ -182,6 +182,14 @@ def rates():
     found["GEM schedule"]["iterations"] = int(seen.model.optimizer.iterations)
 
 
+def restored():
+    def backup():
+        return keras.callbacks.BackupAndRestore(str(FOLDER / "backup"), delete_checkpoint=False)
+
+    train("two epochs", wrapped(momentum=0.0), epochs=2, behind=[backup()])
+    train("two more", wrapped(momentum=0.0), epochs=4, behind=[backup()])
+
+
 def shares():
     train("uneven shares", data=share(slice(0, 70), slice(70, 90)))
 
@@ -234,7 +242,7 @@ def sources():
     train("steps per epoch", data=generator(), steps_per_epoch=10)
 
 
-for piece in (wrappers, callbacks, rates, shares, features, half, again, other_models, sources):
+for piece in (wrappers, callbacks, rates, restored, shares, features, half, again, other_models, sources):
     if not ONLY or piece.__name__ in ONLY:
         piece()
         print(WORLD.rank, piece.__name__, file=sys.stderr, flush=True)
