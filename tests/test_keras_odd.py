@@ -49,10 +49,14 @@ def chosen(cases):
 
 @dataclass
 class Ended:
-    """How a job ended: after how many seconds since it first said that it was ready, and who was left."""
+    """How a job ended: after how many seconds since it first said that it was ready, and who was left.
+
+    On a busy machine, where even the start takes long, the end may take longer, too.
+    """
 
     status: int
     seconds: float
+    limit_s: float
     out: str
     err: str
     left: list[psutil.Process] = field(default_factory=list)
@@ -80,9 +84,9 @@ def job(monkeypatch):
                     elif sends is not None:
                         os.kill(pids[to], sends)
             status = process.wait(30)
-            seconds = time.monotonic() - (ready_at or started)
+            seconds, startup = time.monotonic() - (ready_at or started), (ready_at or started) - started
             _, left = psutil.wait_procs(members, timeout=5)
-            return Ended(status, seconds, "".join(said), process.complaints(), left)
+            return Ended(status, seconds, max(10, startup / 2), "".join(said), process.complaints(), left)
 
     return run
 
@@ -90,7 +94,7 @@ def job(monkeypatch):
 def assert_over(ended, *words, blocks=1):
     """The job failed soon, left nobody, and said the words in so many blocks."""
     assert ended.status != 0, ended
-    assert ended.seconds < 10, ended
+    assert ended.seconds < ended.limit_s, ended
     assert not ended.left
     assert "done" not in ended.out, ended
     said = re.findall(r"^nnlo: rank \d+ of \d+ on .*$", ended.err, re.MULTILINE)

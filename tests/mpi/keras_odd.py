@@ -28,6 +28,12 @@ def ready():
     print("ready", flush=True)
 
 
+def all_ready():
+    """Once all have started, which takes its time."""
+    WORLD.comm.Barrier()
+    ready()
+
+
 def wrapped(name="Downpour", rate=0.05, **options):
     return getattr(nk, name)(keras.optimizers.SGD(rate), **options)
 
@@ -115,12 +121,12 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         if RANK == 1 and index == 2:
+            ready()
             raises()
         return X[5 * index : 5 * index + 5], Y[5 * index : 5 * index + 5]
 
 
 def dataset_raises(workers="1"):
-    ready()
     train(data={"x": Batches(workers=int(workers))})
 
 
@@ -128,11 +134,11 @@ def metric_raises():
     class Picky(keras.metrics.Mean):
         def reset_state(self):
             if RANK == 1 and hasattr(self, "once"):
+                ready()
                 raises()
             self.once = True
             super().reset_state()
 
-    ready()
     train(metrics=[Picky()])
 
 
@@ -212,45 +218,45 @@ def differ():
 
 
 def one_differs(name):
-    ready()
+    all_ready()
     train(**DIFFER[name](RANK == SIZE - 1))
 
 
 def no_callback(odd):
-    ready()
+    all_ready()
     train(distributed=int(odd) != RANK)
 
 
 def no_wrapper(odd):
-    ready()
+    all_ready()
     train(keras.optimizers.SGD() if int(odd) == RANK else None)
 
 
 def neither(odd):
     """One rank trains by itself, and its script ends while the others wait for it."""
-    ready()
+    all_ready()
     plain = int(odd) == RANK
     train(keras.optimizers.SGD() if plain else None, distributed=not plain)
 
 
 def bare_callback():
-    ready()
+    all_ready()
     compiled(dense(), wrapped()).fit(X, Y, batch_size=5, verbose=0, callbacks=nk.Distribute())
 
 
 def no_data():
-    ready()
+    all_ready()
     some = 0 if RANK == 1 else 60
     train(data={"x": X[:some], "y": Y[:some]})
 
 
 def no_batches():
-    ready()
+    all_ready()
     train(data={"x": Batches(0 if RANK == 1 else 2)})
 
 
 def too_few_samples():
-    ready()
+    all_ready()
     x, y = nk.shard(X[:1], Y[:1])
     train(data={"x": x, "y": y})
 
@@ -261,7 +267,7 @@ def too_few_samples():
 def nan(name):
     model = dense()
     x = np.full_like(X, np.nan) if RANK == 1 else X
-    ready()
+    all_ready()
     try:
         train(
             wrapped(name, **({"every": 2} if name == "EASGD" else {})),
