@@ -86,7 +86,7 @@ def job(monkeypatch):
             status = process.wait(30)
             seconds, startup = time.monotonic() - (ready_at or started), (ready_at or started) - started
             _, left = psutil.wait_procs(members, timeout=5)
-            return Ended(status, seconds, max(10, startup / 2), "".join(said), process.complaints(), left)
+            return Ended(status, seconds, max(10, startup), "".join(said), process.complaints(), left)
 
     return run
 
