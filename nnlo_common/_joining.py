@@ -57,6 +57,7 @@ class Plan:
         buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
         options: how many numbers describe an optimizer's options, where workers send them.
         optimizer: what kind of optimizer it is, where all ranks are to have the same.
+        epochs: how many the training is to have, where that is known before.
         record: keep the order of all requests.
     """
 
@@ -70,6 +71,7 @@ class Plan:
     buffers: FlatVector | None = None
     options: int = 0
     optimizer: str = ""
+    epochs: int = 0
     record: bool = False
 
 
@@ -272,6 +274,7 @@ def _agree(world: RankWorld, plan: Plan) -> None:
         "algorithm": plan.algorithm.describe(),
         "servers": plan.servers,
         "optimizer": plan.optimizer,
+        "epochs": plan.epochs,
         "layout": plan.parameters.layout.to_json(),
         "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
     }
@@ -286,6 +289,8 @@ def _agree(world: RankWorld, plan: Plan) -> None:
             problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
         elif other["optimizer"] != first["optimizer"]:
             problem = f"the optimizer is {first['optimizer']} on rank 0 but {other['optimizer']}"
+        elif other["epochs"] != first["epochs"]:
+            problem = f"epochs={first['epochs']} on rank 0 but {other['epochs']}"
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
             problem = f"the model differs (here: rank 0, there: that rank): {difference}"

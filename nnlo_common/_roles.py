@@ -104,6 +104,13 @@ class TeamPart(Part, Protocol):
     def pass_step(self) -> None:
         """Count a step that does not exchange."""
 
+    @property
+    def told_rate(self) -> float:
+        """The learning rate that the first server tells workers; 0: none."""
+
+    def tell_rate(self, rate: float) -> None:
+        """On a server: tell workers a learning rate with all replies from now on; 0: none any more."""
+
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this rank's contributions with from now on."""
 

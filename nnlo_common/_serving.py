@@ -125,6 +125,15 @@ class Serving:
         assert desk.answer is not None  # it has been waited for
         return desk.answer
 
+    @property
+    def told_rate(self) -> float:
+        """The learning rate that workers are told; 0: none."""
+        return self._server.rate
+
+    def tell_rate(self, rate: float) -> None:
+        """Tell workers a learning rate, with all replies from now on; 0: none any more."""
+        self._server.set_rate(rate)
+
     def configure(self, values: Vector) -> None:
         """Do nothing: a server contributes nothing."""
 

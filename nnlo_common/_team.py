@@ -124,6 +124,7 @@ class Team:
         local_step: moves the parameters as the user's optimizer does, where it runs on workers.
         servers: how many ranks serve.
         optimizer: what kind of optimizer the user's is; the same on all ranks.
+        epochs: how many the training is to have, if that is known; the same on all ranks.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Team:
         local_step: Callable[[], object],
         servers: int = 1,
         optimizer: str = "",
+        epochs: int = 0,
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
@@ -152,6 +154,7 @@ class Team:
             buffers=None if buffers is None else buffers.flat,
             options=2 * len(options.read()),
             optimizer=optimizer,
+            epochs=epochs,
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
@@ -284,6 +287,18 @@ class Team:
             np.copyto(self.model.parameters.vector, self._final)
         self.model.publish()
         self.member.disengage()
+
+    @property
+    def told_rate(self) -> float:
+        """The learning rate set where the centre is, as the latest reply has told it; 0: none was."""
+        return self._part.told_rate
+
+    def tell_rate(self, rate: float) -> None:
+        """On a server: tell workers a learning rate with all replies from now on; 0: none any more.
+
+        It counts more than what workers have told to step their contributions with, until they tell anew.
+        """
+        self._part.tell_rate(rate)
 
     def set_local_rate(self, rate: float) -> None:
         """Set the learning rate of an optimizer of the algorithm's own, on a worker."""

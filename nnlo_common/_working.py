@@ -88,6 +88,14 @@ class Working:
         assert self._clerk.answer is not None  # the activity ends with it
         return self._clerk.answer
 
+    @property
+    def told_rate(self) -> float:
+        """The learning rate that came with the latest reply of the first server; 0: none."""
+        return self._worker.rate
+
+    def tell_rate(self, rate: float) -> None:
+        """Do nothing: this rank has no centre."""
+
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this worker's contributions with from now on."""
         self._work(self._worker.configure(values))

@@ -10,15 +10,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from nnlo_common import ConfigurationError, Report
+from nnlo_common import Arrangement, ConfigurationError, Report, Topology
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._building import build
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
-from nnlo_keras._optimizers import assign_variables, wrappers_in
-from nnlo_keras._wrapper import Mode, Wrapper
+from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
+from nnlo_keras._quiet import last_of, own_logs, quieten, restored_first, unvalidated
+from nnlo_keras._wrapper import Mode, Wrapper, wrapper_of
 
 __all__ = ["Distribute"]
 
@@ -54,6 +55,9 @@ class Distribute(keras.callbacks.Callback):
         self._summed = 0  # batches since the last push
         self._in_epoch = self._epochs_left = 0
         self._served = False
+        self._rate = 0.0  # told by the server, as this rank knows it
+        self._rate_before: float | None = None  # on a server: as it was before an epoch's metrics were seen
+        self._decided = False  # and whether a callback has set another one since
         self._report = Report()
         self._logs: dict[str, float] = {}
         self.role = "alone"
@@ -72,6 +76,19 @@ class Distribute(keras.callbacks.Callback):
 
     # -- what fit calls -------------------------------------------------------------------------------
 
+    def set_model(self, model: Any) -> None:
+        """Put callbacks to rest that are not for this rank; none of them has begun yet."""
+        super().set_model(model)
+        container, wrapper = _container(sys._getframe(1)), any_wrapper_in(model)
+        world = self._world or launched()
+        if container is None or wrapper is None or world is None or world.size == 1:
+            return  # what is wrong with it will be said when the training begins
+        arrangement = Arrangement(servers=wrapper.servers)
+        if Topology.plan(world.size, arrangement).assignment(world.rank).worker is None:
+            restored_first(container)
+        else:
+            quieten(container)
+
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Take up this rank's part."""
         wrappers = wrappers_in(self.model)
@@ -83,22 +100,34 @@ class Distribute(keras.callbacks.Callback):
             return
         build(self.model, sys._getframe(1))
         assign_variables(self.model, wrappers)
+        container = _container(sys._getframe(1))
+        if container is None:
+            raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
         self._join(world)
+        self._rate, self._decided = 0.0, False
+        self._agree_on_first_epoch()
         if self._serving:
-            self._become_server()
+            self._become_server(container)
         else:
-            self._become_worker()
+            self._restore += unvalidated(self.model)  # that is for the rank that has the centre
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
         self._epoch, self._batch, self._summed, self._in_epoch, self._served = epoch, -1, 0, 0, False
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
-        if self._team is not None and not self._serving:
+        if self._team is None:
+            return
+        if not self._serving:
             self._team.begin_epoch()
+        else:
+            self._tell_rate()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
-        if self._team is None or self._serving:
+        if self._team is None:
+            return
+        if self._serving:
+            self._rate_before = self._rate_set
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
@@ -106,12 +135,16 @@ class Distribute(keras.callbacks.Callback):
         self._in_epoch += done
         if not self._team.stopped:
             self._exchange(done)
+            self._hear_rate()
         if self._team.stopped:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send what is left, and what the metrics are."""
-        if self._team is None or self._serving:
+        if self._team is None:
+            return
+        if self._serving:
+            self._decided = self._rate_set != self._rate_before
             return
         if self._summed:
             self._push()
@@ -167,7 +200,8 @@ class Distribute(keras.callbacks.Callback):
             center_optimizer=lambda place: CenterOptimizer(wrappers, weights, place),
             local_step=lambda: None,  # it has been made within the training step
             servers=first.servers,
-            optimizer=", ".join(type(wrapper.inner_optimizer).__name__ for wrapper in wrappers),
+            optimizer=", ".join(map(_described, wrappers)),
+            epochs=self.params.get("epochs") or 0,
         )
         self.role = self._team.member.role
         mode = Mode.SERVE if self._serving else Mode.LOCAL if local else Mode.ACCUMULATE
@@ -175,18 +209,16 @@ class Distribute(keras.callbacks.Callback):
             wrapper.mode = mode
         self._team.start()
 
-    def _become_worker(self) -> None:
-        """Leave files, progress bars and validation to the rank that has the centre."""
-        from nnlo_keras._quiet import quieten
+    def _agree_on_first_epoch(self) -> None:
+        """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
+        assert self._team is not None  # _join has made it
+        restored = {"epoch": self.model._initial_epoch or 0}
+        first = self._team.mean(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
+        self.model._initial_epoch = int(first) or None
 
-        container = _container(sys._getframe(2))
-        self._restore += quieten(container, self.model)
-
-    def _become_server(self) -> None:
-        from nnlo_keras._quiet import last_of, own_logs
-
+    def _become_server(self, container: Any) -> None:
         # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
-        self._restore += last_of(_container(sys._getframe(2)), self)
+        self._restore += last_of(container, self)
         model = self.model
         served = _as_train_function(self._serve)
         model.train_function = served
@@ -207,6 +239,10 @@ class Distribute(keras.callbacks.Callback):
             self._summed += done
             if self._summed >= wrapper.every:
                 self._push()
+            if wrapper.algorithm.optimizer_runs == "nowhere":
+                for one in self._wrappers:
+                    # Nothing steps the optimizer; its schedule goes by this worker's batches.
+                    one.inner_optimizer.iterations.assign_add(done)
             return
         due = False
         for _ in range(done - 1):
@@ -233,6 +269,34 @@ class Distribute(keras.callbacks.Callback):
             if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
                 rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
                 weights.gradient.vector[place] *= np.float32(rate)
+
+    @property
+    def _rate_set(self) -> float | None:
+        """The learning rate that a callback has set here; they set that of `model.optimizer`."""
+        wrapper = wrapper_of(self.model.optimizer)
+        return None if wrapper is None else wrapper.rate_set
+
+    def _tell_rate(self) -> None:
+        """On a server: let workers know the learning rate, if a callback has set it by what it has seen.
+
+        What is set as an epoch begins, or after each batch, every rank sets for itself.
+        """
+        assert self._team is not None  # a server has one
+        rate = self._rate_set or 0.0
+        if rate != self._rate:
+            self._rate = rate if self._decided else 0.0
+            self._team.tell_rate(self._rate)
+
+    def _hear_rate(self) -> None:
+        """On a worker: take over the rate that the server has told, once; callbacks here may set another."""
+        assert self._team is not None  # on_train_batch_end has seen to it
+        if self._team.told_rate != self._rate:
+            self._rate, wrapper = self._team.told_rate, wrapper_of(self.model.optimizer)
+            if self._rate and wrapper is not None:
+                # What is set through the wrapper is told to the server: not its own words, unless others have
+                # been told meanwhile by a callback here.
+                optimizer = wrapper.inner_optimizer if wrapper.rate_set is None else wrapper
+                optimizer.learning_rate = self._rate
 
     def _settle(self, team: Team) -> None:
         """Let all ranks end with what this rank's model is now: perhaps its average, or its best.
@@ -262,6 +326,12 @@ class Distribute(keras.callbacks.Callback):
         return self._logs
 
 
+def _described(wrapper: Wrapper) -> str:
+    """What is to be the same on all ranks besides the algorithm."""
+    pushed = "" if wrapper.every == 1 else f", pushed to every {wrapper.every} batches,"
+    return f"{type(wrapper.inner_optimizer).__name__}{pushed}"
+
+
 def _as_train_function(serve: Callable[[], dict[str, float]]) -> Callable[..., Any]:
     """What fit calls for each batch; on JAX it hands its state through."""
     if keras.backend.backend() == "jax":
@@ -269,11 +339,11 @@ def _as_train_function(serve: Callable[[], dict[str, float]]) -> Callable[..., A
     return lambda iterator: serve()
 
 
-def _container(frame: Any) -> keras.callbacks.CallbackList:
-    """The list of callbacks that calls this one."""
+def _container(frame: Any) -> Any:
+    """The list of callbacks that calls this one; None if none does."""
     while frame is not None:
         container = frame.f_locals.get("self")
         if isinstance(container, keras.callbacks.CallbackList):
             return container
         frame = frame.f_back
-    raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
+    return None

@@ -11,7 +11,7 @@ from nnlo_common import ConfigurationError
 from nnlo_keras._layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
-__all__ = ["assign_variables", "wrappers_in"]
+__all__ = ["any_wrapper_in", "assign_variables", "wrappers_in"]
 
 
 def wrappers_in(model: Any) -> dict[str, Wrapper]:
@@ -50,6 +50,12 @@ def wrappers_in(model: Any) -> dict[str, Wrapper]:
             "give compile() one optimizer, or choose another back end with KERAS_BACKEND"
         )
     return wrappers
+
+
+def any_wrapper_in(model: Any) -> Wrapper | None:
+    """Return a wrapped optimizer of a model, if it has one; the others are to be like it."""
+    found = map(wrapper_of, _optimizers(model).values())
+    return next((wrapper for wrapper in found if wrapper is not None), None)
 
 
 def assign_variables(model: Any, wrappers: Mapping[str, Wrapper]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["last_of", "own_logs", "quieten"]
+__all__ = ["last_of", "own_logs", "quieten", "restored_first", "unvalidated"]
 
 #: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
 _FOR_THE_CENTRE = tuple(
@@ -26,19 +26,28 @@ _FOR_THE_CENTRE = tuple(
 )
 
 
-def quieten(container: Any, model: Any) -> list[Callable[[], object]]:
-    """Put callbacks and validation of a worker's `fit` to rest; return what undoes it."""
-    everything = container.callbacks
-    container.callbacks = [one for one in everything if not isinstance(one, _FOR_THE_CENTRE)]
+def quieten(container: Any) -> None:
+    """Take the callbacks out of a worker's list that are for the centre.
+
+    For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of a worker.
+    """
+    container.callbacks = [one for one in container.callbacks if not isinstance(one, _FOR_THE_CENTRE)]
+
+
+def restored_first(container: Any) -> None:
+    """Let a server's list begin with what loads weights as the training begins: they are the centre's."""
+    loads = keras.callbacks.BackupAndRestore
+    container.callbacks = sorted(container.callbacks, key=lambda one: not isinstance(one, loads))
+
+
+def unvalidated(model: Any) -> list[Callable[[], object]]:
+    """Put the validation of a worker's `fit` to rest; return what undoes it."""
     model._should_eval = lambda *_: False
 
     def validate_again() -> None:
         del model._should_eval
 
-    def wake() -> None:
-        container.callbacks = everything
-
-    return [wake, validate_again]
+    return [validate_again]
 
 
 def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:

@@ -47,10 +47,13 @@ def _check_lengths(data: tuple[Any, ...]) -> None:
 
 def _check_enough(count: int, workers: int, what: str) -> None:
     if count < workers:
-        raise ConfigurationError(
-            f"shard() cannot divide {count} {what} among {workers} workers, and Keras cannot fit without "
-            "data; start fewer workers"
+        idle = f"worker {count}" if count == workers - 1 else f"workers {count} to {workers - 1}"
+        error = ConfigurationError(
+            f"shard() cannot divide {count} {what} among {workers} workers: {idle} would have none, and "
+            "Keras cannot fit without data; start fewer workers"
         )
+        error.collective = True  # all ranks are given the same
+        raise error
 
 
 def _part(data: Any, worker: int, workers: int) -> Any:

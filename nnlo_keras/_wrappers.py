@@ -239,7 +239,15 @@ def _momentum(optimizer: Any) -> float:
     """The momentum of a momentum SGD that has nothing else."""
     extras = [
         name
-        for name in ("nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema")
+        for name in (
+            "nesterov",
+            "weight_decay",
+            "clipnorm",
+            "clipvalue",
+            "global_clipnorm",
+            "use_ema",
+            "gradient_accumulation_steps",
+        )
         if getattr(optimizer, name, None)
     ]
     if not isinstance(optimizer, keras.optimizers.SGD) or extras:

@@ -92,8 +92,9 @@ def test_the_history_of_the_server_has_the_metrics_of_workers_and_validation(tra
     for worker in workers:
         assert set(worker["history"]) == {"loss", "accuracy"}
     for epoch in range(4):
-        low, high = sorted(worker["history"]["loss"][epoch] for worker in workers)
-        assert low - 1e-6 <= server["history"]["loss"][epoch] <= high + 1e-6
+        # A worker may be ahead of the server, which knows what each has noted last.
+        losses = [loss for worker in workers for loss in worker["history"]["loss"][epoch:]]
+        assert min(losses) - 1e-6 <= server["history"]["loss"][epoch] <= max(losses) + 1e-6
 
 
 def test_callbacks_that_write_do_so_once(trainings):
@@ -104,17 +105,17 @@ def test_callbacks_that_write_do_so_once(trainings):
     assert len(list(folder.glob("best*.weights.h5"))) >= 1
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="callbacks that stand before Distribute() have their on_train_begin called on workers, too: they "
-    "are put to rest only in its own, and so open their files there without writing to them",
-)
-def test_callbacks_that_write_are_not_even_begun_on_workers(trainings):
-    assert [rank["logged"] for rank in trainings[0]["callbacks"]] == [1, 0, 0]
+BEFORE_AND_BEHIND = pytest.mark.parametrize("piece", ["callbacks", "callbacks behind"])
 
 
-def test_early_stopping_stops_all_and_gives_all_the_best_weights(trainings):
-    ranks = trainings[0]["callbacks"]
+@BEFORE_AND_BEHIND
+def test_callbacks_that_write_are_not_even_begun_on_workers(trainings, piece):
+    assert [rank["logged"] for rank in trainings[0][piece]] == [1, 0, 0]
+
+
+@BEFORE_AND_BEHIND
+def test_early_stopping_stops_all_and_gives_all_the_best_weights(trainings, piece):
+    ranks = trainings[0][piece]
     assert len({rank["weights"] for rank in ranks}) == 1
     losses = ranks[0]["history"]["val_loss"]
     assert len(losses) < 40
@@ -125,6 +126,31 @@ def test_a_learning_rate_that_the_server_reduces_is_the_one_that_counts(training
     server = trainings[0]["plateau"][0]
     assert server["history"]["learning_rate"][-1] < 0.05
     assert server["still"]  # with so small a rate the centre hardly moves
+
+
+def test_a_restored_training_goes_on_on_all_ranks_where_it_was(trainings):
+    two, more = trainings[0]["two epochs"], trainings[0]["two more"]
+    assert [len(rank["history"]["loss"]) for rank in more] == [2, 2, 2]
+    assert len({rank["weights"] for rank in more}) == 1
+    assert more[0]["history"]["val_loss"][0] < two[0]["after"] < two[0]["before"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_learning_rate_that_the_server_reduces_reaches_all_with_the_next_replies(trainings, wrapper):
+    seen = [rank["rates"] for rank in trainings[0][f"{wrapper} reduced"]]
+    assert seen == [[0.125, 0.125, 0.0625, 0.03125, 0.015625]] * 3
+
+
+@pytest.mark.parametrize("wrapper", ["EASGD", "Downpour"])
+def test_a_scheduler_on_every_rank_goes_on_from_a_reduced_learning_rate(trainings, wrapper):
+    seen = [rank["rates"] for rank in trainings[0][f"{wrapper} reduced and scheduled"]]
+    assert seen == [[0.125, 0.125, 0.0625, 0.015625, 0.0078125]] * 3
+
+
+def test_a_schedule_in_gem_goes_by_the_batches_of_each_worker(trainings):
+    server, *workers = trainings[0]["GEM schedule"]
+    assert [worker["rates"] for worker in workers] == [[0.0625, 0.03125]] * 2  # 10 batches in each epoch
+    assert (server["iterations"], [worker["iterations"] for worker in workers]) == (0, [20, 20])
 
 
 @pytest.mark.parametrize(

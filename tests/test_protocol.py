@@ -562,6 +562,55 @@ def test_the_wish_to_stop_comes_with_the_next_reply_of_any_kind(algorithm: Algor
     assert all(worker.stop_requested for worker in table.workers.values())
 
 
+@pytest.mark.parametrize(
+    "algorithm", [DOWNPOUR, SYNCHRONOUS, LOCKED, PUSHES, PULLS, EASGD(every=1), Downpour(lag=2)]
+)
+def test_a_learning_rate_comes_with_the_next_reply_of_any_kind(algorithm: Algorithm) -> None:
+    table = Table(algorithm, workers=2).joined()
+    for rate in (0.25, 1e-300, 0.0):
+        table.server.set_rate(rate)
+        for request in [table.request(rank) for rank in (1, 2)]:
+            table.all(table.hear(request))
+        for worker in table.workers.values():
+            assert worker.rate == rate
+            for conversation in worker.conversations:
+                conversation.settle()
+
+
+def test_who_joins_is_told_the_learning_rate_and_contributes_with_its_own_weight() -> None:
+    table = Table(SYNCHRONOUS)
+    table.server.set_rate(0.25)
+    table.joined()
+    assert [worker.rate for worker in table.workers.values()] == [0.25, 0.25]
+    assert [table.request(rank).weight for rank in (1, 2)] == [1.0, 1.0]
+
+
+def test_with_several_servers_the_first_tells_the_learning_rate() -> None:
+    x, g = (FlatVector.of([np.zeros(2, F4), np.zeros(2, F4)]) for _ in range(2))
+    places = [segment.place for segment in x.layout.segments]
+    shards = [Shard(index, index, place) for index, place in enumerate(places)]
+    worker = Worker(2, DOWNPOUR, x, g, shards, workers=1)
+    for conversation, rate in zip(worker.conversations, (0.5, 0.25), strict=True):
+        (joining,) = conversation.join()
+        assert isinstance(joining, Send)
+        vector = np.zeros(conversation.parameters.size, F4)
+        index = conversation.shard.index
+        welcome = Message(Kind.CENTER, index, 0, weight=rate, shard=index, vector=vector)
+        conversation.receive(Received(welcome, Frame(vector.size)))
+    assert worker.rate == 0.5
+
+
+def test_a_learning_rate_set_at_the_centre_outdoes_what_workers_have_told_before() -> None:
+    table = Table(DOWNPOUR).joined()
+    peer = table.server.peers[1]
+    for rate, kept in ((0.0, True), (0.5, False)):
+        table.all(table[1].options(np.ones(2, F4)))
+        table.server.set_rate(rate)
+        assert (peer.options is not None) is kept
+    table.all(table[1].options(np.ones(2, F4)))
+    assert peer.options is not None  # the latest word is the worker's again
+
+
 def test_who_joins_a_server_that_stops_is_told_so() -> None:
     table = Table(DOWNPOUR)
     table.server.stopping = True

@@ -57,6 +57,7 @@ class Conversation:
         samples: how many samples it has taken so far.
         lent: the gradient stays as it is until its contribution has been answered.
         stop_requested: the server has asked to finish.
+        rate: the learning rate that it has told last; 0: none.
         outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
     """
 
@@ -70,7 +71,7 @@ class Conversation:
         self.weight = 1.0
         self.samples = 0
         self.lent = False
-        self.stop_requested = False
+        self.stop_requested, self.rate = False, 0.0
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
@@ -147,7 +148,7 @@ class Conversation:
             )
         self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
         self._asked.popleft()
-        self.stop_requested |= message.stop
+        self._note(message)
         if sequence == self._look_at:
             return self._seen(event)
         if asked is Kind.LOCK:
@@ -265,10 +266,15 @@ class Conversation:
             return
         raise self.story.error(f"rank {message.sender} {problem}")
 
+    def _note(self, message: Message) -> None:
+        """Take what every reply says besides its numbers."""
+        self.stop_requested |= message.stop
+        self.rate = message.weight
+
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING
         message = event.message
-        self.stop_requested |= message.stop
+        self._note(message)
         if message.vector is not None:
             self.rule.begin(self.parameters, message.vector)
             self.pulled_at = message.clock

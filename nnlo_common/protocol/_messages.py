@@ -69,7 +69,8 @@ class Message:
             replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last took it.
-        weight: the sender's share in a mean.
+        weight: requests: the sender's share in a mean; replies: the learning rate that workers are to take
+            over, 0 if none.
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
         resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.

@@ -31,6 +31,7 @@ class Server:
         guests: other servers, who only pull, and how often each has; infinitely often after the last time.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
+        rate: the learning rate that replies tell workers; 0: none.
         handled: the ranks whose requests were handled, in order, if `record` was asked for. With the other
             shards' this is all a replay needs.
 
@@ -61,7 +62,7 @@ class Server:
         self.awaited = len(self.peers)
         self.guests: dict[int, float] = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
-        self.stopping = False
+        self.stopping, self.rate = False, 0.0
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._pending: list[Received] = []  # contributions, in order of arrival
@@ -108,6 +109,16 @@ class Server:
     def pulled_by_guests(self, times: int) -> bool:
         """Whether every guest has pulled the centre that often."""
         return all(pulls >= times for pulls in self.guests.values())
+
+    def set_rate(self, rate: float) -> None:
+        """Tell workers a learning rate, with all replies from now on; 0: none any more.
+
+        It is the latest word: what workers have told to step their contributions with counts no more.
+        """
+        self.rate = rate
+        if rate:
+            for peer in self.peers.values():
+                peer.options = None
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event and return what is to be done.
@@ -406,6 +417,7 @@ class Server:
             self.rank,
             request.sequence,
             self.rule.clock,
+            weight=self.rate,
             shard=self.shard,
             stop=self.stopping,
             vector=event.frame.vector[: self.rule.center.size] if with_vector else None,

@@ -78,6 +78,11 @@ class Worker:
         """Whether a server has asked to finish."""
         return any(conversation.stop_requested for conversation in self.conversations)
 
+    @property
+    def rate(self) -> float:
+        """The learning rate that the first server has told last; 0: none."""
+        return self.conversations[0].rate
+
     def gradient_point(self) -> Vector:
         """Return where the next gradient is to be taken: the parameters, or ahead of them (EAMSGD)."""
         point = getattr(self.local, "gradient_point", None)

@@ -22,6 +22,7 @@ X = draw.standard_normal((240, 5)).astype("f4")
 Y = (X[:, 0] + 2 * X[:, 1] > X[:, 2]).astype("i4") + (X[:, 3] > 1)
 VALID_X, VALID_Y = X[200:], Y[200:]
 X, Y = X[:200], Y[:200]
+WRAPPERS = ["Downpour", "Synchronous", "EASGD", "GEM", "AGN", "DynSGD", "LocalSGD", "DiLoCo"]
 found = {}
 
 
@@ -40,6 +41,7 @@ def train(
     compile_options=None,
     servers=1,
     evaluate=None,
+    behind=(),
     **options,
 ):
     """Train one piece and note the outcome."""
@@ -51,7 +53,7 @@ def train(
     data = nk.shard(X, Y, servers=servers) if data is None else data
     data = {"x": data[0], "y": data[1], "batch_size": 10} if isinstance(data, tuple) else {"x": data}
     options = {"validation_data": evaluate, "verbose": 0} | options
-    history = model.fit(**data, epochs=epochs, callbacks=[*callbacks, distribute], **options).history
+    history = model.fit(**data, epochs=epochs, callbacks=[*callbacks, distribute, *behind], **options).history
     after = model.evaluate(*evaluate, verbose=0, return_dict=True)["loss"]
     if len(model.inputs) == 1:
         assert model.predict(VALID_X, verbose=0).shape == (40, 3)
@@ -109,10 +111,23 @@ class Count(keras.callbacks.CSVLogger):
         super().on_train_begin(logs)
 
 
+class Rates(keras.callbacks.Callback):
+    """Notes the learning rate of each epoch, which no rank begins before all have ended the last one."""
+
+    def on_train_begin(self, logs=None):
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        WORLD.comm.Barrier()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(float(self.model.optimizer.learning_rate))
+
+
 def wrappers():
     slow = {"EASGD": {"every": 2}, "AGN": {"every": 2}, "LocalSGD": {"every": 2}}
     slow["DiLoCo"] = {"every": 3}
-    for name in ("Downpour", "Synchronous", "EASGD", "GEM", "AGN", "DynSGD", "LocalSGD", "DiLoCo"):
+    for name in WRAPPERS:
         train(name, wrapped(name, **slow.get(name, {})))
 
 
@@ -132,6 +147,9 @@ def callbacks():
         ],
     )
     found["callbacks"]["logged"] = logger.count
+    behind = [Count(str(FOLDER / "behind.csv")), k.EarlyStopping(patience=2, restore_best_weights=True)]
+    train("callbacks behind", wrapped(rate=0.5, momentum=0.9), epochs=40, behind=behind)
+    found["callbacks behind"]["logged"] = behind[0].count
     states = []
     look = k.LambdaCallback(
         on_epoch_end=lambda epoch, logs: states.append(np.concatenate([w.ravel() for w in weights(model)]))
@@ -140,6 +158,36 @@ def callbacks():
     plateau = k.ReduceLROnPlateau(factor=1e-4, patience=1, min_delta=10.0, min_lr=1e-12)
     train("plateau", model=model, epochs=5, callbacks=[look, plateau])
     found["plateau"]["still"] = bool(np.abs(states[-1] - states[-2]).max() < 1e-4)
+
+
+def rates():
+    k = keras.callbacks
+    slow = {"EASGD": {"every": 2}, "AGN": {"every": 2}, "LocalSGD": {"every": 2}, "DiLoCo": {"every": 2}}
+
+    def reduced(piece, name, *others, **options):
+        seen, plateau = Rates(), k.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=10.0)
+        optimizer = wrapped(name, rate=0.125, **slow.get(name, {}), **options)
+        train(piece, optimizer, epochs=5, callbacks=[seen, *others, plateau], servers=optimizer.servers)
+        found[piece]["rates"] = seen.seen
+
+    for name in WRAPPERS:
+        reduced(f"{name} reduced", name)
+    halved = k.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch == 3 else rate)
+    for name in ("EASGD", "Downpour"):
+        reduced(f"{name} reduced and scheduled", name, halved)
+    seen = Rates()
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([4, 14], [0.125, 0.0625, 0.03125])
+    train("GEM schedule", wrapped("GEM", rate=schedule), epochs=2, callbacks=[seen])
+    found["GEM schedule"]["rates"] = seen.seen
+    found["GEM schedule"]["iterations"] = int(seen.model.optimizer.iterations)
+
+
+def restored():
+    def backup():
+        return keras.callbacks.BackupAndRestore(str(FOLDER / "backup"), delete_checkpoint=False)
+
+    train("two epochs", wrapped(momentum=0.0), epochs=2, behind=[backup()])
+    train("two more", wrapped(momentum=0.0), epochs=4, behind=[backup()])
 
 
 def shares():
@@ -194,7 +242,7 @@ def sources():
     train("steps per epoch", data=generator(), steps_per_epoch=10)
 
 
-for piece in (wrappers, callbacks, shares, features, half, again, other_models, sources):
+for piece in (wrappers, callbacks, rates, restored, shares, features, half, again, other_models, sources):
     if not ONLY or piece.__name__ in ONLY:
         piece()
         print(WORLD.rank, piece.__name__, file=sys.stderr, flush=True)

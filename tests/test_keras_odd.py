@@ -1,0 +1,238 @@
+"""Killed jobs and odd uses of nnlo_keras: each ends within seconds and says why, or simply works."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from launch import running, running_mpi
+
+pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    pytest.mark.mpi,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),  # TensorFlow takes its time to start
+]
+
+PROGRAM = Path(__file__).with_name("mpi") / "keras_odd.py"
+
+# One job takes three imports of Keras; only what covers most is run each time, and on one back end.
+OFTEN = {
+    "during_epoch to rank 1", "worker_raises", "server_raises", "interrupted_and_caught", "differ",
+    "no_callback", "nan EASGD", "again",
+}  # fmt: skip
+BACKENDS = ("torch", "tensorflow")
+
+
+def chosen(cases):
+    """The cases on each back end, all but a few of them for the long run only."""
+    found = []
+    for backend in BACKENDS:
+        for case in cases:
+            name, *rest = case if isinstance(case, tuple) else (case,)
+            marks = [] if backend == "torch" and name in OFTEN else [pytest.mark.extended]
+            if importlib.util.find_spec(backend) is None:
+                marks.append(pytest.mark.skip(reason=f"{backend} is not installed"))
+            found.append(pytest.param(backend, name, *rest, marks=marks, id=f"{backend}-{name}"))
+    return found
+
+
+@dataclass
+class Ended:
+    """How a job ended: after how many seconds since it first said that it was ready, and who was left.
+
+    On a busy machine, where even the start takes long, the end may take longer, too.
+    """
+
+    status: int
+    seconds: float
+    limit_s: float
+    out: str
+    err: str
+    left: list[psutil.Process] = field(default_factory=list)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Runs one case to its end; once it is ready, sends a signal to the job or to one of its ranks."""
+
+    def run(backend, case, *args, sends=None, to=None):
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        with running(3, PROGRAM, case, *args, timeout_s=120) as process:
+            started, ready_at, said, pids, members = time.monotonic(), None, [], {}, []
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("pid "):
+                    _, rank, pid = line.split()
+                    pids[int(rank)] = int(pid)
+                if line.strip() == "ready" and ready_at is None:
+                    members = psutil.Process(process.pid).children(recursive=True)
+                    ready_at = time.monotonic()
+                    if sends is not None and to is None:
+                        os.killpg(process.pid, sends)  # as a terminal does
+                    elif sends is not None:
+                        os.kill(pids[to], sends)
+            status = process.wait(30)
+            seconds, startup = time.monotonic() - (ready_at or started), (ready_at or started) - started
+            _, left = psutil.wait_procs(members, timeout=5)
+            return Ended(status, seconds, max(10, startup), "".join(said), process.complaints(), left)
+
+    return run
+
+
+def assert_over(ended, *words, blocks=1):
+    """The job failed soon, left nobody, and said the words in so many blocks."""
+    assert ended.status != 0, ended
+    assert ended.seconds < ended.limit_s, ended
+    assert not ended.left
+    assert "done" not in ended.out, ended
+    said = re.findall(r"^nnlo: rank \d+ of \d+ on .*$", ended.err, re.MULTILINE)
+    assert len(said) == blocks, ended.err
+    assert "Exception ignored" not in ended.err
+    for word in words:
+        assert word in ended.err, ended.err
+
+
+SIGNALS = {
+    "during_epoch to all": ("during_epoch", signal.SIGINT, None),
+    "during_epoch to mpiexec, to end": ("during_epoch", signal.SIGTERM, None),
+    "during_validation to all": ("during_validation", signal.SIGINT, None),
+    "during_epoch to rank 1": ("during_epoch", signal.SIGKILL, 1),
+    "during_epoch to the server": ("during_epoch", signal.SIGKILL, 0),
+    "during_validation to the server": ("during_validation", signal.SIGKILL, 0),
+    "during_validation to a worker": ("during_validation", signal.SIGTERM, 2),
+}
+
+
+@pytest.mark.parametrize(("backend", "name"), chosen(SIGNALS))
+def test_a_signal_ends_all(job, backend, name):
+    case, sends, to = SIGNALS[name]
+    ended = job(backend, case, sends=sends, to=to)
+    words = [] if to is None else [f"rank {to}"]
+    assert_over(ended, *words, blocks=0)
+    assert running_mpi() == "Open MPI"  # which names the rank
+
+
+@pytest.mark.parametrize(("backend", "rank"), [("torch", 0), ("torch", 1), ("tensorflow", 1)])
+@pytest.mark.extended
+def test_an_interrupted_rank_says_so_and_ends_all(job, backend, rank):
+    ended = job(backend, "during_epoch", sends=signal.SIGINT, to=rank)
+    assert_over(ended, f"rank {rank} of 3", "was interrupted; ending the job")
+
+
+EXCEPTIONS = {
+    "worker_raises": ([], ["rank 1 of 3", "ValueError: no such sample", "in raises"]),
+    "server_raises": ([], ["rank 0 of 3", "ValueError: no such sample", "in raises"]),
+    "server_raises_in_validation": ([], ["rank 0 of 3", "ValueError: no such sample"]),
+    "dataset_raises": ([], ["rank 1 of 3", "ValueError: no such sample", "in __getitem__"]),
+    "dataset_raises in a thread": (["4"], ["rank 1 of 3", "ValueError: no such sample"]),
+    "metric_raises": ([], ["rank 1 of 3", "ValueError: no such sample"]),
+    "interrupted_and_caught": ([], ["rank 1 of 3", "ended in the middle of a training"]),
+    "interrupted_and_again": ([], ["rank 1 of 3", "a training is open on this rank already"]),
+    "worker_exits": ([], ["rank 1 of 3", "ended in the middle of a training"]),
+}
+
+
+@pytest.mark.parametrize(("backend", "case"), chosen(EXCEPTIONS))
+def test_what_ends_one_rank_ends_all_in_one_block(job, backend, case):
+    args, words = EXCEPTIONS[case]
+    assert_over(job(backend, case.split()[0], *args), *words)
+
+
+@pytest.mark.parametrize(("backend", "case"), chosen(["worker_dies"]))
+def test_a_rank_that_vanishes_ends_all(job, backend, case):
+    assert_over(job(backend, case), blocks=0)
+
+
+DIFFERENCES = {
+    "shape": r"the model differs .*kernel' float32\[5, [89]\] here and '.*kernel' float32\[5, [89]\] there",
+    "number": r"the model differs ",
+    "order": r"the model differs .*/[ab]/kernel' .* here and '.*/[ab]/kernel' .* there",
+    "dtype": r"the model differs .*bfloat16\[5, 3\]",
+    "statistics": r"the model's buffers \(running statistics and the like\) differ",
+    "wrapper": r"the algorithm is .*Downpour\(",
+    "options": r"the algorithm is EASGD\(.*every=[23].* but EASGD\(",
+    "every": r"the optimizer is SGD, pushed to every [23] batches, on rank 0 but SGD, pushed to every [23]",
+    "servers": r"servers=[12] on rank 0 but [12]",
+    "optimizer": r"the optimizer is \w+ on rank 0 but \w+",
+    "epochs": r"epochs=[23] on rank 0 but [23]",
+}
+
+
+@pytest.mark.parametrize(("backend", "case"), chosen(["differ"]))
+def test_what_differs_between_ranks_is_named_on_all_before_training(job, backend, case):
+    ended = job(backend, case)
+    assert ended.status == 0, ended
+    lines = ended.out.splitlines()
+    for name, pattern in DIFFERENCES.items():
+        for odd, named in ((0, 1), (2, 2)):
+            said = [line for line in lines if line.startswith(f"{name}, odd rank {odd}, on rank")]
+            assert len(said) == 3, ended.out
+            for line in said:
+                assert re.search(pattern, line), line
+                assert f", on rank {named} (host " in line
+                assert "give all 3 ranks the same script" in line
+
+
+MISUSES = {
+    "one_differs": (["shape"], ["rank 0 of 3", "the model differs"]),
+    "no_callback": (["1"], ["rank 1 of 3", "add nnlo_keras.Distribute() to the callbacks"]),
+    "no_callback on the server": (["0"], ["rank 0 of 3", "add nnlo_keras.Distribute() to the callbacks"]),
+    "no_wrapper": (["1"], ["rank 1 of 3", "wrap it in the algorithm"]),
+    "no_wrapper on the server": (["0"], ["rank 0 of 3", "wrap it in the algorithm"]),
+    "bare_callback": ([], ["in a list of callbacks"]),
+    "too_few_samples": ([], ["rank 0 of 3", "1 samples among 2 workers: worker 1 would have none"]),
+    "no_data": ([], ["rank 1 of 3", "ValueError"]),
+    "no_batches": ([], ["rank 1 of 3"]),  # said by Keras, to each back end's taste
+}
+
+
+@pytest.mark.parametrize(("backend", "name"), chosen(MISUSES))
+def test_a_misuse_ends_all_in_one_block(job, backend, name):
+    args, words = MISUSES[name]
+    assert_over(job(backend, name.split()[0], *args), *words)
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), chosen(["nan Downpour", "nan EASGD", "nan GEM", "nan LocalSGD", "nan Synchronous"])
+)
+def test_divergence_is_named_and_does_not_reach_the_centre(job, backend, name):
+    ended = job(backend, *name.split())
+    assert_over(ended, "rank 0 of 3", "holds NaN or infinity", "smaller learning rate")
+    assert "the centre is finite: True" in ended.out
+
+
+@pytest.mark.extended
+@pytest.mark.xfail(
+    strict=True, reason="a rank that has never taken part in a training can be missed by nobody"
+)
+def test_a_rank_that_trains_by_itself_ends_all():
+    with running(3, PROGRAM, "neither", "1") as process:
+        for _ in range(3):
+            assert process.stdout.readline().strip() == "ready"
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            pytest.fail("the others wait for it, and nothing is said")
+
+
+@pytest.mark.parametrize(("backend", "case"), chosen(["again"]))
+def test_several_trainings_one_after_another_simply_work(job, backend, case):
+    ended = job(backend, case)
+    assert (ended.status, ended.left) == (0, []), ended
+    assert ended.out.count("goes on: True, moved: True") == 9
+    assert ended.out.count("done") == 3
+    for turn in range(3):
+        for what in ("loss", "other"):
+            assert len(set(re.findall(rf"^{what} {turn}: (.*)$", ended.out, re.MULTILINE))) == 1
