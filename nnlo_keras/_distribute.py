@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from nnlo_common import ConfigurationError, Report
+from nnlo_common import Arrangement, ConfigurationError, Report, Topology
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
+from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import Mode, Wrapper, wrapper_of
 
@@ -47,6 +48,8 @@ class Distribute(keras.callbacks.Callback):
         self._batch = -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
         self._in_epoch = self._epochs_left = 0
+        self._epoch_open = False
+        self._companions: list[Companion] = []
         self._served = False
         self._report = Report()
         self._logs: dict[str, float] = {}
@@ -60,6 +63,16 @@ class Distribute(keras.callbacks.Callback):
         """What this rank has seen of the last training."""
         return self._report if self._team is None else self._team.report()
 
+    @property
+    def team(self) -> Team | None:
+        """This rank's place among several, while there are any."""
+        return self._team
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """How many batches this worker has trained on in this epoch."""
+        return self._in_epoch
+
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
         say(self.role, text)
@@ -70,18 +83,25 @@ class Distribute(keras.callbacks.Callback):
         """Take up this rank's part."""
         wrapper = self._wrapper()
         world = self._world or launched()
+        self._companions = [
+            one for one in _container(sys._getframe(1)).callbacks if isinstance(one, Companion)
+        ]
         if world is None or world.size == 1:
             wrapper.mode, wrapper.attached = Mode.ALONE, True
-            return
-        self._join(wrapper, world)
-        if self._serving:
-            self._become_server()
+            self._prepare("alone")
         else:
-            self._become_worker()
+            self._join(wrapper, world)
+            if self._serving:
+                self._become_server()
+            else:
+                self._become_worker()
+        for one in self._companions:
+            one.after_start(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
         self._batch, self._summed, self._in_epoch, self._served = -1, 0, 0, False
+        self._epoch_open = True
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
         if self._team is not None and not self._serving:
             self._team.begin_epoch()
@@ -100,9 +120,10 @@ class Distribute(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """End the epoch: send what is left, and what the metrics are."""
-        if self._team is None or self._serving:
+        """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
+        if self._team is None or self._serving or not self._epoch_open:
             return
+        self._epoch_open = False
         if self._summed:
             self._push()
         values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
@@ -117,8 +138,10 @@ class Distribute(keras.callbacks.Callback):
         if self._serving:
             if self.model.stop_training:
                 team.stop()
+            self._let_end()
             self._settle(team)
         else:
+            self._let_end()
             for _ in range(self._epochs_left):  # those that this worker has stopped before
                 team.begin_epoch()
                 team.end_epoch()
@@ -158,6 +181,9 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(
                 "this optimizer was built before the ranks were known; make a new one for this training"
             )
+        assignment = Topology.plan(world.size, Arrangement(servers=wrapper.servers)).assignment(world.rank)
+        serves = assignment.shard is not None
+        self._prepare(f"server {assignment.shard}" if serves else f"worker {assignment.worker}")
         weights = self._weights = Weights(self.model, wrapper)
         self._team = Team(
             wrapper.algorithm,
@@ -169,12 +195,21 @@ class Distribute(keras.callbacks.Callback):
             local_step=lambda: None,  # it has been made within the training step
             servers=wrapper.servers,
             optimizer=type(wrapper.inner_optimizer).__name__,
+            meetings=[type(one).__name__ for one in self._companions if one.meets],
         )
         self.role = self._team.member.role
         wrapper.mode = Mode.LOCAL if wrapper.algorithm.optimizer_runs == "worker" else Mode.ACCUMULATE
         if self._serving:
             wrapper.mode = Mode.SERVE
         self._team.start()
+
+    def _prepare(self, role: str) -> None:
+        for one in self._companions:
+            one.before_start(role)
+
+    def _let_end(self) -> None:
+        for one in self._companions:
+            one.before_end()
 
     def _become_worker(self) -> None:
         """Leave files, progress bars and validation to the rank that has the centre."""
