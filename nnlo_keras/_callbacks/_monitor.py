@@ -24,10 +24,11 @@ class Monitor(Companion):
     """Appends a line of JSON for each epoch to a file of each rank's own.
 
     `Monitor("run/monitor.jsonl")` writes run/monitor.rank0.jsonl and so on. A line holds: epoch, rank, role;
-    time (seconds since 1970) and the seconds that the epoch took, with validation; batches and samples of
-    this rank in it and samples per second (on a server those of all workers, in batches); memory_mb and cpu_s
-    of the process (cpu_s within the epoch); on a server, exchanges and mean_staleness since the training's
-    start; learning_rate; metrics as this rank sees them. What is not a finite number is null.
+    time (seconds since 1970) and the seconds that the epoch took, with validation; batches in it and batches
+    per second (on a server those of all workers, as it knows them); samples and samples per second (on a
+    worker); memory_mb and cpu_s of the process (cpu_s within the epoch); exchanges and mean_staleness since
+    the training's start (on a server); learning_rate; metrics as this rank sees them. What is not a finite
+    number is null.
 
     Args:
         path: the file; the rank is added to its name.
@@ -53,7 +54,7 @@ class Monitor(Companion):
         """See whether the file can be written."""
         super().after_start(distribute)
         self._file = usable(f"Monitor({str(self.path)!r})", of_rank(self.path, self.rank))
-        self._samples_before = 0
+        self._batches_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Note when and with what the epoch begins."""
@@ -66,21 +67,23 @@ class Monitor(Companion):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the line."""
         seconds, now = time.perf_counter() - self._began_s, Usage.now()
-        samples = self._samples()
+        batches = self._batches if self.trains else self._batches_served()
         line: dict[str, Any] = {
             "epoch": epoch,
             "rank": self.rank,
             "role": self.role,
             "time": round(time.time(), 3),
             "seconds": round(seconds, 6),
-            "batches": self._batches if self.trains else None,
-            "samples": samples,
-            "samples_per_second": round(samples / seconds, 3),
+            "batches": batches,
+            "batches_per_second": round(batches / seconds, 3),
             "memory_mb": round(now.memory_mb, 3),
             "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
             "learning_rate": float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)),
         }
-        if self.distribute is not None and not self.trains:
+        if self.trains:
+            samples = self.samples_in_epoch
+            line |= {"samples": samples, "samples_per_second": round(samples / seconds, 3)}
+        elif self.distribute is not None:
             report = self.distribute.report
             line |= {"exchanges": report.exchanges, "mean_staleness": report.mean_staleness}
         line["metrics"] = {
@@ -89,10 +92,8 @@ class Monitor(Companion):
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def _samples(self) -> int:
-        if self.trains:
-            return self.samples_in_epoch
+    def _batches_served(self) -> int:
         assert self.distribute is not None  # a server has one
-        total = self.distribute.report.samples
-        samples, self._samples_before = total - self._samples_before, total
-        return samples
+        total = self.distribute.report.samples  # which Distribute counts in batches
+        batches, self._batches_before = total - self._batches_before, total
+        return batches
