@@ -10,6 +10,7 @@ import os
 import pkgutil
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -277,7 +278,7 @@ def test_impossible_options_are_named(make, words):
 
 def test_a_schedule_warms_up_by_itself():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5)
-    with pytest.raises(ConfigurationError, match="schedule ExponentialDecay .* of SGD; a schedule warms up"):
+    with pytest.raises(ConfigurationError, match=r"schedule ExponentialDecay .* of SGD; a schedule warms up"):
         fit([nk.WarmUp()], optimizer=nk.Downpour(keras.optimizers.SGD(schedule)))
 
 
@@ -335,7 +336,7 @@ def test_the_timeline_shows_batches_validation_and_epochs(tmp_path):
     assert [event["name"] for event in events] == [
         name for epoch in range(2) for name in (*4 * ["batch"], "validation", f"epoch {epoch}")
     ]
-    for first, second in zip(events, events[1:], strict=False):
+    for first, second in pairwise(events):
         assert first["dur"] >= 0
         if second["name"] == first["name"] == "batch":
             assert first["ts"] + first["dur"] <= second["ts"] + 1  # microseconds

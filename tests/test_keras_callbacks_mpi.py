@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_complete_training_returns_at_once(trainings):
 @pytest.mark.parametrize("piece", ["means", "means behind"])
 def test_all_ranks_see_the_means_over_the_workers(trainings, piece):
     server, *workers = trainings[0][piece]
-    assert {name for name in server["history"]} == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert set(server["history"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     for worker in workers:
         assert worker["history"] == {name: server["history"][name] for name in ("loss", "accuracy")}
         assert worker["seen"][0]["loss"] == worker["history"]["loss"][0]
@@ -158,7 +159,7 @@ def test_each_rank_has_a_timeline(trainings, file, batches, exchanges):
             if event["name"] in ("batch", "exchange")
         )
         # A batch ends before its exchange begins.
-        assert all(first[1] <= second[0] + 1 for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] + 1 for first, second in pairwise(spans))
         for event in events:
             if event["name"] == "exchange":
                 assert 0 <= event["args"]["waited_ms"] <= event["dur"] / 1000 + 0.01

@@ -18,9 +18,14 @@ from nnlo_common._usage import Usage
 def test_a_file_is_replaced_only_when_all_is_written(tmp_path):
     path = tmp_path / "result.json"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), whole(path) as fresh:
-        fresh.write_text("half")
-        raise KeyboardInterrupt
+
+    def write_half():
+        with whole(path) as fresh:
+            fresh.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert path.read_text() == "old"
     with whole(path) as fresh:
         fresh.write_text("new")
