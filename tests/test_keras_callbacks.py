@@ -145,6 +145,17 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(place, tmp_path):
     assert fit([], model=again, epochs=1)[1].epoch == [0]
 
 
+def test_it_saves_what_is_within_a_loss_scale(tmp_path):
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(adam())
+
+    want, _ = fit([nk.Distribute()], optimizer=scaled())
+    with pytest.raises(TimeoutError):
+        fit([nk.Checkpoint(tmp_path), nk.Distribute(), Interrupt(1)], optimizer=scaled())
+    got, _ = fit([nk.Checkpoint(tmp_path), nk.Distribute()], optimizer=scaled())
+    assert equal(cases.weights(got), cases.weights(want))
+
+
 def test_what_is_saved_is_a_keras_file(tmp_path):
     model, _ = fit([nk.Checkpoint(tmp_path)], epochs=1)
     again = keras.models.load_model(tmp_path / "model.keras")
@@ -282,6 +293,7 @@ def test_a_schedule_warms_up_by_itself():
         fit([nk.WarmUp()], optimizer=nk.Downpour(keras.optimizers.SGD(schedule)))
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # as Keras finds out how much there is
 def test_epochs_of_unknown_length_are_named():
     x, y = cases.data()
 
@@ -345,4 +357,5 @@ def test_the_timeline_shows_batches_validation_and_epochs(tmp_path):
 def test_an_interrupted_timeline_is_valid(tmp_path):
     with pytest.raises(TimeoutError):
         fit([nk.Timeline(tmp_path / "t.json"), Interrupt(1)])
-    assert json.loads((tmp_path / "t.rank0.json").read_text())[0]["name"] == "process_name"
+    events = json.loads((tmp_path / "t.rank0.json").read_text())
+    assert [event["name"] for event in events] == ["process_name", *5 * ["batch"], "epoch 0"]

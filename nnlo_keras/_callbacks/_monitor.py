@@ -59,10 +59,15 @@ class Monitor(Companion):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Note when and with what the epoch begins."""
         self._began_s, self._before, self._batches = time.perf_counter(), Usage.now(), 0
+        self._samples: int | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Count."""
         self._batches = batch + 1
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Count samples now: the validation begins to count anew."""
+        self._samples = self.samples_in_epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the line."""
@@ -81,7 +86,7 @@ class Monitor(Companion):
             "learning_rate": float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)),
         }
         if self.trains:
-            samples = self.samples_in_epoch
+            samples = self.samples_in_epoch if self._samples is None else self._samples
             line |= {"samples": samples, "samples_per_second": round(samples / seconds, 3)}
         elif self.distribute is not None:
             report = self.distribute.report

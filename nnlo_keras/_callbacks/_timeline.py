@@ -23,9 +23,9 @@ class Timeline(Companion):
     `Timeline("run/timeline.json")` writes run/timeline.rank0.json and so on, to be opened with
     https://ui.perfetto.dev or chrome://tracing; several at once lie side by side, a process for each rank. A
     "batch" is what Keras computes; an "exchange" and whatever else is done with other ranks says how many
-    milliseconds of it were spent waiting. On a server, a "serve" is what the workers' epoch takes. The file
-    grows by about 100 bytes for each of them, is written about once a second, and is valid JSON at any time,
-    also when the training is killed.
+    milliseconds of it were spent waiting. On a server, "serve" is the workers' epoch, which it waits through
+    but for their exchanges. The file grows by about 100 bytes for each of these, is written about once a
+    second, and is valid JSON at any time, also when the training is killed.
 
     Args:
         path: the file; the rank is added to its name, and an old one is replaced.
@@ -83,6 +83,8 @@ class Timeline(Companion):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Add the epoch."""
         self._add(f"epoch {epoch}", self._epoch_s, time.perf_counter())
+        if self._trace is not None:
+            self._trace.flush()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Write what is left; others may still have something to say."""
@@ -92,14 +94,15 @@ class Timeline(Companion):
 
     def _see(self, what: str, begin_s: float, end_s: float, waited_s: float) -> None:
         """Take an exchange, or what else is done with other ranks."""
-        if self.trains:
-            self._end_batch(begin_s)
+        self._end_batch(begin_s)
+        if what == "end epoch" and not self.trains:
+            what = "serve"
         self._add(what, begin_s, end_s, waited_ms=round(1e3 * waited_s, 3))
 
     def _end_batch(self, now_s: float) -> None:
-        if self._batch_s is not None:
-            self._add("batch" if self.trains else "serve", self._batch_s, now_s)
-            self._batch_s = None
+        if self._batch_s is not None and self.trains:
+            self._add("batch", self._batch_s, now_s)
+        self._batch_s = None
 
     def _add(self, name: str, begin_s: float, end_s: float, **facts: object) -> None:
         if self._trace is not None:

@@ -111,7 +111,8 @@ class WarmUp(Companion):
         sync = getattr(self.model, "jax_state_sync", None)
         if sync is not None:
             sync()  # during an epoch the state is not in the variables there
-        self.model.optimizer.learning_rate = self._rate * (self.start + (1 - self.start) * min(1.0, done))
+        part = 1.0 if self._warm else self.start + (1 - self.start) * done
+        self.model.optimizer.learning_rate = part * self._rate
 
 
 def _rate_of(optimizer: Any) -> float:
