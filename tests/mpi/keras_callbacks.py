@@ -179,7 +179,7 @@ def broadcast():
 
 
 def warm_up():
-    for piece, wrap in {"warm-up": nk.Downpour, "warm-up on workers": nk.EASGD}.items():
+    for piece, wrap in {"warm-up": nk.Synchronous, "warm-up on workers": nk.EASGD}.items():
         train(piece, wrap(sgd(0.1)), [nk.WarmUp(1.5, start=0.2)])
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
     train("warm-up, scheduler", nk.Downpour(sgd(0.1)), [nk.WarmUp(1.0)], behind=[scheduler])
