@@ -30,7 +30,6 @@ def backend(name, *marks):
 BACKENDS = [
     backend("torch"),
     backend("tensorflow", pytest.mark.extended),
-    backend("jax", pytest.mark.extended),
 ]
 
 
