@@ -27,8 +27,10 @@ from nnlo_common.protocol import (
     DESK_NUMBERS,
     Averages,
     Clerk,
+    Copies,
     Counter,
     Desk,
+    EpochMeans,
     Means,
     Notes,
     Server,
@@ -58,6 +60,7 @@ class Plan:
         options: how many numbers describe an optimizer's options, where workers send them.
         optimizer: what kind of optimizer it is, where all ranks are to have the same.
         epochs: how many the training is to have, where that is known before.
+        meetings: what else all ranks meet in, by name.
         record: keep the order of all requests.
     """
 
@@ -72,6 +75,7 @@ class Plan:
     options: int = 0
     optimizer: str = ""
     epochs: int = 0
+    meetings: Sequence[str] = ()
     record: bool = False
 
 
@@ -244,6 +248,8 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
         "mean": Means(ranks),
         "average": Averages(start),
         "note": Notes(),
+        "epoch mean": EpochMeans(cell.workers),
+        "copy": Copies(ranks, world.rank),
         # Where workers wait for each other in their steps, none may wait outside of them for another's.
         "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
     }
@@ -275,6 +281,7 @@ def _agree(world: RankWorld, plan: Plan) -> None:
         "servers": plan.servers,
         "optimizer": plan.optimizer,
         "epochs": plan.epochs,
+        "meetings": list(plan.meetings),
         "layout": plan.parameters.layout.to_json(),
         "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
     }
@@ -291,6 +298,8 @@ def _agree(world: RankWorld, plan: Plan) -> None:
             problem = f"the optimizer is {first['optimizer']} on rank 0 but {other['optimizer']}"
         elif other["epochs"] != first["epochs"]:
             problem = f"epochs={first['epochs']} on rank 0 but {other['epochs']}"
+        elif other["meetings"] != first["meetings"]:
+            problem = f"{first['meetings']} take part on rank 0 but {other['meetings']}"
         elif other["layout"] != first["layout"]:
             difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
             problem = f"the model differs (here: rank 0, there: that rank): {difference}"

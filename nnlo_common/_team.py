@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._forking import advise_on_fork
 from nnlo_common._joining import Member, Plan, join
 from nnlo_common._layout import Layout
+from nnlo_common._observing import Observed, See
 from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._roles import Report
+from nnlo_common._roles import Report, TeamPart, speaks
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.protocol import DESK_NUMBERS
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["Buffers", "Model", "Options", "Team", "unwired", "vectors_in_turn", "wired"]
@@ -27,6 +29,10 @@ __all__ = ["Buffers", "Model", "Options", "Team", "unwired", "vectors_in_turn", 
 
 # From so many numbers on.
 _BEYOND_CACHE = 1 << 19
+
+
+# As many numbers as fit into one question, with a few words before them.
+_PIECE = DESK_NUMBERS - 64
 
 
 class Model(Protocol):
@@ -125,6 +131,7 @@ class Team:
         servers: how many ranks serve.
         optimizer: what kind of optimizer the user's is; the same on all ranks.
         epochs: how many the training is to have, if that is known; the same on all ranks.
+        meetings: what else all ranks meet in, by name; the same on all ranks.
     """
 
     def __init__(
@@ -140,6 +147,7 @@ class Team:
         servers: int = 1,
         optimizer: str = "",
         epochs: int = 0,
+        meetings: Sequence[str] = (),
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
@@ -155,6 +163,7 @@ class Team:
             options=2 * len(options.read()),
             optimizer=optimizer,
             epochs=epochs,
+            meetings=meetings,
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
@@ -204,6 +213,23 @@ class Team:
         if not (self.serves and content["ask"] == "lease"):
             self.start()
         return self._part.ask(content)[0]
+
+    def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
+        """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
+        self.start()
+        answer, _ = self._part.ask({"ask": "copy", "values": dict(values)})
+        for start in range(0, 0 if vector is None else vector.size, _PIECE):
+            assert vector is not None  # or there would be no piece
+            piece = vector[start : start + _PIECE]
+            _, numbers = self._part.ask(
+                {"ask": "copy", "values": {}}, piece if speaks(self.member.role) else None
+            )
+            np.copyto(piece, numbers)
+        return dict(answer["values"])
+
+    def observe(self, see: See) -> None:
+        """Have `see` told of everything that this rank does with the others from now on."""
+        self._part = cast("TeamPart", Observed(self._part, see))
 
     # -- the course of a training ---------------------------------------------------------------------
 

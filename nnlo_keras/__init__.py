@@ -8,6 +8,7 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 
 from __future__ import annotations
 
+from nnlo_keras._callbacks import Broadcast, Checkpoint, MetricAverage, Monitor, Timeline, WarmUp
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
@@ -15,6 +16,8 @@ from nnlo_keras._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, Loca
 
 __all__ = [
     "AGN",
+    "Broadcast",
+    "Checkpoint",
     "DiLoCo",
     "Distribute",
     "Downpour",
@@ -22,7 +25,11 @@ __all__ = [
     "EASGD",
     "GEM",
     "LocalSGD",
+    "MetricAverage",
+    "Monitor",
     "Synchronous",
+    "Timeline",
+    "WarmUp",
     "Wrapper",
     "shard",
 ]

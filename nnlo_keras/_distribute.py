@@ -16,6 +16,7 @@ from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._building import build
+from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._quiet import last_of, own_logs, quieten, restored_first, unvalidated
@@ -54,6 +55,8 @@ class Distribute(keras.callbacks.Callback):
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
         self._in_epoch = self._epochs_left = 0
+        self._epoch_open = False
+        self._companions: list[Companion] = []
         self._served = False
         self._rate = 0.0  # told by the server, as this rank knows it
         self._rate_before: float | None = None  # on a server: as it was before an epoch's metrics were seen
@@ -70,6 +73,16 @@ class Distribute(keras.callbacks.Callback):
         """What this rank has seen of the last training."""
         return self._report if self._team is None else self._team.report()
 
+    @property
+    def team(self) -> Team | None:
+        """This rank's place among several, while there are any."""
+        return self._team
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """How many batches this worker has trained on in this epoch."""
+        return self._in_epoch
+
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
         say(self.role, text)
@@ -83,8 +96,7 @@ class Distribute(keras.callbacks.Callback):
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
-        arrangement = Arrangement(servers=wrapper.servers)
-        if Topology.plan(world.size, arrangement).assignment(world.rank).worker is None:
+        if _role(wrapper, world).startswith("server"):
             restored_first(container)
         else:
             quieten(container)
@@ -96,24 +108,30 @@ class Distribute(keras.callbacks.Callback):
         for wrapper in self._wrappers:
             wrapper.mode, wrapper.attached = Mode.ALONE, True
         world = self._world or launched()
-        if world is None or world.size == 1:
-            return
-        build(self.model, sys._getframe(1))
-        assign_variables(self.model, wrappers)
         container = _container(sys._getframe(1))
-        if container is None:
+        callbacks = [] if container is None else container.callbacks
+        self._companions = [one for one in callbacks if isinstance(one, Companion)]
+        if world is None or world.size == 1:
+            self._prepare("alone")
+        elif container is None:
             raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
-        self._join(world)
-        self._rate, self._decided = 0.0, False
-        self._agree_on_first_epoch()
-        if self._serving:
-            self._become_server(container)
         else:
-            self._restore += unvalidated(self.model)  # that is for the rank that has the centre
+            build(self.model, sys._getframe(1))
+            assign_variables(self.model, wrappers)
+            self._join(world)
+            self._rate, self._decided = 0.0, False
+            self._agree_on_first_epoch()
+            if self._serving:
+                self._become_server(container)
+            else:
+                self._restore += unvalidated(self.model)  # that is for the rank that has the centre
+        for one in self._companions:
+            one.after_start(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
         self._epoch, self._batch, self._summed, self._in_epoch, self._served = epoch, -1, 0, 0, False
+        self._epoch_open = True
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
         if self._team is None:
             return
@@ -140,12 +158,13 @@ class Distribute(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the epoch: send what is left, and what the metrics are."""
-        if self._team is None:
+        """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
+        if self._team is None or not self._epoch_open:
             return
         if self._serving:
             self._decided = self._rate_set != self._rate_before
             return
+        self._epoch_open = False
         if self._summed:
             self._push()
         values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
@@ -160,8 +179,10 @@ class Distribute(keras.callbacks.Callback):
         if self._serving:
             if self.model.stop_training:
                 team.stop()
+            self._let_end()
             self._settle(team)
         else:
+            self._let_end()
             for _ in range(self._epochs_left):  # those that this worker has stopped before
                 team.begin_epoch()
                 team.end_epoch()
@@ -190,6 +211,7 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(
                 "this optimizer was built before the ranks were known; make a new one for this training"
             )
+        self._prepare(_role(first, world))
         weights = self._weights = Weights(self.model, wrappers)
         self._team = Team(
             first.algorithm,
@@ -202,6 +224,7 @@ class Distribute(keras.callbacks.Callback):
             servers=first.servers,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
+            meetings=[type(one).__name__ for one in self._companions if one.meets],
         )
         self.role = self._team.member.role
         mode = Mode.SERVE if self._serving else Mode.LOCAL if local else Mode.ACCUMULATE
@@ -215,6 +238,14 @@ class Distribute(keras.callbacks.Callback):
         restored = {"epoch": self.model._initial_epoch or 0}
         first = self._team.mean(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
         self.model._initial_epoch = int(first) or None
+
+    def _prepare(self, role: str) -> None:
+        for one in self._companions:
+            one.before_start(role)
+
+    def _let_end(self) -> None:
+        for one in self._companions:
+            one.before_end()
 
     def _become_server(self, container: Any) -> None:
         # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
@@ -324,6 +355,12 @@ class Distribute(keras.callbacks.Callback):
             team.begin_epoch()
             self._logs = dict(team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
         return self._logs
+
+
+def _role(wrapper: Wrapper, world: RankWorld) -> str:
+    """What this rank is to be, before it joins."""
+    assignment = Topology.plan(world.size, Arrangement(servers=wrapper.servers)).assignment(world.rank)
+    return f"worker {assignment.worker}" if assignment.shard is None else f"server {assignment.shard}"
 
 
 def _described(wrapper: Wrapper) -> str:

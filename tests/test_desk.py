@@ -21,7 +21,9 @@ from nnlo_common.protocol import (
     Answer,
     Averages,
     Clerk,
+    Copies,
     Desk,
+    EpochMeans,
     Kind,
     Lost,
     Means,
@@ -384,6 +386,70 @@ def test_a_mean_is_given_out_when_the_last_one_missing_goes(end: str) -> None:
     room.ask(3, {"ask": end})
     assert room.answered == [3, 1, 2]
     assert room.answer(0)["means"] == {"loss": 1.0}
+
+
+# --- means of epochs -------------------------------------------------------------------------------------
+
+
+def of_epoch(epoch: int, loss: float | None = None, weight: float = 1) -> dict[str, Any]:
+    return {"epoch": epoch, "values": {} if loss is None else {"loss": loss}, "weight": weight}
+
+
+def told(answers: list[Answer]) -> dict[int, float | None]:
+    """Who is told what the mean loss is."""
+    return {answer.rank: answer.content["means"].get("loss") for answer in answers}
+
+
+def test_workers_wait_for_each_other_but_not_for_a_server() -> None:
+    means = EpochMeans([1, 2])
+    assert means.ask(Question(1, of_epoch(0, 1.0, weight=1))) == []
+    assert told(means.ask(Question(2, of_epoch(0, 5.0, weight=3)))) == {1: 4.0, 2: 4.0}
+    assert means.ask(Question(1, of_epoch(1, 2.0))) == []
+    assert told(means.ask(Question(0, of_epoch(0)))) == {0: 4.0}  # a server that has validated for long
+    assert means.ask(Question(0, of_epoch(1))) == []
+    assert told(means.ask(Question(2, of_epoch(1, 4.0)))) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_who_says_that_no_more_will_come_is_not_waited_for() -> None:
+    means = EpochMeans([1, 2])
+    means.ask(Question(1, of_epoch(0, 1.0)))
+    assert told(means.ask(Question(2, {"epoch": -1}))) == {2: None, 1: 1.0}
+    assert told(means.ask(Question(1, of_epoch(1, 2.0)))) == {1: 2.0}
+    assert told(means.ask(Question(0, of_epoch(1)))) == {0: 2.0}
+
+
+def test_of_those_who_are_gone_only_the_dead_do_not_count() -> None:
+    for lost in (False, True):
+        means = EpochMeans([1, 2, 3])
+        means.ask(Question(1, of_epoch(0, 1.0)))
+        means.ask(Question(2, of_epoch(0, 3.0)))
+        assert means.gone(2, lost=lost) == []
+        answers = told(means.ask(Question(3, of_epoch(0, 5.0))))
+        assert answers == ({1: 3.0, 3: 3.0} if lost else {1: 3.0, 2: 3.0, 3: 3.0})
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+def test_all_get_what_the_source_brings_once_all_have_asked() -> None:
+    copies = Copies([0, 1, 2], source=0)
+    for turn in range(2):
+        assert copies.ask(Question(1, {"values": {"turn": "mine"}}, np.zeros(2, F4))) == []
+        assert copies.ask(Question(0, {"values": {"turn": turn}}, np.full(2, turn, F4))) == []
+        answers = copies.ask(Question(2, {"values": {}}))
+        assert [answer.rank for answer in answers] == [0, 1, 2]
+        for answer in answers:
+            assert answer.content == {"values": {"turn": turn}}
+            assert answer.numbers is not None
+            assert answer.numbers.tolist() == [turn, turn]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_copies_are_given_out_when_the_last_one_missing_goes(lost: bool) -> None:
+    copies = Copies([0, 1, 2], source=0)
+    copies.ask(Question(0, {"values": {}}))
+    copies.ask(Question(2, {"values": {}}))
+    assert [answer.rank for answer in copies.gone(1, lost=lost)] == [0, 2]
 
 
 # --- averages --------------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ def test_each_worker_counts_its_samples_or_batches(trainings):
         ("other options", "every"),
         ("other wrapper", "EASGD"),
         ("other optimizer", "SGD.* Adam"),
+        ("other callbacks", r"\[\] take part on rank 0 but \['MetricAverage'\], on rank 1"),
         ("bare callback", "in a list of callbacks"),
         ("other model", "differ|other"),
         ("failing callback", "a callback of the user's"),

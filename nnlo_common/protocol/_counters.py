@@ -1,4 +1,4 @@
-"""What the desk can be asked for: means over all ranks, and averages of what workers have last brought."""
+"""What the desk can be asked for: means over all ranks, averages of what workers brought last, copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common.protocol._desk import Answer, Question
 
-__all__ = ["Averages", "Means", "Notes"]
+__all__ = ["Averages", "Copies", "EpochMeans", "Means", "Notes"]
 
 
 class Means:
@@ -57,16 +57,89 @@ class Means:
         if not self._parts or not self._members <= self._parts.keys():
             return []
         parts = [self._parts[rank] for rank in sorted(self._parts)]
-        weight = sum(part["weight"] for part in parts)
-        names = sorted({name for part in parts for name in part["values"]})
-        # A mean over no samples may be NaN, so it must not be multiplied with its weight of 0.
-        counted = [part for part in parts if part["weight"]]
-        sums = {
-            name: sum(part["weight"] * part["values"].get(name, 0.0) for part in counted) for name in names
-        }
-        means = {name: total / weight if weight else float("nan") for name, total in sums.items()}
+        weight, means = _weighted(parts)
         answers = [Answer(rank, {"means": means, "weight": weight}) for rank in sorted(self._parts)]
         self._parts = {}
+        return answers
+
+
+class EpochMeans:
+    """Weighted means of what workers name at the end of each of their epochs; they wait for each other's.
+
+    `epoch` counts the epochs of this training, from 0, and -1 says that no more will come: whoever ends
+    earlier keeps nobody waiting. Servers only listen, so a long validation keeps no worker waiting either.
+
+    Args:
+        workers: who brings something.
+    """
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        self._workers = frozenset(workers)
+        self._expected = set(self._workers)
+        self._parts: dict[int, dict[int, Mapping[str, Any]]] = {}
+        self._means: dict[int, Mapping[str, float]] = {}
+        self._waiting: dict[int, int] = {}  # for which epoch each rank waits
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take one worker's part, if it is one, and answer when all have brought theirs."""
+        rank, epoch = question.rank, question.content["epoch"]
+        if epoch < 0:
+            return [Answer(rank, {"means": {}}), *self.gone(rank, lost=False)]
+        if rank in self._workers:
+            self._parts.setdefault(epoch, {})[rank] = question.content
+        self._waiting[rank] = epoch
+        return self._ready()
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Wait for `rank` no more; what it brought before it died does not count."""
+        self._expected.discard(rank)
+        if lost:
+            self._waiting.pop(rank, None)
+            for parts in self._parts.values():
+                parts.pop(rank, None)
+        return self._ready()
+
+    def _ready(self) -> list[Answer]:
+        for epoch in sorted(set(self._waiting.values()) - self._means.keys()):
+            parts = self._parts.get(epoch, {})
+            if self._expected <= parts.keys():
+                self._means[epoch] = _weighted([parts[rank] for rank in sorted(parts)])[1]
+                self._parts.pop(epoch, None)
+        ready = [rank for rank, epoch in sorted(self._waiting.items()) if epoch in self._means]
+        return [Answer(rank, {"means": self._means[self._waiting.pop(rank)]}) for rank in ready]
+
+
+class Copies:
+    """What the first server brings, all get: everybody asks, and waits for the others.
+
+    Args:
+        members: the ranks that take part.
+        source: the one who brings it.
+    """
+
+    def __init__(self, members: Iterable[int], source: int) -> None:
+        self._members, self._source = set(members), source
+        self._asked: dict[int, Question] = {}
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take one rank's question; what others than the source bring does not count."""
+        self._asked[question.rank] = question
+        return self._ready()
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Wait for `rank` no more."""
+        self._members.discard(rank)
+        if lost:
+            self._asked.pop(rank, None)
+        return self._ready()
+
+    def _ready(self) -> list[Answer]:
+        if self._source not in self._asked or not self._members <= self._asked.keys():
+            return []
+        brought = self._asked[self._source]
+        values = {"values": brought.content["values"]}
+        answers = [Answer(rank, values, brought.numbers) for rank in sorted(self._asked)]
+        self._asked = {}
         return answers
 
 
@@ -149,3 +222,13 @@ class Notes:
 
 def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:
     return max((one for one in by_epoch if one <= epoch), default=None)
+
+
+def _weighted(parts: list[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
+    """Return the sum of the weights, and the means."""
+    # A mean over no samples may be NaN, so it must not be multiplied with its weight of 0.
+    counted = [part for part in parts if part["weight"]]
+    weight = sum(part["weight"] for part in counted)
+    names = sorted({name for part in parts for name in part["values"]})
+    sums = {name: sum(part["weight"] * part["values"].get(name, 0.0) for part in counted) for name in names}
+    return weight, {name: total / weight if weight else float("nan") for name, total in sums.items()}

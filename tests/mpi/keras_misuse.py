@@ -43,6 +43,8 @@ elif case == "failing callback":
     callbacks.append(Fail())
 elif case == "nan" and odd:
     x = np.full_like(x, np.nan)
+elif case == "other callbacks" and odd:
+    callbacks.append(nk.MetricAverage())
 elif case == "bare callback":
     callbacks = callbacks[0]
 elif case == "no data" and odd:

@@ -1,0 +1,58 @@
+"""Giving the first server's state of a model to all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import keras
+import numpy as np
+
+from nnlo_common import ConfigurationError
+from nnlo_common._team import Team
+from nnlo_keras._optimizers import wrappers_in
+
+__all__ = ["share"]
+
+
+def share(model: Any, team: Team) -> None:
+    """Let all ranks have what the first server's model has beside the trainable weights; all call it alike.
+
+    Raises:
+        ConfigurationError: the models or optimizers do not have the same variables.
+    """
+    optimizers = [wrapper.inner_optimizer for wrapper in wrappers_in(model).values()]
+    variables = _floats(model, optimizers)
+    arrays = [np.asarray(keras.ops.convert_to_numpy(variable), np.float32) for variable in variables]
+    shapes = json.dumps([array.shape for array in arrays]).encode()
+    mine: dict[str, Any] = {
+        "variables": len(arrays),
+        "shapes": hashlib.blake2b(shapes, digest_size=8).hexdigest(),
+    }
+    mine["iterations"] = [int(keras.ops.convert_to_numpy(one.iterations)) for one in optimizers]
+    first = team.copied(mine)
+    # All are told before any of them goes on: who differs ends the training for all.
+    if (first["variables"], first["shapes"]) != (mine["variables"], mine["shapes"]):
+        raise ConfigurationError(
+            f"rank {team.rank} has {mine['variables']} variables of its model and optimizer that are to be "
+            f"made equal, but the first server {first['variables']}, or of other shapes; make the same model "
+            "and optimizer on all ranks"
+        )
+    vector = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, np.float32)
+    team.copied({}, vector)
+    if team.serves and team.member.role == "server 0":
+        return
+    start = 0
+    for variable, array in zip(variables, arrays, strict=True):
+        piece = vector[start : start + array.size]
+        variable.assign(np.array(piece.reshape(array.shape)))  # JAX would keep the vector's memory
+        start += array.size
+    for optimizer, iterations in zip(optimizers, first["iterations"], strict=True):
+        optimizer.iterations.assign(iterations)
+
+
+def _floats(model: Any, optimizers: list[Any]) -> list[Any]:
+    """Return all float variables that the centre does not give anyway."""
+    of_optimizers = [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [one for one in [*model.non_trainable_weights, *of_optimizers] if "float" in one.dtype]

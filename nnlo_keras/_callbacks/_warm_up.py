@@ -1,0 +1,129 @@
+"""A learning rate that begins low."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from nnlo_common import ConfigurationError
+from nnlo_common._numbers import whole_number
+from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._wrapper import wrapper_of
+
+__all__ = ["WarmUp"]
+
+
+class WarmUp(Companion):
+    """Lets the learning rate rise, batch by batch, to what the optimizer was compiled with.
+
+    Batch i of a worker, counted from 0, has the rate r (start + (1 - start) min(1, i/n)); n are the batches
+    of `epochs` epochs of this worker, or `steps`. It acts where the optimizer runs: what a worker sends to
+    the centre is stepped there with the rate that the worker has reached. While it warms up it overrules
+    other callbacks that set the rate; then they take over. r does not depend on the number of workers:
+    compile with what suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
+
+    A training that goes on (`Checkpoint`, `fit(initial_epoch=...)`) is warmed up as far as it had been.
+
+    Args:
+        epochs: how long it takes; part of an epoch is possible.
+        steps: how many batches it takes, in place of epochs.
+        start: the part of the rate that it begins with.
+
+    Example:
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(1.0), "mse")
+        >>> rates = []
+        >>> see = keras.callbacks.LambdaCallback(
+        ...     on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+        ... )
+        >>> x = np.zeros((5, 1))
+        >>> fitted = model.fit(x, x, batch_size=1, callbacks=[WarmUp(steps=4, start=0.5), see], verbose=0)
+        >>> rates
+        [0.5, 0.625, 0.75, 0.875, 1.0]
+    """
+
+    def __init__(self, epochs: float = 1.0, *, steps: int | None = None, start: float = 0.1) -> None:
+        super().__init__()
+        if not 0 < epochs < math.inf:
+            raise ConfigurationError(f"WarmUp(epochs={epochs!r}) is not possible: it must be above 0")
+        if not 0 <= start <= 1:
+            raise ConfigurationError(f"WarmUp(start={start!r}) is not possible: it must be from 0 to 1")
+        self.epochs, self.start = epochs, start
+        self.steps = None if steps is None else whole_number("steps", steps, 1)
+
+    def set_model(self, model: Any) -> None:
+        """Note the rate that was compiled, before anything loads or sets another."""
+        super().set_model(model)
+        self._rate = _rate_of(model.optimizer)
+
+    def before_start(self, role: str) -> None:
+        """Find out how many batches it takes."""
+        super().before_start(role)
+        steps = self.params.get("steps")
+        if self.steps is None and steps is None:
+            raise ConfigurationError(
+                f"WarmUp(epochs={self.epochs!r}) does not know how many batches an epoch of this data has; "
+                "give fit() steps_per_epoch, or WarmUp(steps=...)"
+            )
+        self._total = self.epochs * steps if self.steps is None else self.steps
+        self._before = self._in_epoch = 0
+        self._warm: bool | None = None  # not known yet
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Count the batches of the epochs before."""
+        steps = self.params.get("steps")
+        self._before = self._before + self._in_epoch if steps is None else epoch * steps
+        self._in_epoch = 0
+        if self._warm is None:  # one that was warm when it was interrupted has what other callbacks set
+            self._warm = not self.trains or self._before > self._total
+            self._let_go = self._warm
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Set the rate of this batch."""
+        if not self._warm:
+            self._set((self._before + batch) / self._total)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Count the batch."""
+        self._in_epoch = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Let other callbacks take over, if it is warm."""
+        if self._let_go:
+            return
+        self.end_exchanges(epoch, logs)
+        if not self._warm:
+            done = self._before + self._in_epoch
+            if done >= self._total:
+                self._set(done / self._total)
+            return
+        # By now the centre has been told. A worker that went on telling would overrule what is set there.
+        self._let_go = True
+        wrapper = wrapper_of(self.model.optimizer)
+        if wrapper is not None and wrapper.rate_set == self._rate:
+            wrapper.rate_set = None
+
+    def _set(self, done: float) -> None:
+        self._warm = done >= 1
+        sync = getattr(self.model, "jax_state_sync", None)
+        if sync is not None:
+            sync()  # during an epoch the state is not in the variables there
+        part = 1.0 if self._warm else self.start + (1 - self.start) * done
+        self.model.optimizer.learning_rate = part * self._rate
+
+
+def _rate_of(optimizer: Any) -> float:
+    """Return the rate of the innermost optimizer, or refuse a schedule."""
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise ConfigurationError(
+            f"WarmUp() found the schedule {type(schedule).__name__} as the learning rate of "
+            f"{type(optimizer).__name__}; a schedule warms up by itself, e.g. "
+            "keras.optimizers.schedules.CosineDecay(..., warmup_target=..., warmup_steps=...)"
+        )
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
