@@ -102,9 +102,9 @@ def _jax(
             compiled[present] = make(present)
         stateful = _state(optimizer)
         values = compiled[present]([variable.value for variable in stateful], gradient)
-        # The gradient is the message's memory, which JAX may read until all is done.
-        for variable, value in zip(stateful, jax.block_until_ready(values), strict=True):
-            variable.assign(value)
+        for variable, value in zip(stateful, values, strict=True):
+            # The gradient is the message's memory, which JAX may read until all is done.
+            variable.assign(value.block_until_ready())
 
     return step
 

@@ -52,14 +52,6 @@ def test_alone_every_wrapper_is_the_plain_optimizer(wrapper):
         assert equal(fit(model, callbacks=callbacks), want)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cases.CASES)
-def test_alone_the_weights_are_those_of_a_plain_fit(name):
-    want = cases.weights(cases.train(name, lambda optimizer: optimizer))
-    got = cases.weights(cases.train(name, nk.Downpour, [nk.Distribute()]))
-    assert equal(got, want)
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_comes_back_from_its_configuration(wrapper):
     options = {} if wrapper in (nk.GEM, nk.Synchronous) else {"every": 7}
