@@ -213,3 +213,49 @@ def test_a_mistake_is_named_and_ends_the_job(case, words):
     done = mpiexec(3, PROGRAMS / "keras_misuse.py", case, timeout_s=60, env=on("torch"))
     assert done.returncode != 0
     assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def inputs(request, tmp_path_factory):
+    """What each piece of keras_inputs.py has left behind, by piece and rank."""
+    folder = tmp_path_factory.mktemp("inputs")
+    done = mpiexec(3, PROGRAMS / "keras_inputs.py", str(folder), timeout_s=250, env=on(request.param))
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
+    return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}
+
+
+def test_each_sample_is_trained_on_by_one_worker_once_an_epoch(inputs):
+    odd = {"synchronous", "split", "DistributedSampler", "endless tf.data.Dataset"}
+    assert len(inputs.keys() - odd) >= 10
+    for piece in inputs.keys() - odd:
+        server, first, second = (np.array(rank["trained"]) for rank in inputs[piece])
+        assert not server.any(), piece
+        np.testing.assert_array_equal(first + second, 2, piece)
+        assert not (first.astype(bool) & second.astype(bool)).any(), piece
+
+
+def test_samplers_and_endless_data_deal_as_they_are_asked_to(inputs):
+    for piece in inputs.keys() & {"DistributedSampler", "endless tf.data.Dataset"}:
+        _, first, second = (np.array(rank["trained"]) for rank in inputs[piece])
+        assert not (first.astype(bool) & second.astype(bool)).any(), piece
+        assert first.sum() == second.sum() == {"DistributedSampler": 46}.get(piece, 32)
+    assert [sum(rank["trained"]) for rank in inputs["split"]] == [0, 74, 74]
+
+
+def test_each_sample_is_validated_on_once_and_by_the_server(inputs):
+    pieces = [piece for piece in inputs if piece.startswith("validated")]
+    assert len(pieces) >= 2
+    for piece in pieces:
+        server, *workers = (rank["validated"] for rank in inputs[piece])
+        assert server == [2] * 13 + [0] * 34
+        assert not any(map(sum, workers))
+    server, *workers = (rank["validated"] for rank in inputs["split"])
+    assert server == [0] * 37 + [2] * 10
+    assert not any(map(sum, workers))
+
+
+def test_two_synchronous_workers_are_one_process_with_batches_of_twice_the_size(inputs):
+    for rank in inputs["synchronous"]:
+        assert rank["moved"] > 0.05
+        assert rank["far"] < 1e-6
