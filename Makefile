@@ -20,12 +20,13 @@ unexport PYTHONPATH PYTHONHOME
 pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 say = @printf '== %s\n'
 
-# Tests run many ranks on few cores; Keras runs on torch, then on TensorFlow what is about Keras, and must not
+# Tests run many ranks on few cores; Keras runs on torch, then on TensorFlow and JAX what is about Keras, and must not
 # read or write the user's ~/.keras.
 test_env       = OMP_NUM_THREADS=1
 framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME='$(CURDIR)/.venv/keras'
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
+pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -55,6 +56,8 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	@$(pytest)
 	$(say) 'tests of Keras once more, on TensorFlow'
 	@$(pytest_tf) -m 'not mpi' tests/test_keras*.py
+	$(say) 'tests of Keras once more, on JAX'
+	@$(pytest_jax) -m 'not mpi' tests/test_keras*.py
 	$(say) 'all tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) -m mpi
 

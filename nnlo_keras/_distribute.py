@@ -251,8 +251,7 @@ class Distribute(keras.callbacks.Callback):
         # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
         self._restore += last_of(container, self)
         model = self.model
-        served = _as_train_function(self._serve)
-        model.train_function = served
+        model.train_function = _as_train_function(self._serve, model)
 
         def forget() -> None:
             model.train_function = None  # fit makes a new one
@@ -369,11 +368,19 @@ def _described(wrapper: Wrapper) -> str:
     return f"{type(wrapper.inner_optimizer).__name__}{pushed}"
 
 
-def _as_train_function(serve: Callable[[], dict[str, float]]) -> Callable[..., Any]:
-    """What fit calls for each batch; on JAX it hands its state through."""
-    if keras.backend.backend() == "jax":
-        return lambda state, iterator: (serve(), state)
-    return lambda iterator: serve()
+def _as_train_function(serve: Callable[[], dict[str, float]], model: Any) -> Callable[..., Any]:
+    """What fit calls for each batch."""
+    if keras.backend.backend() != "jax":
+        return lambda iterator: serve()
+    parts = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+    def serve_with_state(state: Any, iterator: Any) -> Any:  # noqa: ARG001 - the data is not looked at
+        # JAX's fit takes the values out of the variables for an epoch; who serves needs them there.
+        model._jax_state = dict(zip(parts, state, strict=True))
+        model.jax_state_sync()
+        return serve(), model._get_jax_state(**dict.fromkeys(parts, True))
+
+    return serve_with_state
 
 
 def _container(frame: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import keras
@@ -17,12 +18,14 @@ __all__ = ["shard"]
 def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
     """Return this rank's part of the training data; every sample is in the part of one worker.
 
-    Of arrays worker w of p gets every p-th sample, beginning with the w-th; of a `tf.data.Dataset` every p-th
-    element, so shard it before you shuffle and batch it; of a `PyDataset` every p-th batch. A server gets the
-    first sample only, for its `fit` to see what it is like. Alone everything is returned as it came.
+    Of arrays and tensors worker w of p gets every p-th sample, beginning with the w-th, without a copy where
+    the framework can; of lists, tuples and dictionaries of them the same of each. Of a `tf.data.Dataset` it
+    gets every p-th element, so shard it before you shuffle and batch it; of a torch `Dataset` a subset, of
+    which you then make the `DataLoader`; of a `PyDataset` every p-th batch. A server gets the first sample
+    only, for its `fit` to see what it is like. Alone everything is returned as it came.
 
     Args:
-        data: arrays of equal length, or one data set.
+        data: arrays of equal length, lists or dictionaries of them, or one data set.
         servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
@@ -40,9 +43,25 @@ def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
 
 
 def _check_lengths(data: tuple[Any, ...]) -> None:
-    lengths = [len(one) for one in data if hasattr(one, "shape")]
+    leaves = [
+        leaf for one in data if _is_array(one) or _is_structure(one) for leaf in keras.tree.flatten(one)
+    ]
+    lengths = [_length(leaf) for leaf in leaves if _is_array(leaf)]
     if len(set(lengths)) > 1:
         raise ConfigurationError(f"shard() got arrays of {lengths} samples; give arrays of equal length")
+
+
+def _is_array(data: Any) -> bool:
+    return bool(getattr(data, "shape", ()))
+
+
+def _is_structure(data: Any) -> bool:
+    """Whether there are arrays in it, and not samples."""
+    return isinstance(data, dict | list | tuple) and any(map(_is_array, keras.tree.flatten(data)))
+
+
+def _length(data: Any) -> int:
+    return int(data.shape[0]) if _is_array(data) else len(data)  # sparse matrices have no len()
 
 
 def _check_enough(count: int, workers: int, what: str) -> None:
@@ -57,19 +76,39 @@ def _check_enough(count: int, workers: int, what: str) -> None:
 
 
 def _part(data: Any, worker: int, workers: int) -> Any:
+    if data is None:  # no targets, or no weights
+        return None
+    if _is_structure(data):
+        return keras.tree.map_structure(lambda leaf: _part(leaf, worker, workers), data)
     if isinstance(data, keras.utils.PyDataset):
         if data.num_batches is not None:
             _check_enough(data.num_batches, workers, "batches")
         return _Batches(data, max(worker, 0), workers, served=worker < 0)
     if type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard"):
         return data.take(1) if worker < 0 else data.shard(workers, worker)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if _is_torch(data, "DataLoader"):
+        raise ConfigurationError(
+            "shard() cannot divide a DataLoader, whose sampler is made; divide the data set that it loads: "
+            "DataLoader(nnlo_keras.shard(dataset), ...)"
+        )
+    if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
+        from torch.utils.data import Subset
+
         _check_enough(len(data), workers, "samples")
+        return Subset(data, range(1) if worker < 0 else range(worker, len(data), workers))
+    if hasattr(data, "__getitem__") and (_is_array(data) or hasattr(data, "__len__")):
+        _check_enough(_length(data), workers, "samples")
         return data[:1] if worker < 0 else data[worker::workers]
     raise ConfigurationError(
-        f"shard() does not know how to divide a {type(data).__name__}; give arrays, a tf.data.Dataset or a "
-        "PyDataset, or give each rank its own part"
+        f"shard() does not know how to divide a {type(data).__name__}; give arrays, a tf.data.Dataset, a "
+        "PyDataset or a torch Dataset that knows its length, or give each rank its own part"
     )
+
+
+def _is_torch(data: Any, name: str) -> bool:
+    """Whether something is of a class of torch.utils.data, which nobody needs to have."""
+    module = sys.modules.get("torch.utils.data")
+    return module is not None and isinstance(data, getattr(module, name))
 
 
 class _Batches(keras.utils.PyDataset):
@@ -81,17 +120,17 @@ class _Batches(keras.utils.PyDataset):
             use_multiprocessing=data.use_multiprocessing,
             max_queue_size=data.max_queue_size,
         )
-        self._data, self._worker, self._workers, self._served = data, worker, workers, served
+        # Not `_workers`: that is how many threads Keras fetches with.
+        self._data, self._first, self._every, self._served = data, worker, workers, served
 
-    @property
-    def num_batches(self) -> int | None:
+    def __len__(self) -> int:
         total = self._data.num_batches
         if total is None:
             raise ConfigurationError("shard() divides a PyDataset that knows its length only")
-        return min(1, total) if self._served else math.ceil((total - self._worker) / self._workers)
+        return min(1, total) if self._served else math.ceil((total - self._first) / self._every)
 
     def __getitem__(self, index: int) -> Any:
-        return self._data[self._worker + index * self._workers]
+        return self._data[self._first + index * self._every]
 
     def on_epoch_begin(self) -> None:
         self._data.on_epoch_begin()

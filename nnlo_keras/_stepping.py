@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 
 from nnlo_common import Segment
 from nnlo_common._flat import Vector
@@ -31,12 +30,13 @@ def stepper(optimizer: Any, variables: Sequence[Any], segments: Sequence[Segment
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return _tensorflow(optimizer, variables, pieces, shapes)
-    # JAX's tensors would be the message's memory for good; torch's are given back before it is used again.
-    own = np.array if backend == "jax" else np.asarray
+    if backend == "jax":
+        return _jax(optimizer, variables, pieces, shapes)
 
     def step(gradient: Vector, present: tuple[bool, ...]) -> None:
+        # These tensors are the message's memory, and are given back before it is used again.
         grads = [
-            keras.ops.convert_to_tensor(own(gradient[piece].reshape(shape)))
+            keras.ops.convert_to_tensor(gradient[piece].reshape(shape))
             for piece, shape, there in zip(pieces, shapes, present, strict=True)
             if there
         ]
@@ -71,3 +71,44 @@ def _tensorflow(
         compiled[present](tf.convert_to_tensor(gradient))
 
     return step
+
+
+def _jax(
+    optimizer: Any, variables: Sequence[Any], pieces: Sequence[slice], shapes: Sequence[tuple[int, ...]]
+) -> Step:
+    import jax
+
+    compiled: dict[tuple[bool, ...], Any] = {}
+
+    def make(present: tuple[bool, ...]) -> Any:
+        chosen = [
+            (v, p, s) for v, p, s, there in zip(variables, pieces, shapes, present, strict=True) if there
+        ]
+
+        @jax.jit
+        def apply(state: list[Any], flat: Any) -> list[Any]:
+            stateful = _state(optimizer)
+            with keras.StatelessScope(state_mapping=list(zip(stateful, state, strict=True))) as scope:
+                optimizer.apply(
+                    [flat[piece].reshape(shape) for _, piece, shape in chosen],
+                    [variable for variable, _, _ in chosen],
+                )
+            return [scope.get_current_value(variable) for variable in stateful]
+
+        return apply
+
+    def step(gradient: Vector, present: tuple[bool, ...]) -> None:
+        if present not in compiled:
+            compiled[present] = make(present)
+        stateful = _state(optimizer)
+        values = compiled[present]([variable.value for variable in stateful], gradient)
+        for variable, value in zip(stateful, values, strict=True):
+            # The gradient is the message's memory, which JAX may read until all is done.
+            variable.assign(value.block_until_ready())
+
+    return step
+
+
+def _state(optimizer: Any) -> list[Any]:
+    """What a step of an optimizer may change."""
+    return [*optimizer._trainable_variables, *optimizer.variables]

@@ -87,13 +87,19 @@ class Wrapper(keras.optimizers.Optimizer):
                 f"{type(self).__name__} is used by one of several ranks without the callback that exchanges; "
                 "add nnlo_keras.Distribute() to the callbacks of fit()"
             )
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
-        if not self.built:
-            self.build(variables)
+        if not self.built and trainable_variables is not None:
+            self.build(list(trainable_variables))
         if self.mode is Mode.ACCUMULATE:
-            self._accumulate(grads, variables)
+            self._accumulate(
+                grads, self._trainable_variables if trainable_variables is None else trainable_variables
+            )
             return None
-        return self.inner_optimizer.apply(grads, variables)
+        return self.inner_optimizer.apply(grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
+        """Do as `apply` does; return how often the wrapped optimizer has stepped."""
+        super().apply_gradients(grads_and_vars)
+        return self.iterations
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it
@@ -117,6 +123,17 @@ class Wrapper(keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """Its own and the wrapped optimizer's."""
         return [*self._variables, *self.inner_optimizer.variables]
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        """The wrapped optimizer's: SwapEMAWeights looks for it here if a LossScaleOptimizer is around."""
+        return self.inner_optimizer._model_variables_moving_average
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`."""
+        own = len(self._variables)
+        super().set_weights(weights[:own])
+        self.inner_optimizer.set_weights(weights[own:])
 
     @property
     def iterations(self) -> Any:
@@ -163,7 +180,10 @@ class Wrapper(keras.optimizers.Optimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         """Make a wrapper from what `get_config` returned."""
         config = dict(config)
-        optimizer = keras.optimizers.deserialize(config.pop("optimizer"), custom_objects=custom_objects)
+        # keras.optimizers.deserialize knows a list of optimizers, on which Lamb is missing.
+        optimizer = keras.saving.deserialize_keras_object(
+            config.pop("optimizer"), custom_objects=custom_objects
+        )
         return cls(optimizer, **config)
 
 
@@ -180,6 +200,11 @@ def _refuse(optimizer: Any, wrapper: str) -> None:
         raise ConfigurationError(
             f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer "
             "in it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
+        )
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise ConfigurationError(
+            f"{wrapper} cannot wrap a MultiOptimizer, which has no learning rate of its own and steps all "
+            "variables or none; wrap one optimizer for all variables"
         )
     if isinstance(optimizer, Wrapper):
         name = type(optimizer).__name__

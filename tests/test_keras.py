@@ -52,14 +52,6 @@ def test_alone_every_wrapper_is_the_plain_optimizer(wrapper):
         assert equal(fit(model, callbacks=callbacks), want)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cases.CASES)
-def test_alone_the_weights_are_those_of_a_plain_fit(name):
-    want = cases.weights(cases.train(name, lambda optimizer: optimizer))
-    got = cases.weights(cases.train(name, nk.Downpour, [nk.Distribute()]))
-    assert equal(got, want)
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_comes_back_from_its_configuration(wrapper):
     options = {} if wrapper in (nk.GEM, nk.Synchronous) else {"every": 7}
@@ -154,6 +146,33 @@ def test_shares_of_arrays_hold_every_sample_once():
     assert [part.tolist() for part in server] == [[0], [0]]
     assert [part[0].tolist() for part in workers] == [[0, 2, 4, 6], [1, 3, 5]]
     assert all((part[1] == -part[0]).all() for part in workers)
+
+
+def test_shares_of_structures_have_their_form_and_copy_nothing():
+    x, y = {"a": np.arange(7), "b": [np.arange(14).reshape(7, 2)]}, (np.arange(7), None)
+    part, targets = nk.shard(x, y, world=world(2))
+    assert part["a"].tolist() == targets[0].tolist() == [1, 3, 5]
+    assert part["b"][0].shape == (3, 2)
+    assert targets[1] is None
+    assert np.shares_memory(part["a"], x["a"])
+    with pytest.raises(ConfigurationError, match=r"\[7, 7, 6\] samples"):
+        nk.shard(x, np.arange(6), world=world(1))
+
+
+def test_shares_of_torch_data():
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.arange(7)
+    assert nk.shard(x, world=world(2)).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    shares = [[int(one[0]) for one in nk.shard(TensorDataset(x), world=world(rank))] for rank in range(3)]
+    assert shares == [[0], [0, 2, 4, 6], [1, 3, 5]]
+    with pytest.raises(ConfigurationError, match="divide the data set that it loads"):
+        nk.shard(DataLoader(TensorDataset(x)), world=world(1))
+
+
+def test_shares_of_batches_are_fetched_as_the_whole_is():
+    assert nk.shard(Batches(), world=world(1)).workers == Batches().workers == 1
 
 
 def test_shares_of_batches_hold_every_batch_once():

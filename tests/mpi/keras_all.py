@@ -195,7 +195,7 @@ def shares():
 
 
 def features():
-    if keras.backend.backend() == "tensorflow":
+    if keras.backend.backend() != "torch":
         train("steps per execution", compile_options={"steps_per_execution": 3})
         train("compiled", compile_options={"jit_compile": True})
     train("lag", wrapped(lag=2, momentum=0.0))
