@@ -55,7 +55,7 @@ class Serving:
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
-        self._serve(lambda: self._server.gathered)
+        self._serve(lambda: self._server.peers.gathered)
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Refuse: a server gets no batches."""
@@ -104,7 +104,7 @@ class Serving:
         """Serve until every worker has been shown the centre of this epoch's end, which is copied, too."""
         self._views += 1
         self._meeting = "view"
-        self._serve(lambda: self._server.viewed(self._views))
+        self._serve(lambda: self._server.peers.have_viewed(self._views))
         self._meeting = ""
         self.look(into)
 
@@ -242,7 +242,7 @@ class Serving:
                         f"rank {rank} waits for all ranks in evaluate() or mean() after epoch "
                         f"{part['epochs']}, but rank {self._server.rank} has gone on to the next; {_ALIKE}"
                     )
-        return self._server.epoch_finished(self._epochs)
+        return self._server.peers.have_finished(self._epochs)
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers:

@@ -364,10 +364,10 @@ def test_a_look_is_answered_when_all_have_finished_as_many_epochs() -> None:
     actions = table.hear(table.request(3, "finish_epoch"))
     assert granted(actions) == [1, 2]
     assert [peer.views for peer in table.server.peers.values()] == [2, 1, 0]
-    assert not table.server.viewed(1)
+    assert not table.server.peers.have_viewed(1)
     table.all(table.hear(look(3)(table)))
-    assert table.server.viewed(1)
-    assert not table.server.viewed(2)
+    assert table.server.peers.have_viewed(1)
+    assert not table.server.peers.have_viewed(2)
 
 
 @pytest.mark.parametrize("end", ["leave", "die"])
@@ -379,7 +379,7 @@ def test_a_look_does_not_wait_for_who_has_gone(end: str) -> None:
     table.server.validate()
     assert granted(actions) == [1]
     assert table.hear(look(2)(table)) != []
-    assert table.server.viewed(1)
+    assert table.server.peers.have_viewed(1)
 
 
 def test_a_look_waits_for_who_has_not_joined_yet() -> None:
@@ -429,7 +429,7 @@ def test_a_refresh_is_not_counted_as_a_look() -> None:
         (action,) = table[rank].refresh()
         assert action.message.resume
         table.all(table.hear(action.message))
-    assert not table.server.viewed(1)
+    assert not table.server.peers.have_viewed(1)
 
 
 def test_looking_leaves_what_a_worker_has_pulled_as_it_is_and_a_refresh_does_not() -> None:

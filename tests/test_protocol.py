@@ -666,19 +666,19 @@ def test_a_run_that_is_stopped_ends_in_good_order(algorithm: Algorithm, seed: in
 def test_epochs_are_finished_when_everybody_who_is_still_there_has_finished_them() -> None:
     table = Table(DOWNPOUR, workers=3)
     server = table.server
-    assert server.epoch_finished(0)
+    assert server.peers.have_finished(0)
     table.joined(1, 2)
     for rank, done in ((1, False), (1, False), (2, False)):
         assert granted(table.hear(table.request(rank, "finish_epoch"))) == []  # nobody waits for a reply
-        assert server.epoch_finished(1) is done  # rank 3 may still come
+        assert server.peers.have_finished(1) is done  # rank 3 may still come
     table.joined(3)
     table.hear(table.request(3, "finish_epoch"))
-    assert (server.epoch_finished(1), server.epoch_finished(2)) == (True, False)
+    assert (server.peers.have_finished(1), server.peers.have_finished(2)) == (True, False)
     table.hear(table.request(2, "leave"))
-    assert not server.epoch_finished(2)
+    assert not server.peers.have_finished(2)
     server.handle(Lost(3))
-    assert server.epoch_finished(2)  # rank 1 alone is left
-    assert not server.epoch_finished(3)
+    assert server.peers.have_finished(2)  # rank 1 alone is left
+    assert not server.peers.have_finished(3)
     assert not server.finished
     table.hear(table.request(1, "leave"))
     assert server.finished

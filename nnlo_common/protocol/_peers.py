@@ -1,4 +1,4 @@
-"""What a server knows of each worker."""
+"""What a server knows of each worker, and of all together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nnlo_common._flat import Vector
 
-__all__ = ["AWAITED", "Peer", "Standing"]
+__all__ = ["AWAITED", "Peer", "Peers", "Standing"]
 
 
 class Standing(enum.Enum):
@@ -38,3 +38,37 @@ class Peer:
     samples: int = 0  # that it has taken so far
     views: int = 0  # how often it was shown the centre at the end of an epoch
     options: Vector | None = None  # what its contributions are stepped with, if it has said so
+
+
+class Peers(dict[int, Peer]):
+    """What the server knows of all workers, by rank."""
+
+    def awaited(self) -> list[int]:
+        """Return those that may still contribute."""
+        return [rank for rank, peer in self.items() if peer.standing in AWAITED]
+
+    @property
+    def gathered(self) -> bool:
+        """Whether every worker has asked to join, or never will."""
+        return all(peer.standing is not Standing.EXPECTED for peer in self.values())
+
+    def have_finished(self, epoch: int) -> bool:
+        """Whether every worker that is still there has finished `epoch` epochs."""
+        return all(self[rank].epochs >= epoch for rank in self.awaited())
+
+    def have_viewed(self, times: int) -> bool:
+        """Whether every worker that is still there has been shown the centre that often, at epochs' ends."""
+        return all(self[rank].views >= times for rank in self.awaited())
+
+    def behind(self) -> list[int]:
+        """Return the workers that are still in the earliest epoch that anybody is in."""
+        epoch = self._earliest_epoch()
+        return [rank for rank in self.awaited() if self[rank].epochs == epoch]
+
+    def ahead(self) -> int:
+        """Return how many workers have ended that epoch; also those who have left since."""
+        epoch = self._earliest_epoch()
+        return sum(peer.epochs > epoch for peer in self.values() if peer.standing is not Standing.LOST)
+
+    def _earliest_epoch(self) -> int:
+        return min((self[rank].epochs for rank in self.awaited()), default=0)

@@ -13,7 +13,7 @@ from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._kept import kept, restored
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
-from nnlo_common.protocol._peers import AWAITED, Peer, Standing
+from nnlo_common.protocol._peers import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
 
@@ -58,7 +58,7 @@ class Server:
         record: bool = False,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
-        self.peers: dict[int, Peer] = {worker: Peer() for worker in workers}
+        self.peers = Peers({worker: Peer() for worker in workers})
         self.awaited = len(self.peers)
         self.guests: dict[int, float] = dict.fromkeys(guests, 0)
         self.staleness: Counter[int] = Counter()
@@ -92,19 +92,6 @@ class Server:
     def finished(self) -> bool:
         """Whether every worker has left or died."""
         return self.awaited == 0
-
-    def epoch_finished(self, epoch: int) -> bool:
-        """Whether every worker that is still there has finished `epoch` epochs."""
-        return all(peer.epochs >= epoch for peer in self.peers.values() if peer.standing in AWAITED)
-
-    def viewed(self, times: int) -> bool:
-        """Whether every worker that is still there has been shown the centre that often, at epochs' ends."""
-        return all(peer.views >= times for peer in self.peers.values() if peer.standing in AWAITED)
-
-    @property
-    def gathered(self) -> bool:
-        """Whether every worker has asked to join, or never will."""
-        return all(peer.standing is not Standing.EXPECTED for peer in self.peers.values())
 
     def pulled_by_guests(self, times: int) -> bool:
         """Whether every guest has pulled the centre that often."""
@@ -275,8 +262,7 @@ class Server:
         actions: list[Action] = []
         while self._lobby:
             # By rank, not by arrival: all servers then let the same workers in first.
-            awaited = sorted(rank for rank, peer in self.peers.items() if peer.standing in AWAITED)
-            allowed = awaited[: self.rule.capacity()]
+            allowed = sorted(self.peers.awaited())[: self.rule.capacity()]
             event = next((event for event in self._lobby if event.message.sender in allowed), None)
             if event is None:
                 break
@@ -296,7 +282,9 @@ class Server:
     def _show(self) -> list[Action]:
         """Show the centre to those who wanted to see it once all had finished an epoch, if all have."""
         shown = [
-            event for event in self._views if self.epoch_finished(self.peers[event.message.sender].epochs)
+            event
+            for event in self._views
+            if self.peers.have_finished(self.peers[event.message.sender].epochs)
         ]
         self._views = [event for event in self._views if event not in shown]
         for event in shown:
@@ -306,7 +294,7 @@ class Server:
 
     def _answer_calls(self) -> list[Action]:
         """Give guests the centre of the epoch that they have counted, once its last contribution is in it."""
-        ready = [event for event in self._calls if self.epoch_finished(event.message.sequence)]
+        ready = [event for event in self._calls if self.peers.have_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
             self.guests[event.message.sender] += math.inf if event.message.resume else 1
@@ -320,7 +308,7 @@ class Server:
             if not chosen:
                 break
             self._pending = [event for event in self._pending if event not in chosen]
-            self.rule.absent = self._ahead()
+            self.rule.absent = self.peers.ahead()
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
@@ -332,28 +320,12 @@ class Server:
         Whoever is ahead by an epoch is not waited for, and waits: so the last step of an epoch, which some
         workers do not have, is made by those who have it, whatever the others do meanwhile.
         """
-        behind = self._behind()
+        behind = self.peers.behind()
         heads = [event for event in self._heads() if event.message.sender in behind]
         needed = self.rule.quorum(len(behind))
         if not heads or len(heads) < needed:
             return []
         return sorted(heads[:needed], key=lambda event: event.message.sender)
-
-    def _behind(self) -> list[int]:
-        """The workers that are still in the earliest epoch that anybody is in."""
-        epoch = self._epoch_now()
-        awaited = [rank for rank, peer in self.peers.items() if peer.standing in AWAITED]
-        return [rank for rank in awaited if self.peers[rank].epochs == epoch]
-
-    def _ahead(self) -> int:
-        """How many workers have ended that epoch; it makes no difference whether they have left since."""
-        epoch = self._epoch_now()
-        present = [peer for peer in self.peers.values() if peer.standing is not Standing.LOST]
-        return sum(peer.epochs > epoch for peer in present)
-
-    def _epoch_now(self) -> int:
-        """The earliest epoch that anybody is in."""
-        return min((peer.epochs for peer in self.peers.values() if peer.standing in AWAITED), default=0)
 
     def _heads(self) -> list[Received]:
         """The oldest contribution of each worker, in order of arrival."""
