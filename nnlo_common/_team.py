@@ -1,22 +1,22 @@
 """One rank's place among several, whatever framework its model is in.
 
-A framework's package says how the model's numbers get into flat vectors and back (`Model`, `Buffers`,
-`Options`); what is done with them when is the same for all.
+A framework's package says how the model's numbers get into flat vectors and back (`_framework`); what is done
+with them when is the same for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import FlatVector, Vector
+from nnlo_common._flat import Vector
 from nnlo_common._forking import advise_on_fork
+from nnlo_common._framework import Buffers, Model, Options, wired
 from nnlo_common._joining import Member, Plan, join
-from nnlo_common._layout import Layout
 from nnlo_common._observing import Observed, See
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._roles import Report, TeamPart, speaks
@@ -24,88 +24,11 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import DESK_NUMBERS
 from nnlo_common.transport._endpoint import RankWorld
 
-__all__ = ["Buffers", "Model", "Options", "Team", "unwired", "vectors_in_turn", "wired"]
-
-
-# From so many numbers on.
-_BEYOND_CACHE = 1 << 19
+__all__ = ["Team"]
 
 
 # As many numbers as fit into one question, with a few words before them.
 _PIECE = DESK_NUMBERS - 64
-
-
-class Model(Protocol):
-    """A model's parameters and gradients as flat vectors."""
-
-    @property
-    def parameters(self) -> FlatVector:
-        """The parameters."""
-
-    @property
-    def gradient(self) -> FlatVector:
-        """The gradients."""
-
-    def collect(self) -> None:
-        """Bring the gradients into their vector."""
-
-    @property
-    def gradients(self) -> Sequence[FlatVector]:
-        """All vectors that gradients are made in, in turn; only one where they are copied to be sent."""
-
-    def turn(self) -> bool:
-        """Make the next gradient in another vector, if that is possible; say whether it is."""
-
-    def check(self) -> None:
-        """Refuse what could not be exchanged, where gradients are not."""
-
-    def absorb(self) -> None:
-        """Bring the parameters into their vector."""
-
-    def publish(self) -> None:
-        """Bring the vector into the parameters."""
-
-
-class Buffers(Protocol):
-    """What is averaged and never goes through an optimizer."""
-
-    @property
-    def flat(self) -> FlatVector:
-        """The buffers."""
-
-    def gather(self) -> None:
-        """Copy the buffers into their vector."""
-
-    def scatter(self) -> None:
-        """Copy the vector into the buffers."""
-
-
-class Options(Protocol):
-    """The numbers of an optimizer that schedulers set."""
-
-    def read(self) -> tuple[float, ...]:
-        """Return them."""
-
-
-def wired(numbers: tuple[float, ...]) -> Vector:
-    """Return numbers in full precision, as pairs of what only looks like float32."""
-    vector: Vector = np.array(numbers, np.float64).view(np.float32)
-    return vector
-
-
-def unwired(vector: Vector) -> list[float]:
-    """Return what was `wired`."""
-    numbers: list[float] = np.ascontiguousarray(vector).view(np.float64).tolist()
-    return numbers
-
-
-def vectors_in_turn(layout: Layout, lag: int) -> int:
-    """Return in how many vectors gradients are best made in turn, while earlier ones travel.
-
-    For a model beyond the cache that costs less than to copy what is sent; below, the copy is in the cache
-    and several vectors would drive each other out of it.
-    """
-    return 1 + lag if layout.size >= _BEYOND_CACHE else 1
 
 
 class Team:

@@ -17,10 +17,12 @@ from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._building import build
 from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._fitting import container_of, serving
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._quiet import last_of, own_logs, quieten, restored_first, unvalidated
-from nnlo_keras._wrapper import Mode, Wrapper, wrapper_of
+from nnlo_keras._rates import Rates
+from nnlo_keras._wrapper import Mode, Wrapper
 
 __all__ = ["Distribute"]
 
@@ -58,9 +60,7 @@ class Distribute(keras.callbacks.Callback):
         self._epoch_open = False
         self._companions: list[Companion] = []
         self._served = False
-        self._rate = 0.0  # told by the server, as this rank knows it
-        self._rate_before: float | None = None  # on a server: as it was before an epoch's metrics were seen
-        self._decided = False  # and whether a callback has set another one since
+        self._rates: Rates | None = None
         self._report = Report()
         self._logs: dict[str, float] = {}
         self.role = "alone"
@@ -92,7 +92,7 @@ class Distribute(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Put callbacks to rest that are not for this rank; none of them has begun yet."""
         super().set_model(model)
-        container, wrapper = _container(sys._getframe(1)), any_wrapper_in(model)
+        container, wrapper = container_of(sys._getframe(1)), any_wrapper_in(model)
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
@@ -108,7 +108,7 @@ class Distribute(keras.callbacks.Callback):
         for wrapper in self._wrappers:
             wrapper.mode, wrapper.attached = Mode.ALONE, True
         world = self._world or launched()
-        container = _container(sys._getframe(1))
+        container = container_of(sys._getframe(1))
         callbacks = [] if container is None else container.callbacks
         self._companions = [one for one in callbacks if isinstance(one, Companion)]
         if world is None or world.size == 1:
@@ -119,7 +119,6 @@ class Distribute(keras.callbacks.Callback):
             build(self.model, sys._getframe(1))
             assign_variables(self.model, wrappers)
             self._join(world)
-            self._rate, self._decided = 0.0, False
             self._agree_on_first_epoch()
             if self._serving:
                 self._become_server(container)
@@ -133,19 +132,19 @@ class Distribute(keras.callbacks.Callback):
         self._epoch, self._batch, self._summed, self._in_epoch, self._served = epoch, -1, 0, 0, False
         self._epoch_open = True
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
-        if self._team is None:
+        if self._team is None or self._rates is None:
             return
         if not self._serving:
             self._team.begin_epoch()
         else:
-            self._tell_rate()
+            self._rates.tell()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
-        if self._team is None:
+        if self._team is None or self._rates is None:
             return
         if self._serving:
-            self._rate_before = self._rate_set
+            self._rates.see_batch()
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
@@ -153,16 +152,16 @@ class Distribute(keras.callbacks.Callback):
         self._in_epoch += done
         if not self._team.stopped:
             self._exchange(done)
-            self._hear_rate()
+            self._rates.hear()
         if self._team.stopped:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
-        if self._team is None or not self._epoch_open:
+        if self._team is None or self._rates is None or not self._epoch_open:
             return
         if self._serving:
-            self._decided = self._rate_set != self._rate_before
+            self._rates.see_epoch()
             return
         self._epoch_open = False
         if self._summed:
@@ -226,6 +225,7 @@ class Distribute(keras.callbacks.Callback):
             epochs=self.params.get("epochs") or 0,
             meetings=[type(one).__name__ for one in self._companions if one.meets],
         )
+        self._rates = Rates(self.model, self._team)
         self.role = self._team.member.role
         mode = Mode.SERVE if self._serving else Mode.LOCAL if local else Mode.ACCUMULATE
         for wrapper in wrappers:
@@ -251,7 +251,7 @@ class Distribute(keras.callbacks.Callback):
         # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
         self._restore += last_of(container, self)
         model = self.model
-        model.train_function = _as_train_function(self._serve, model)
+        model.train_function = serving(self._serve, model)
 
         def forget() -> None:
             model.train_function = None  # fit makes a new one
@@ -300,34 +300,6 @@ class Distribute(keras.callbacks.Callback):
                 rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
                 weights.gradient.vector[place] *= np.float32(rate)
 
-    @property
-    def _rate_set(self) -> float | None:
-        """The learning rate that a callback has set here; they set that of `model.optimizer`."""
-        wrapper = wrapper_of(self.model.optimizer)
-        return None if wrapper is None else wrapper.rate_set
-
-    def _tell_rate(self) -> None:
-        """On a server: let workers know the learning rate, if a callback has set it by what it has seen.
-
-        What is set as an epoch begins, or after each batch, every rank sets for itself.
-        """
-        assert self._team is not None  # a server has one
-        rate = self._rate_set or 0.0
-        if rate != self._rate:
-            self._rate = rate if self._decided else 0.0
-            self._team.tell_rate(self._rate)
-
-    def _hear_rate(self) -> None:
-        """On a worker: take over the rate that the server has told, once; callbacks here may set another."""
-        assert self._team is not None  # on_train_batch_end has seen to it
-        if self._team.told_rate != self._rate:
-            self._rate, wrapper = self._team.told_rate, wrapper_of(self.model.optimizer)
-            if self._rate and wrapper is not None:
-                # What is set through the wrapper is told to the server: not its own words, unless others have
-                # been told meanwhile by a callback here.
-                optimizer = wrapper.inner_optimizer if wrapper.rate_set is None else wrapper
-                optimizer.learning_rate = self._rate
-
     def _settle(self, team: Team) -> None:
         """Let all ranks end with what this rank's model is now: perhaps its average, or its best.
 
@@ -366,28 +338,3 @@ def _described(wrapper: Wrapper) -> str:
     """What is to be the same on all ranks besides the algorithm."""
     pushed = "" if wrapper.every == 1 else f", pushed to every {wrapper.every} batches,"
     return f"{type(wrapper.inner_optimizer).__name__}{pushed}"
-
-
-def _as_train_function(serve: Callable[[], dict[str, float]], model: Any) -> Callable[..., Any]:
-    """What fit calls for each batch."""
-    if keras.backend.backend() != "jax":
-        return lambda iterator: serve()
-    parts = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-
-    def serve_with_state(state: Any, iterator: Any) -> Any:  # noqa: ARG001 - the data is not looked at
-        # JAX's fit takes the values out of the variables for an epoch; who serves needs them there.
-        model._jax_state = dict(zip(parts, state, strict=True))
-        model.jax_state_sync()
-        return serve(), model._get_jax_state(**dict.fromkeys(parts, True))
-
-    return serve_with_state
-
-
-def _container(frame: Any) -> Any:
-    """The list of callbacks that calls this one; None if none does."""
-    while frame is not None:
-        container = frame.f_locals.get("self")
-        if isinstance(container, keras.callbacks.CallbackList):
-            return container
-        frame = frame.f_back
-    return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common._flat import Vector
-from nnlo_common._team import unwired, vectors_in_turn
+from nnlo_common._framework import unwired, vectors_in_turn
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._roads import road
 from nnlo_keras._stepping import stepper
@@ -20,7 +20,7 @@ __all__ = ["CenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
 class Weights:
-    """What a model's optimizers train, and the sums of its gradients; fits `nnlo_common._team.Model`.
+    """What a model's optimizers train, and the sums of its gradients; fits `nnlo_common._framework.Model`.
 
     Attributes:
         variables: those of the first optimizer, then those of the second, and so on.
@@ -95,7 +95,7 @@ class Weights:
 
 
 class Statistics:
-    """What a model learns without an optimizer, e.g. statistics; fits `nnlo_common._team.Buffers`."""
+    """What a model learns without an optimizer, e.g. statistics; fits `nnlo_common._framework.Buffers`."""
 
     def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))

@@ -27,8 +27,8 @@ import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common._flat import PRESENT
+from nnlo_common._framework import vectors_in_turn
 from nnlo_common._layout import padded
-from nnlo_common._team import vectors_in_turn
 
 __all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
 

@@ -6,7 +6,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common._flat import Vector
-from nnlo_common._team import unwired
+from nnlo_common._framework import unwired
 
 __all__ = ["GroupOptions"]
 

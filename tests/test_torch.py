@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 import torch_cases as cases  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
-from nnlo_common import _team  # noqa: E402
+from nnlo_common import _framework  # noqa: E402
 from nnlo_torch import _bridge  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
@@ -454,7 +454,7 @@ def test_gradients_that_travel_from_where_they_are_made_are_the_copied_ones(lag,
         return nt.Downpour(optimizer, lag=lag, every=every, **options)
 
     copied = on_ranks(2, wrap, epochs=3)
-    monkeypatch.setattr(_team, "_BEYOND_CACHE", 0)
+    monkeypatch.setattr(_framework, "_BEYOND_CACHE", 0)
     monkeypatch.setattr(_bridge, "_LARGE", 0)
     lent = on_ranks(2, wrap, epochs=3)
     for (center, own, _), (expected, expected_own, _) in zip(lent, copied, strict=True):
@@ -465,7 +465,7 @@ def test_gradients_that_travel_from_where_they_are_made_are_the_copied_ones(lag,
 @pytest.mark.parametrize("kept_from", [0, 4])
 def test_a_gradient_that_is_kept_while_it_travels_is_copied_or_named(kept_from, monkeypatch):
     """From the first step on it is seen in time; later it is an error, for what travels was changed."""
-    monkeypatch.setattr(_team, "_BEYOND_CACHE", 0)
+    monkeypatch.setattr(_framework, "_BEYOND_CACHE", 0)
     monkeypatch.setattr(_bridge, "_LARGE", 0)
 
     def train(model, optimizer, indices):

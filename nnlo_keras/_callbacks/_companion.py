@@ -12,6 +12,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_common._roles import speaks
 from nnlo_common._team import Team
+from nnlo_keras._fitting import container_of
 
 if TYPE_CHECKING:
     from nnlo_keras._distribute import Distribute
@@ -38,9 +39,9 @@ class Companion(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin, unless there is a `Distribute` that says when."""
-        from nnlo_keras._distribute import Distribute, _container
+        from nnlo_keras._distribute import Distribute
 
-        container = _container(sys._getframe(1))
+        container = container_of(sys._getframe(1))
         if container is not None and any(isinstance(one, Distribute) for one in container.callbacks):
             return
         if launched() is not None:
