@@ -61,9 +61,15 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'all tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) -m mpi
 
-bench: .venv/stamp-run ## time one exchange beside a plain MPI ping-pong
+bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and trainings beside plain ones
 	$(say) 'mpiexec -n 2 python -m nnlo_common.bench exchange'
 	@.venv/bin/mpiexec -n 2 .venv/bin/python -m nnlo_common.bench exchange
+	$(say) 'mpiexec -n 2 python benchmarks/overhead_torch.py --lags 1'
+	@.venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/overhead_torch.py --lags 1
+	@for backend in torch tensorflow; do \
+		echo "== KERAS_BACKEND=$$backend mpiexec -n 2 python benchmarks/overhead_keras.py"; \
+		KERAS_BACKEND=$$backend .venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/overhead_keras.py || exit; \
+	done
 
 check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the repository
 	$(say) 'ruff check'

@@ -10,6 +10,8 @@ mpi4py asks for MPI_THREAD_MULTIPLE by itself. Whoever has set `mpi4py.rc` other
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
 import os
 import socket
 from typing import Literal, NoReturn, TypeAlias
@@ -17,9 +19,14 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from nnlo_common.transport._backoff import Backoff
 from nnlo_common.transport._library import cuda_aware, one_line
 
 __all__ = ["MPI", "ThreadLevel", "World"]
+
+_LOG = logging.getLogger(__name__)
+# After so long the first and the second rank say that they wait.
+_PATIENCE_S = (10.0, 60.0)
 
 ThreadLevel: TypeAlias = Literal["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
 
@@ -94,10 +101,25 @@ class World:
         """
         mine = np.frombuffer(text.encode(), dtype=np.uint8)
         counts = np.empty(self.size, dtype=np.int64)
-        self.comm.Allgather(np.array([mine.size], dtype=np.int64), counts)
+        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts))
         everyone = np.empty(int(counts.sum()), dtype=np.uint8)
-        self.comm.Allgatherv(mine, [everyone, counts])
+        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
         return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
+
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait without burning the core, and so that Ctrl-C is heard; say so if it takes long."""
+        backoff = Backoff()
+        # One rank's word is enough; the second speaks where the first is the one that is missing.
+        patience_s = _PATIENCE_S[self.rank] if self.rank < len(_PATIENCE_S) else math.inf
+        while not request.Test():
+            backoff.pause()
+            if backoff.waited_s > patience_s:
+                _LOG.warning(
+                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; each of them has to take "
+                    "part in the training, with the same script",
+                    *(self.rank, self.size, self.host, patience_s),
+                )
+                patience_s *= 10
 
     def abort(self, code: int) -> NoReturn:
         """End every process of the whole job now, also those outside this communicator."""
