@@ -115,8 +115,8 @@ class World:
             backoff.pause()
             if backoff.waited_s > patience_s:
                 _LOG.warning(
-                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; each of them has to take "
-                    "part in the training, with the same script",
+                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; each of them has to "
+                    "take part in the training, with the same script",
                     *(self.rank, self.size, self.host, patience_s),
                 )
                 patience_s *= 10
