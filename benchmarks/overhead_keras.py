@@ -22,36 +22,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
+from overhead import BATCH, HEAD, SIZES, Case, cases, options, watched
 
 import nnlo_keras as nk
 from nnlo_common._startup import connect
 
-# Hidden layers between 784 inputs and 10 classes; about as many parameters as the name says.
-SIZES = {"90k": (100, 100), "1.8M": (1000, 1000), "11M": (2900, 2900)}
-BATCH = 100
 TARGETS = {1: 0.85, 10: 0.95}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row of the table."""
-
-    size: str
-    every: int
-    lag: int
-
-    @property
-    def target(self) -> float | None:
-        """What is claimed for it, if anything."""
-        return TARGETS.get(self.every) if self.lag else None
 
 
 class Clock(keras.callbacks.Callback):
@@ -74,7 +55,7 @@ class Clock(keras.callbacks.Callback):
 
 def main() -> int:
     """Measure every case; the worker prints."""
-    options = _options()
+    chosen = options(__doc__)
     world = connect()
     if world is None or world.size != 2:
         raise SystemExit(__doc__)
@@ -82,38 +63,15 @@ def main() -> int:
     works = world.rank == 1
     if works:
         print(
-            f"{world.library}; keras {keras.__version__} on {keras.backend.backend()}; {options.optimizer}; "
-            f"batches of {BATCH}; {options.rounds} rounds of about {options.seconds:g} s; load "
-            f"{os.getloadavg()[0]:.2f} before\n"
-            f"{'size':>5} {'every':>5} {'lag':>3} {'plain':>9} {'trained':>9} {'ratio [min, max]':>22} claim",
+            f"{world.library}; keras {keras.__version__} on {keras.backend.backend()}; {chosen.optimizer}; "
+            f"batches of {BATCH}; {chosen.rounds} rounds of about {chosen.seconds:g} s; load "
+            f"{os.getloadavg()[0]:.2f} before\n{HEAD}",
             flush=True,
         )
-    missed = 0
-    for size in options.sizes:
-        for every in options.every:
-            for lag in options.lags:
-                missed += _measure(Case(size, every, lag), options, works=works)
+    missed = sum(_measure(case, chosen, works=works) for case in cases(chosen, TARGETS))
     if works:
         print(f"load {os.getloadavg()[0]:.2f} after", flush=True)
-    return 1 if options.check and missed else 0
-
-
-def _options() -> argparse.Namespace:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    options.add_argument("--every", nargs="+", type=int, default=[1, 10])
-    options.add_argument("--lags", nargs="+", type=int, default=[1])
-    options.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD", help="SGD: with momentum")
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--seconds", type=float, default=1.0, help="how long each side runs in a round")
-    options.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    options.add_argument("--assert", dest="check", action="store_true", help="fail if a claim is missed")
-    chosen = options.parse_args()
-    if chosen.quick:
-        chosen.rounds, chosen.seconds = 4, 0.3
-    return chosen
+    return 1 if chosen.check and missed else 0
 
 
 def _use_one_thread() -> None:
@@ -148,41 +106,35 @@ def _data(steps: int) -> tuple[Any, Any]:
     return draw.standard_normal((steps * BATCH, 784), dtype="f4"), draw.integers(0, 10, steps * BATCH)
 
 
-def _measure(case: Case, options: argparse.Namespace, *, works: bool) -> int:
+def _measure(case: Case, chosen: argparse.Namespace, *, works: bool) -> int:
     """Print the row of one case; return 1 if it misses its claim."""
-    trained = _model(case.size, nk.Downpour(_makes(options.optimizer), every=case.every, lag=case.lag))
+    trained = _model(case.size, nk.Downpour(_makes(chosen.optimizer), every=case.every, lag=case.lag))
     distribute = nk.Distribute()
     # The first epoch warms up, and the last one says where the time goes.
-    epochs = options.rounds + 2
+    epochs = chosen.rounds + 2
     if not works:
         trained.fit(*_data(1), batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[distribute])
         return 0
-    plain = _model(case.size, _makes(options.optimizer))
-    steps = _steps(plain, case, options.seconds)
+    plain = _model(case.size, _makes(chosen.optimizer))
+    steps = _steps(plain, case, chosen.seconds)
     data, plain_clock, spent = _data(steps), Clock(), Counter[str]()
     watches: list[Any] = []
 
     def before(epoch: int) -> None:
         plain.fit(*data, batch_size=BATCH, verbose=0, callbacks=[plain_clock])
         if epoch == epochs - 1:
-            watches.append(_watched(distribute, spent))
+            watches.append(watched(_parts(distribute), spent))
             watches[0].__enter__()
 
     clock = Clock(before)
     trained.fit(*data, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[distribute, clock])
     watches[0].__exit__(None, None, None)
     plain_s, trained_s = ([s / steps for s in one.seconds] for one in (plain_clock, clock))
-    pairs = list(zip(plain_s, trained_s, strict=True))[1:-1]
-    ratios = [one / other for one, other in pairs]
-    missed = case.target is not None and median(ratios) < case.target
-    verdict = "" if case.target is None else f"{case.target:.2f} {'missed' if missed else 'met'}"
+    row, missed = case.row(plain_s[1:-1], trained_s[1:-1])
     rest = trained_s[-1] * steps - sum(spent.values())
     parts = [f"{name} {1e6 * seconds / steps:.0f}" for name, seconds in spent.items()]
     print(
-        f"{case.size:>5} {case.every:5} {case.lag:3} {BATCH / median(p for p, _ in pairs):7.0f}/s "
-        f"{BATCH / median(t for _, t in pairs):7.0f}/s {median(ratios):8.3f} "
-        f"[{min(ratios):.3f}, {max(ratios):.3f}]  {verdict}\n"
-        f"      plain {1e6 * plain_s[-1]:.0f} us a batch; trained: {', '.join(parts)}, "
+        f"{row}\n      plain {1e6 * plain_s[-1]:.0f} us a batch; trained: {', '.join(parts)}, "
         f"fit itself {1e6 * rest / steps:.0f}",
         flush=True,
     )
@@ -196,34 +148,14 @@ def _steps(model: Any, case: Case, seconds: float) -> int:
     return max(1, round(30 * seconds / min(clock.seconds) / case.every)) * case.every
 
 
-@contextmanager
-def _watched(distribute: Any, spent: Counter[str]) -> Iterator[None]:
-    """Let the parts of an exchange say how long they take; methods are shadowed for that long."""
+def _parts(distribute: Any) -> list[tuple[Any, str, str]]:
+    """What an exchange consists of."""
     part, weights = distribute._team._part, distribute._weights
-    rules = [conversation.rule for conversation in part._worker.conversations]
     endpoint = part._endpoint
-    shadowed = [(weights, "collect", "read sum"), (weights, "clear", "clear sum")]
-    shadowed += [(endpoint, "send", "send"), (endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
-    shadowed += [(rule, "incoming", "absorb") for rule in rules] + [(weights, "publish", "write weights")]
-    # The outermost comes last and counts what the others do not.
-    shadowed += [(distribute, "_exchange", "rest of the exchange")]
-    for owner, method, name in shadowed:
-        setattr(owner, method, _timed(getattr(owner, method), name, spent))
-    try:
-        yield
-    finally:
-        for owner, method, _ in shadowed:
-            delattr(owner, method)
-
-
-def _timed(method: Callable[..., Any], name: str, spent: Counter[str]) -> Callable[..., Any]:
-    def timed(*args: Any, **options: Any) -> Any:
-        inside, start_s = sum(spent.values()), time.perf_counter()
-        result = method(*args, **options)
-        spent[name] += time.perf_counter() - start_s - (sum(spent.values()) - inside)
-        return result
-
-    return timed
+    parts = [(weights, "collect", "read sum"), (weights, "clear", "clear sum")]
+    parts += [(endpoint, "send", "send"), (endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
+    parts += [(one.rule, "incoming", "absorb") for one in part._worker.conversations]
+    return [*parts, (weights, "publish", "write weights"), (distribute, "_exchange", "rest of the exchange")]
 
 
 if __name__ == "__main__":
