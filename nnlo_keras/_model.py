@@ -42,11 +42,10 @@ class Weights:
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.parameters = FlatVector(self.layout)
         self._road = road(self.variables, self.parameters, model)
-        self.gradients = [
-            FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, wrappers[0].algorithm.lag))
-        ]
-        self._turn = 0
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
+        lag = wrappers[0].algorithm.lag if self._sums else 0
+        self.gradients = [FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, lag))]
+        self._turn = 0
         if self._sums:
             self._refuse_ties()
         for one, variables, place in zip(self._sums, owned, self.places, strict=False):
