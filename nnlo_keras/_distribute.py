@@ -20,7 +20,15 @@ from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import container_of, serving
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
-from nnlo_keras._quiet import last_of, own_logs, quieten, restored_first, unvalidated
+from nnlo_keras._quiet import (
+    last_of,
+    own_logs,
+    quieten,
+    quieten_but_rates,
+    refuse_loading,
+    restored_first,
+    unvalidated,
+)
 from nnlo_keras._rates import Rates
 from nnlo_keras._wrapper import Mode, Wrapper
 
@@ -96,8 +104,13 @@ class Distribute(keras.callbacks.Callback):
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
-        if _role(wrapper, world).startswith("server"):
+        if wrapper.servers > 1:
+            refuse_loading(container, wrapper.servers)
+        role = _role(wrapper, world)
+        if role == "server 0":
             restored_first(container)
+        elif role.startswith("server"):
+            quieten_but_rates(container)
         else:
             quieten(container)
 
@@ -145,6 +158,8 @@ class Distribute(keras.callbacks.Callback):
             return
         if self._serving:
             self._rates.see_batch()
+            if self._team.stopped:  # perhaps by another server
+                self.model.stop_training = True
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
@@ -310,6 +325,10 @@ class Distribute(keras.callbacks.Callback):
         weights.absorb()
         vector = weights.parameters.vector
         final = vector.copy()
+        if self._wrappers[0].servers > 1:
+            # Servers wait for each other at the end of each epoch, and another may have stopped later.
+            for _ in range(self._epochs_left):
+                team.begin_epoch()
 
         def settle() -> None:
             np.copyto(vector, final)
