@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from nnlo_common import Arrangement, ConfigurationError, Report, Topology
+from nnlo_common._flat import Vector
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
@@ -64,6 +65,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
+        self._before: Vector | None = None  # the weights as an epoch's first batch begins
         self._in_epoch = self._epochs_left = 0
         self._epoch_open = False
         self._companions: list[Companion] = []
@@ -152,6 +154,11 @@ class Distribute(keras.callbacks.Callback):
         else:
             self._rates.tell()
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Note the weights that an epoch begins with, where the training step is not to change them."""
+        if self._in_epoch == 0 and self._weights is not None and self._wrappers[0].mode is Mode.ACCUMULATE:
+            self._before = self._weights.parameters.vector.copy()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
         if self._team is None or self._rates is None:
@@ -163,6 +170,7 @@ class Distribute(keras.callbacks.Callback):
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
+        self._refuse_changes()
         done, self._batch = batch - self._batch, batch
         self._in_epoch += done
         if not self._team.stopped:
@@ -299,6 +307,21 @@ class Distribute(keras.callbacks.Callback):
             team.step(1.0, lambda: None)
         else:
             team.pass_step()
+
+    def _refuse_changes(self) -> None:
+        """Refuse a training step that changes weights by itself: the next exchange would undo it, unsaid.
+
+        It is looked for once in each epoch, which costs next to nothing.
+        """
+        before, self._before = self._before, None
+        assert self._weights is not None  # _join has made it
+        if before is not None and (changed := self._weights.changed_since(before)):
+            raise ConfigurationError(
+                f"the weight {changed!r} was changed within the training step or by a callback, but only the "
+                "optimizer on the server is to change it here, and the next exchange would undo that; to clip "
+                "weights give the layer a kernel_constraint, or take an algorithm whose optimizer runs on "
+                "workers, such as LocalSGD"
+            )
 
     def _push(self) -> None:
         assert self._team is not None  # there is one, or nobody would push
