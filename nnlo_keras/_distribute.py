@@ -317,10 +317,10 @@ class Distribute(keras.callbacks.Callback):
         assert self._weights is not None  # _join has made it
         if before is not None and (changed := self._weights.changed_since(before)):
             raise ConfigurationError(
-                f"the weight {changed!r} was changed within the training step or by a callback, but only the "
-                "optimizer on the server is to change it here, and the next exchange would undo that; to clip "
-                "weights give the layer a kernel_constraint, or take an algorithm whose optimizer runs on "
-                "workers, such as LocalSGD"
+                f"the weight {changed!r} was changed within the training step or by a callback, but only "
+                "the optimizer on the server is to change it here, and the next exchange would undo that; to "
+                "clip weights give the layer a kernel_constraint, or take an algorithm whose optimizer runs "
+                "on workers, such as LocalSGD"
             )
 
     def _push(self) -> None:
