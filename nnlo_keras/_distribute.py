@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from nnlo_common import Arrangement, ConfigurationError, Report, Topology
+from nnlo_common._flat import Vector
 from nnlo_common._joining import launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
@@ -20,7 +21,15 @@ from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import container_of, serving
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
-from nnlo_keras._quiet import last_of, own_logs, quieten, restored_first, unvalidated
+from nnlo_keras._quiet import (
+    last_of,
+    own_logs,
+    quieten,
+    quieten_but_rates,
+    refuse_loading,
+    restored_first,
+    unvalidated,
+)
 from nnlo_keras._rates import Rates
 from nnlo_keras._wrapper import Mode, Wrapper
 
@@ -56,6 +65,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
+        self._before: Vector | None = None  # the weights as an epoch's first batch begins
         self._in_epoch = self._epochs_left = 0
         self._epoch_open = False
         self._companions: list[Companion] = []
@@ -96,8 +106,13 @@ class Distribute(keras.callbacks.Callback):
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
-        if _role(wrapper, world).startswith("server"):
+        if wrapper.servers > 1:
+            refuse_loading(container, wrapper.servers)
+        role = _role(wrapper, world)
+        if role == "server 0":
             restored_first(container)
+        elif role.startswith("server"):
+            quieten_but_rates(container)
         else:
             quieten(container)
 
@@ -139,15 +154,23 @@ class Distribute(keras.callbacks.Callback):
         else:
             self._rates.tell()
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Note the weights that an epoch begins with, where the training step is not to change them."""
+        if self._in_epoch == 0 and self._weights is not None and self._wrappers[0].mode is Mode.ACCUMULATE:
+            self._before = self._weights.parameters.vector.copy()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
         if self._team is None or self._rates is None:
             return
         if self._serving:
             self._rates.see_batch()
+            if self._team.stopped:  # perhaps by another server
+                self.model.stop_training = True
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
+        self._refuse_changes()
         done, self._batch = batch - self._batch, batch
         self._in_epoch += done
         if not self._team.stopped:
@@ -285,6 +308,21 @@ class Distribute(keras.callbacks.Callback):
         else:
             team.pass_step()
 
+    def _refuse_changes(self) -> None:
+        """Refuse a training step that changes weights by itself: the next exchange would undo it, unsaid.
+
+        It is looked for once in each epoch, which costs next to nothing.
+        """
+        before, self._before = self._before, None
+        assert self._weights is not None  # _join has made it
+        if before is not None and (changed := self._weights.changed_since(before)):
+            raise ConfigurationError(
+                f"the weight {changed!r} was changed within the training step or by a callback, but only "
+                "the optimizer on the server is to change it here, and the next exchange would undo that; to "
+                "clip weights give the layer a kernel_constraint, or take an algorithm whose optimizer runs "
+                "on workers, such as LocalSGD"
+            )
+
     def _push(self) -> None:
         assert self._team is not None  # there is one, or nobody would push
         self._summed = 0
@@ -310,6 +348,10 @@ class Distribute(keras.callbacks.Callback):
         weights.absorb()
         vector = weights.parameters.vector
         final = vector.copy()
+        if self._wrappers[0].servers > 1:
+            # Servers wait for each other at the end of each epoch, and another may have stopped later.
+            for _ in range(self._epochs_left):
+                team.begin_epoch()
 
         def settle() -> None:
             np.copyto(vector, final)

@@ -85,6 +85,23 @@ class Weights:
         """Bring the vector into the weights."""
         self._road.write()
 
+    def changed_since(self, before: Vector) -> str | None:
+        """Return the name of a weight that is not what the vector was before, if there is one."""
+        vector = self.parameters.vector
+        kept = vector.copy()  # of 16-bit weights it holds more than they do, so those are not compared
+        self._road.read()
+        changed = next(
+            (
+                segment.name
+                for segment in self.layout.segments
+                if segment.dtype == "float32"
+                and not np.array_equal(vector[segment.place], before[segment.place], equal_nan=True)
+            ),
+            None,
+        )
+        np.copyto(vector, kept)
+        return changed
+
     def _refuse_ties(self) -> None:
         if tied := next((segment for segment in self.layout.segments if segment.tied_to), None):
             raise ConfigurationError(

@@ -7,7 +7,17 @@ from typing import Any
 
 import keras
 
-__all__ = ["last_of", "own_logs", "quieten", "restored_first", "unvalidated"]
+from nnlo_common import ConfigurationError
+
+__all__ = [
+    "last_of",
+    "own_logs",
+    "quieten",
+    "quieten_but_rates",
+    "refuse_loading",
+    "restored_first",
+    "unvalidated",
+]
 
 #: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
 _FOR_THE_CENTRE = tuple(
@@ -32,6 +42,35 @@ def quieten(container: Any) -> None:
     For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of a worker.
     """
     container.callbacks = [one for one in container.callbacks if not isinstance(one, _FOR_THE_CENTRE)]
+
+
+def quieten_but_rates(container: Any) -> None:
+    """Do so for a server that is not the first, which also steps its part by its own rate."""
+    own = keras.callbacks.ReduceLROnPlateau
+    container.callbacks = [
+        one for one in container.callbacks if isinstance(one, own) or not isinstance(one, _FOR_THE_CENTRE)
+    ]
+
+
+def refuse_loading(container: Any, servers: int) -> None:
+    """Refuse callbacks that load weights of an earlier time where no server has all that belongs to them.
+
+    Raises:
+        ConfigurationError: there is one; it is said on all ranks.
+    """
+    for one in container.callbacks:
+        if isinstance(one, keras.callbacks.BackupAndRestore):
+            asked = "BackupAndRestore"
+        elif isinstance(one, keras.callbacks.EarlyStopping) and one.restore_best_weights:
+            asked = "EarlyStopping(restore_best_weights=True)"
+        else:
+            continue
+        error = ConfigurationError(
+            f"{asked} was asked for with servers={servers}, but each server has a part of the training only, "
+            "and would go back by itself; use servers=1"
+        )
+        error.collective = True  # all ranks have the same callbacks
+        raise error
 
 
 def restored_first(container: Any) -> None:

@@ -278,3 +278,41 @@ def test_two_synchronous_workers_are_one_process_with_batches_of_twice_the_size(
     for rank in inputs["synchronous"]:
         assert rank["moved"] > 0.05
         assert rank["far"] < 1e-6
+
+
+@pytest.fixture(scope="module")
+def two_servers(tmp_path_factory):
+    """What keras_servers.py has left behind, by rank, and the folder it wrote to."""
+    folder = tmp_path_factory.mktemp("servers")
+    done = mpiexec(3, PROGRAMS / "keras_servers.py", str(folder), timeout_s=90, env=on("torch"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)], folder
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_where_one_of_two_servers_stops_the_other_follows(two_servers, server):
+    ranks = [rank[f"stopped by server {server}"] for rank in two_servers[0]]
+    assert ranks[0]["weights"] == ranks[1]["weights"] == ranks[2]["weights"]
+    assert ranks[server]["epochs"] == 2
+    assert ranks[1 - server]["epochs"] <= 4
+
+
+def test_of_two_servers_the_first_writes_files(two_servers):
+    ranks, folder = two_servers
+    assert all(rank["written"]["epochs"] == 3 for rank in ranks)
+    assert [line.split(",")[0] for line in (folder / "log.csv").read_text().split()] == [
+        "epoch",
+        "0",
+        "1",
+        "2",
+    ]
+    assert sorted(path.name for path in folder.glob("*.h5")) == [f"{epoch}.weights.h5" for epoch in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("piece", "asked"),
+    [("best again", "EarlyStopping(restore_best_weights=True)"), ("backup", "BackupAndRestore")],
+)
+def test_what_loads_earlier_weights_is_refused_with_two_servers(two_servers, piece, asked):
+    for rank in two_servers[0]:
+        assert rank[piece]["refused"].startswith(f"{asked} was asked for with servers=2")

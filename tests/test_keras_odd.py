@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("mpi") / "keras_odd.py"
 # One job takes three imports of Keras; only what covers most is run each time, and on one back end.
 OFTEN = {
     "during_epoch to rank 1", "worker_raises", "server_raises", "interrupted_and_caught", "differ",
-    "no_callback", "nan EASGD", "again",
+    "no_callback", "clips_weights", "nan EASGD", "again",
 }  # fmt: skip
 BACKENDS = ("torch", "tensorflow")
 
@@ -192,6 +192,7 @@ MISUSES = {
     "no_wrapper on the server": (["0"], ["rank 0 of 3", "wrap it in the algorithm"]),
     "bare_callback": ([], ["in a list of callbacks"]),
     "too_few_samples": ([], ["rank 0 of 3", "1 samples among 2 workers: worker 1 would have none"]),
+    "clips_weights": ([], ["of 3", "kernel' was changed within the training step", "kernel_constraint"]),
     "no_data": ([], ["rank 1 of 3", "ValueError"]),
     "no_batches": ([], ["rank 1 of 3"]),  # said by Keras, to each back end's taste
 }

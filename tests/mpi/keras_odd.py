@@ -246,6 +246,24 @@ def bare_callback():
     compiled(dense(), wrapped()).fit(X, Y, batch_size=5, verbose=0, callbacks=nk.Distribute())
 
 
+class Clipping(keras.Sequential):
+    """Clips its weights in the training step, as a Wasserstein GAN does."""
+
+    def train_step(self, *args):
+        logs = super().train_step(*args)
+        for variable in self.trainable_variables:
+            variable.assign(keras.ops.clip(variable, -0.01, 0.01))
+        return logs
+
+
+def clips_weights():
+    model = Clipping([keras.Input((5,)), keras.layers.Dense(3)])
+    train(wrapped("EASGD", every=2), model=model)
+    print("clipped on workers", flush=True)
+    all_ready()
+    train(wrapped(lag=1), model=model)
+
+
 def no_data():
     all_ready()
     some = 0 if RANK == 1 else 60
