@@ -49,6 +49,8 @@ TOGETHER = {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
     "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
+# And with Keras, whose workers have the same half of the samples in every epoch.
+WITH_KERAS = {"easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"]}
 
 
 def options():
@@ -129,7 +131,8 @@ def main():
     chosen = options()
     singles = [run(name, [], settings, chosen) for name, settings in SINGLE.items()]
     launch = [mpiexec(), "-n", str(RANKS)]
-    rows = [run(name, launch, ["--algorithm", name, *TOGETHER[name]], chosen) for name in chosen.algorithms]
+    settings = TOGETHER | (WITH_KERAS if chosen.framework == "keras" else {})
+    rows = [run(name, launch, ["--algorithm", name, *settings[name]], chosen) for name in chosen.algorithms]
     text = table(singles, rows)
     print(text)
     if chosen.output:
