@@ -46,7 +46,7 @@ class H5Sequence(keras.utils.PyDataset):
         ...     with h5py.File(f"{folder}/a.h5", "w") as file:
         ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
         ...     data = H5Sequence(f"{folder}/*.h5", features="x", labels="y", batch_size=2, shuffle=False)
-        ...     last = data[2]
+        ...     *_, last = data
         ...     data.close()
         >>> len(data), last
         (3, (array([[1., 1.]]), array([4])))
@@ -130,7 +130,7 @@ def _part(size: int, servers: int, world: RankWorld | None) -> tuple[int, int] |
     workers = world.size - servers
     if size < workers:
         raise ConfigurationError(
-            f"H5Sequence cannot divide {size} samples among {workers} workers: some would have none, and Keras "
-            "cannot fit without data; start fewer workers, or name more files"
+            f"H5Sequence cannot divide {size} samples among {workers} workers: some would have none, and "
+            "Keras cannot fit without data; start fewer workers, or name more files"
         )
     return (0, 1) if worker is None else portion(size, worker, workers)

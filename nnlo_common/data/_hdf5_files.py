@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -36,6 +37,8 @@ def open_file(path: str, locking: bool | None = None) -> Any:
         import h5py
     except ImportError:
         raise MissingExtraError("reading HDF5 files", "h5py", "hdf5") from None
+    if not os.path.isfile(path):  # noqa: PTH113 - False, too, where one may not look. (A pipe would hang.)
+        raise ConfigurationError(f"{path} {_wrong_path(path)}")
     try:
         try:
             return h5py.File(path, "r", locking=locking)
@@ -45,27 +48,28 @@ def open_file(path: str, locking: bool | None = None) -> Any:
             _LOG.warning("%s: the file system has no locks; it is opened without (locking=False)", path)
             return h5py.File(path, "r", locking=False)
     except OSError as error:
-        problem = _wrong_path(path) or _wrong_file(path, str(error), error.errno)
-        raise ConfigurationError(f"{path} {problem}") from None
+        raise ConfigurationError(f"{path} {_wrong_file(path, str(error), error.errno)}") from None
 
 
 def _has_no_locks(error: OSError) -> bool:
     return error.errno in _NO_LOCKS or any(f"errno = {number}," in str(error) for number in _NO_LOCKS)
 
 
-def _wrong_path(path: str) -> str | None:
-    """Say why there is no file to open; None if there is one."""
+def _wrong_path(path: str) -> str:
+    """Say why there is no file to open."""
     if "://" in path:
         return "is not on this machine; give stage_to= and copy_command=, which fetch it"
-    if Path(path).is_symlink() and not Path(path).exists():
-        return f"is a link to {Path(path).readlink()}, which does not exist; mend the link"
-    if not os.path.lexists(path):
+    try:
+        mode = Path(path).lstat().st_mode
+    except PermissionError:
+        return "is in a folder that may not be entered (no permission); ask for the right to (chmod a+x)"
+    except OSError:
         return "does not exist on this host; correct the path, or make the file first"
     if Path(path).is_dir():
         return f"is a folder; name its files, e.g. {str(Path(path, '*.h5'))!r}"
-    if not Path(path).is_file():
-        return "is no ordinary file; give the path of an HDF5 file"
-    return None
+    if stat.S_ISLNK(mode):
+        return f"is a link to {Path(path).readlink()}, which is no file; mend the link"
+    return "is no ordinary file; give the path of an HDF5 file"
 
 
 def _wrong_file(path: str, text: str, number: int | None) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import time
+import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ __all__ = ["Staging"]
 
 _PREFIX = "nnlo-staged-"
 _USERS = "users.lock"
+_TRASH = "trash-"
 
 
 class Staging:
@@ -123,7 +126,8 @@ class Staging:
             )
 
     def _run(self, path: str, fresh: Path, command: Sequence[str]) -> None:
-        line = [part.replace("{src}", path).replace("{dst}", str(fresh)) for part in command]
+        places = {"{src}": path, "{dst}": str(fresh)}
+        line = [re.sub("{src}|{dst}", lambda found: places[found[0]], part) for part in command]
         done = subprocess.run(
             line, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
         )
@@ -181,12 +185,18 @@ def _delete_if_unused(folder: Path, users: int) -> None:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
-    shutil.rmtree(folder, ignore_errors=True)
+    # At first the name, at once: who comes now makes a folder of its own, and does not lose what is in it.
+    trash = folder.with_name(f"{_PREFIX}{os.getuid()}-{_TRASH}{uuid.uuid4().hex}")
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _sweep(base: Path) -> None:
     """Delete what the dead have left; others' folders cannot be opened, and stay."""
     for folder in base.glob(f"{_PREFIX}{os.getuid()}-*"):
+        if _TRASH in folder.name:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
         try:
             users = os.open(folder / _USERS, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
