@@ -184,7 +184,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             worker, workers = 0, 1
         else:
             worker, workers = (training.rank, training.size) if self._evaluation else training.share
-        self._batches.start, self._batches.stop = portion(len(self._source), max(worker, 0), workers)
+        self._batches.take_part(portion(len(self._source), max(worker, 0), workers))
 
     def _training(self) -> Wrapper | None:
         return training_of(self._optimizer, "an H5Batches")

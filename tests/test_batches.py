@@ -156,6 +156,15 @@ def test_sizes_are_chosen_by_the_samples():
     assert few.window * 100 * 120_000 <= 2**26  # bytes
 
 
+def test_what_was_read_of_another_part_is_forgotten():
+    batches = Batches(numbered([20]), batch_size=4, window=2)
+    batches.take_part((0, 10))
+    assert batches.get(0, 0)[0].tolist() == [0, 1, 2, 3]
+    batches.take_part((10, 20))
+    assert batches.get(0, 0)[0].tolist() == [10, 11, 12, 13]
+    assert samples(batches) == list(range(10, 20))
+
+
 def test_a_batch_that_there_is_not_is_refused():
     batches = Batches(numbered([5]), batch_size=2)
     for index in (-1, 3):

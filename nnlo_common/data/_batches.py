@@ -66,16 +66,24 @@ class Batches:
             window = min(math.ceil(_MIXED * self.block / self.batch_size), most)
         self.window = whole_number("window", window, 1)
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
-        self.start, self.stop = part or (0, self._order.size)
+        self._part = part or (0, self._order.size)
         self._ahead: Prefetch[tuple[int, int], list[Any]] = Prefetch(self._read)
+
+    def take_part(self, part: Range) -> None:
+        """Take other positions from now on."""
+        if part != self._part:
+            self._ahead.close()
+            self._part = part
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
-        return math.ceil((self.stop - self.start) / self.batch_size)
+        start, stop = self._part
+        return math.ceil((stop - start) / self.batch_size)
 
     def size_of(self, index: int) -> int:
         """Return how many samples a batch has."""
-        return min(self.batch_size, self.stop - self.start - index * self.batch_size)
+        start, stop = self._part
+        return min(self.batch_size, stop - start - index * self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Any]:
         """Return the batches of an epoch, in order."""
@@ -107,8 +115,9 @@ class Batches:
     def _read(self, key: tuple[int, int]) -> list[Any]:
         """Read a window, and make batches of it."""
         epoch, window = key
-        start = self.start + window * self.window * self.batch_size
-        size = min(self.window * self.batch_size, self.stop - start)
+        start, stop = self._part
+        start += window * self.window * self.batch_size
+        size = min(self.window * self.batch_size, stop - start)
         ranges = self._order.ranges(epoch, start, start + size)
         arrays = [np.empty((size, *field.shape), field.dtype) for field in self.source.fields]
         at = 0

@@ -94,10 +94,14 @@ class HDF5Source:
         self._paths = self.files if self._staging is None else self._staging.stage(self.files)
         try:
             looks = look_at_all(self._paths, [*sides[0], *sides[1]], locking)
-        except ConfigurationError:
-            if self._staging is not None:
-                self._staging.close()
-            raise
+        except ConfigurationError as error:
+            if self._staging is None:
+                raise
+            self._staging.close()
+            told = str(error)
+            for copy, file in zip(self._paths, self.files, strict=True):
+                told = told.replace(copy, file)  # which the user knows
+            raise ConfigurationError(told) from None
         self.lengths: Sequence[int] = [one.length for one in looks]
         self.fields: Sequence[Field] = looks[0].fields
         self.grain = looks[0].grain
@@ -127,11 +131,11 @@ class HDF5Source:
                         file[field.name].read_direct(array, np.s_[first:last], into)
                     except (OSError, KeyError) as error:
                         raise ConfigurationError(
-                            f"{path}: samples {first} to {last - 1} of {field.name} cannot be read "
+                            f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be read "
                             f"({error}): the file is damaged, or was changed in the meantime; make it again"
                         ) from None
             if self._finite:
-                self._check_finite(path, first, [array[into] for array in out])
+                self._check_finite(self.files[part], first, [array[into] for array in out])
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
