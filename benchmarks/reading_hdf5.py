@@ -7,8 +7,8 @@ Files are made in a temporary folder, so they are read from the page cache unles
 memory: the rates are what the reader itself reaches, not a disk.
 
 Claims, checked with --assert: a file is looked at in 5 ms; 2 GB are streamed, shuffled, in 300 MB of memory;
-20 ms of reading beside 20 ms of computing take 25 ms and not 40; where data lie in chunks, a slice of 128 rows
-is read in a tenth of the time of 128 random rows.
+20 ms of reading beside 20 ms of computing take 25 ms and not 40; where data lie in chunks, a slice of 128
+rows is read in a tenth of the time of 128 random rows.
 """
 
 from __future__ import annotations

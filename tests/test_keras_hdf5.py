@@ -167,6 +167,16 @@ def test_it_is_not_divided_twice(files):
         assert cluster.run(program, 60) == [True] * 3
 
 
+@pytest.mark.slow
+def test_what_goes_wrong_while_it_is_read_ends_the_fit(files):
+    with h5py.File(files.parent / "b.h5", "r+") as file:
+        file["x"][3, 1] = np.nan
+    data = nk.H5Sequence(files, features="x", labels="y", batch_size=4, window=1, check_finite=True)
+    # TensorFlow wraps it up in an error of its own.
+    with pytest.raises(Exception, match=r"b\.h5: sample 3 of /x is not finite"):
+        fitted(dense(), data)
+
+
 def test_options_are_those_of_the_files(files):
     data = nk.H5Sequence(
         files,

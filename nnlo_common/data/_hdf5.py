@@ -131,8 +131,8 @@ class HDF5Source:
                         file[field.name].read_direct(array, np.s_[first:last], into)
                     except (OSError, KeyError) as error:
                         raise ConfigurationError(
-                            f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be read "
-                            f"({error}): the file is damaged, or was changed in the meantime; make it again"
+                            f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
+                            f"read ({error}): the file is damaged, or was changed in the meantime; make it again"
                         ) from None
             if self._finite:
                 self._check_finite(self.files[part], first, [array[into] for array in out])
