@@ -132,7 +132,7 @@ class HDF5Source:
                     except (OSError, KeyError) as error:
                         raise ConfigurationError(
                             f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
-                            f"read ({error}): the file is damaged, or was changed in the meantime; make it again"
+                            f"read ({error}): the file is damaged, or was changed meanwhile; make it again"
                         ) from None
             if self._finite:
                 self._check_finite(self.files[part], first, [array[into] for array in out])
