@@ -12,7 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nnlo_common._errors import ConfigurationError
@@ -153,7 +153,8 @@ def _free(folder: Path) -> str:
 def _join(folder: Path) -> int:
     """Become one of those who use a folder; return the open lock."""
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         try:
             users = os.open(folder / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:  # deleted in between
@@ -185,6 +186,9 @@ def _delete_if_unused(folder: Path, users: int) -> None:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
+    # Another may have deleted it just before, and a third have made one anew under its name.
+    if not _is_still(users, folder / _USERS):
+        return
     # At first the name, at once: who comes now makes a folder of its own, and does not lose what is in it.
     trash = folder.with_name(f"{_PREFIX}{os.getuid()}-{_TRASH}{uuid.uuid4().hex}")
     folder.rename(trash)
@@ -201,8 +205,7 @@ def _sweep(base: Path) -> None:
             users = os.open(folder / _USERS, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             continue
-        if _is_still(users, folder / _USERS):
-            _delete_if_unused(folder, users)
+        _delete_if_unused(folder, users)
         os.close(users)
 
 
