@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from nnlo_keras._callbacks import Broadcast, Checkpoint, MetricAverage, Monitor, Timeline, WarmUp
 from nnlo_keras._distribute import Distribute
+from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
@@ -24,6 +25,7 @@ __all__ = [
     "DynSGD",
     "EASGD",
     "GEM",
+    "H5Sequence",
     "LocalSGD",
     "MetricAverage",
     "Monitor",

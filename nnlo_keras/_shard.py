@@ -11,6 +11,7 @@ import keras
 from nnlo_common import Arrangement, ConfigurationError, Topology
 from nnlo_common._joining import launched
 from nnlo_common.transport._endpoint import RankWorld
+from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["shard"]
 
@@ -80,6 +81,11 @@ def _part(data: Any, worker: int, workers: int) -> Any:
         return None
     if _is_structure(data):
         return keras.tree.map_structure(lambda leaf: _part(leaf, worker, workers), data)
+    if isinstance(data, H5Sequence):
+        raise ConfigurationError(
+            "shard() cannot divide an H5Sequence, which is this rank's part already; give it to fit() as "
+            "it is"
+        )
     if isinstance(data, keras.utils.PyDataset):
         if data.num_batches is not None:
             _check_enough(data.num_batches, workers, "batches")

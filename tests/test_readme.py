@@ -123,6 +123,33 @@ def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.framework("keras")
+@keras_warns
+def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
+    files, block, _ = code("python", "docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    shown = {}
+    exec(compile(files + block, "data.md", "exec"), shown)
+    losses = shown["history"].history["val_loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", on_ranks)
+def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
+    files, _, block = code("python", "docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    shown = {}
+    exec(compile(files, "data.md", "exec"), shown)
+    if ranks == 1:
+        exec(compile(block, "data.md", "exec"), shown)
+        assert shown["optimizer"].report().samples == 3 * 800
+    else:
+        end = "optimizer.close()\nprint(optimizer.report().samples)"
+        told = run(f"{block}\n{end}\n", tmp_path, {})
+        assert sorted(map(int, told.split())) == [3 * 400, 3 * 400, 3 * 800]
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_the_python_block_runs_on_three_ranks(tmp_path):

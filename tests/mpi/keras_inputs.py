@@ -120,6 +120,24 @@ def validation():
     fit("split", one_input(), X, Y, validation_split=10 / SAMPLES)
 
 
+def hdf5():
+    import h5py
+
+    # Each rank has the same files; the second has no samples.
+    folder = FOLDER / f"files{RANK}"
+    folder.mkdir()
+    for name, start, stop in [("a", 0, 20), ("b", 20, 20), ("c", 20, SAMPLES), ("held_out", 0, HELD_OUT)]:
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["x"], file["y"] = X[start:stop], Y[start:stop]
+            file["inputs/1"], file["inputs/2"] = X[start:stop, :1], X[start:stop, 1:]
+    options = {"labels": "y", "batch_size": BATCH, "block": 3, "window": 2}
+    files = folder / "?.h5"
+    fit("H5Sequence", one_input(), nk.H5Sequence(files, features="x", **options))
+    fit("H5Sequence of groups", two_in_a_list(), nk.H5Sequence(files, features="inputs", **options))
+    held_out = nk.H5Sequence(folder / "held_out.h5", features="x", shard=False, **options)
+    fit("validated on an H5Sequence", one_input(), *nk.shard(X, Y), validation_data=held_out)
+
+
 def tf_data():
     import tensorflow as tf
 
@@ -158,7 +176,7 @@ def synchronous():
     found["synchronous"] = {"far": float(far), "moved": float(moved)}
 
 
-pieces = [arrays, batches, validation, synchronous]
+pieces = [arrays, batches, validation, synchronous, hdf5]
 pieces += {"tensorflow": [tf_data], "torch": [torch_data]}.get(BACKEND, [])
 for piece in pieces:
     piece()

@@ -1,0 +1,228 @@
+"""Samples in a list of HDF5 files."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
+
+import numpy as np
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common.data._hdf5_files import OpenFiles
+from nnlo_common.data._hdf5_look import look_at_all
+from nnlo_common.data._listing import Files, list_files
+from nnlo_common.data._source import Array, Field
+from nnlo_common.data._staging import Staging
+
+__all__ = ["Adaptor", "HDF5Source", "Names", "Reading"]
+
+Names: TypeAlias = str | Sequence[str]
+Adaptor: TypeAlias = Callable[[Any], Any]
+
+
+class Reading(TypedDict, total=False):
+    """Options of `HDF5Source`, which others hand on."""
+
+    features: Names
+    labels: Names | None
+    adapt_features: Adaptor | None
+    adapt_labels: Adaptor | None
+    check_finite: bool
+    locking: bool | None
+    stage_to: str | Path | None
+    copy_command: Sequence[str] | None
+
+
+class HDF5Source:
+    """The samples of a list of HDF5 files as if they were in one; nothing but slices is read.
+
+    All files are looked at, by their metadata, before anything is read: each has to be there, whole, and like
+    the others, but for how many samples it has.
+
+    Files are opened where they are read, in each process anew, so that it can go into another process.
+
+    Args:
+        files: see `list_files`.
+        features: the name of a dataset with a row for each sample. A group means all datasets in it, by the
+            alphabet, as several inputs; so do several names, in their order. They come as a tuple.
+        labels: the same of outputs; None: there are none, and a batch is `(features,)`.
+        adapt_features: makes of the features of some samples, as they were read, what the model is given. It
+            is called in a thread that reads ahead, with NumPy arrays, and returns as many rows.
+        adapt_labels: the same of labels.
+        check_finite: refuse NaN and infinity when they are read.
+        locking: whether to lock the files; None: where the file system can.
+        stage_to: a folder of this host to copy the files to first; see `Staging`.
+        copy_command: what copies a file there; see `Staging`.
+
+    Example:
+        >>> import tempfile, h5py
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in "ab":
+        ...         with h5py.File(f"{folder}/{name}.h5", "w") as file:
+        ...             file["x"], file["y"] = np.ones((3, 2)), np.arange(3)
+        ...     source = HDF5Source(f"{folder}/*.h5", features="x", labels="y")
+        ...     out = [np.empty((2, *field.shape), field.dtype) for field in source.fields]
+        ...     source.read(2, 4, out)
+        ...     source.close()
+        >>> len(source), out[1]
+        (6, array([2, 0]))
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        features: Names,
+        labels: Names | None = None,
+        adapt_features: Adaptor | None = None,
+        adapt_labels: Adaptor | None = None,
+        check_finite: bool = False,
+        locking: bool | None = None,
+        stage_to: str | Path | None = None,
+        copy_command: Sequence[str] | None = None,
+    ) -> None:
+        sides = [_names("features", features), [] if labels is None else _names("labels", labels)]
+        if copy_command is not None and stage_to is None:
+            raise ConfigurationError(
+                f"copy_command={list(copy_command)} has nowhere to copy to; pass stage_to=, a local folder"
+            )
+        self.files = list_files(files)
+        self._staging = None if stage_to is None else Staging(stage_to, copy_command)
+        self._paths = self.files if self._staging is None else self._staging.stage(self.files)
+        try:
+            looks = look_at_all(self._paths, [*sides[0], *sides[1]], locking)
+        except ConfigurationError as error:
+            if self._staging is None:
+                raise
+            self._staging.close()
+            told = str(error)
+            for copy, file in zip(self._paths, self.files, strict=True):
+                told = told.replace(copy, file)  # which the user knows
+            raise ConfigurationError(told) from None
+        self.lengths: Sequence[int] = [one.length for one in looks]
+        self.fields: Sequence[Field] = looks[0].fields
+        self.grain = looks[0].grain
+        self._starts = list(accumulate(self.lengths, initial=0))
+        self._finite = check_finite
+        groups = looks[0].groups
+        self._sides = [_Side("features", features, groups[: len(sides[0])], adapt_features)]
+        if labels is not None:
+            self._sides.append(_Side("labels", labels, groups[len(sides[0]) :], adapt_labels))
+        self._open = OpenFiles(locking)
+        if adapt_features is not None or adapt_labels is not None:
+            self.take(0, 1)  # adaptors that do not fit are told of before the training
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return self._starts[-1]
+
+    def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
+        """Read the samples [start, stop) into arrays of that length, one for each field."""
+        for part, first, last in self._pieces(start, stop):
+            into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
+            path = self._paths[part]
+            with self._open.lock():
+                file = self._open.get(path)
+                for field, array in zip(self.fields, out, strict=True):
+                    try:
+                        file[field.name].read_direct(array, np.s_[first:last], into)
+                    except (OSError, KeyError) as error:
+                        raise ConfigurationError(
+                            f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
+                            f"read ({error}): the file is damaged, or was changed meanwhile; make it again"
+                        ) from None
+            if self._finite:
+                self._check_finite(self.files[part], first, [array[into] for array in out])
+
+    def take(self, start: int, stop: int) -> Any:
+        """Return the samples [start, stop) as a batch."""
+        arrays = [np.empty((stop - start, *field.shape), field.dtype) for field in self.fields]
+        self.read(start, stop, arrays)
+        return self.assemble(arrays)
+
+    def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
+        """Make (features, labels) of arrays, one for each field; or (features,), if there are no labels."""
+        rest = iter(arrays)
+        return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
+
+    def close(self) -> None:
+        """Close all files, and take leave of what was copied; the source may be read no more."""
+        self._open.close()
+        if self._staging is not None:
+            self._staging.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_staging": None}  # the copies are for the process that has asked for them
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The parts in which samples lie, with the slice of each."""
+        part = bisect_right(self._starts, start) - 1
+        while start < stop:
+            begin, end = self._starts[part : part + 2]
+            last = min(stop, end)
+            if start < last:
+                yield part, start - begin, last - begin
+            start, part = last, part + 1
+
+    def _check_finite(self, path: str, first: int, arrays: Sequence[Array]) -> None:
+        for field, array in zip(self.fields, arrays, strict=True):
+            if field.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+                raise ConfigurationError(
+                    f"{path}: sample {first + row} of {field.name} is not finite (NaN or infinity); take it "
+                    "out of the file, or replace it by an adaptor and leave check_finite out"
+                )
+
+
+class _Side:
+    """Features, or labels: which arrays belong to them, and what is made of these."""
+
+    def __init__(
+        self, name: str, asked: Names, groups: Sequence[int | None], adaptor: Adaptor | None
+    ) -> None:
+        self._name, self._adaptor = name, adaptor
+        self._count = sum(1 if group is None else group for group in groups)
+        self._single = isinstance(asked, str) and groups[0] is None
+
+    def assemble(self, arrays: Iterator[Array], rows: int) -> Any:
+        some = tuple(next(arrays) for _ in range(self._count))
+        made: Any = some[0] if self._single else some
+        if self._adaptor is None:
+            return made
+        made = self._adaptor(made)
+        lengths = list(_lengths(made))
+        if not lengths or set(lengths) != {rows}:
+            raise ConfigurationError(
+                f"adapt_{self._name} was given {rows} samples and has returned {_shown(lengths)}; return an "
+                "array, or a list, tuple or dictionary of arrays, with one row for each sample"
+            )
+        return made
+
+
+def _names(side: str, asked: Names) -> list[str]:
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
+        raise ConfigurationError(
+            f"{side}={asked!r}: give the name of a dataset or a group in the files, or several names"
+        )
+    return names
+
+
+def _lengths(made: Any) -> Iterator[int | None]:
+    """How many rows each array in it has; None for what is no array."""
+    if isinstance(made, Mapping):
+        made = list(made.values())
+    if isinstance(made, list | tuple):
+        for one in made:
+            yield from _lengths(one)
+    else:
+        shape = getattr(made, "shape", ())
+        yield int(shape[0]) if shape else None
+
+
+def _shown(lengths: Sequence[int | None]) -> str:
+    told = sorted({"no array" if length is None else f"{length} rows" for length in lengths})
+    return " and ".join(told) or "nothing"

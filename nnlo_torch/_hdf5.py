@@ -1,0 +1,208 @@
+"""Lists of HDF5 files: sample by sample for a sampler, or in batches read in long slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from nnlo_common import ConfigurationError
+from nnlo_common.data import Batches, Files, HDF5Source, Reading, portion
+from nnlo_torch._sampler import training_of
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["H5Batches", "H5Dataset"]
+
+
+class H5Dataset(torch.utils.data.Dataset[Any]):
+    """The samples of HDF5 files, any of them at any time: for `ShardSampler` and every other sampler.
+
+    A sample is `(features, label)`; where features or labels are several, a tuple in place of one tensor.
+    What a DataLoader asks for together is read in slices as far as it lies in a row; in a random order that
+    is one sample at a time, so for files that are larger than memory take `H5Batches`.
+
+    `num_workers` > 0 works however processes are started: each opens the files by itself.
+
+    Args:
+        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
+        reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
+
+    Example:
+        >>> import tempfile, h5py, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+        ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
+        ...     data = H5Dataset(f"{folder}/a.h5", features="x", labels="y")
+        ...     (x, y), size = data[3], len(data)
+        ...     data.close()
+        >>> x.tolist(), int(y), size
+        ([1.0, 1.0], 3, 5)
+    """
+
+    def __init__(self, files: Files, **reading: Unpack[Reading]) -> None:
+        self._source = HDF5Source(files, **reading)
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples, which a DataLoader asks for at once."""
+        rows = np.asarray(indices, np.int64)
+        size = len(self)
+        if len(rows) and not (-size <= rows.min() and rows.max() < size):
+            raise IndexError(f"sample {indices} of {size}")
+        order, places = np.unique(rows % size, return_inverse=True)
+        arrays = [np.empty((len(order), *field.shape), field.dtype) for field in self._source.fields]
+        breaks = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
+        for at, end in pairwise(breaks):
+            first = int(order[at]) if at < end else 0
+            self._source.read(first, first + end - at, [array[at:end] for array in arrays])
+        batch = _tensors(self._source.assemble(arrays)) if len(order) else ()
+        return [_row(batch, place) for place in places.tolist()]
+
+    def close(self) -> None:
+        """Close the files, and take leave of what was copied."""
+        self._source.close()
+
+
+class H5Batches(torch.utils.data.IterableDataset[Any]):
+    """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
+
+    Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
+    epoch only; workers' parts differ by at most one sample. The files are read in slices, never sample by
+    sample, by a thread that is ahead of the training, and only a few of their blocks are in memory.
+
+    Loop over it as it is, or over a `DataLoader(batches, batch_size=None)`. On a server rank that serves the
+    epoch and yields nothing. It needs no processes, so `num_workers` has to be 0.
+
+    Args:
+        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
+        batch_size: how many samples a batch has; the last one of an epoch may have fewer.
+        shuffle: in another order in each epoch. False: as they lie in the files.
+        seed: of the orders; equal on all ranks.
+        block: how many samples are read in a row; None: about 256 KB.
+        window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
+        evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins,
+            and nothing is shuffled.
+        optimizer: the wrapper whose training this belongs to; None: the one made last.
+        reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
+
+    Attributes:
+        epoch: the number of the next epoch, from 0; it counts up by itself.
+
+    Example:
+        >>> import tempfile, h5py, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+        ...         file["x"] = numpy.arange(5)
+        ...     batches = H5Batches(f"{folder}/a.h5", features="x", batch_size=2, shuffle=False)
+        ...     read = [x.tolist() for (x,) in batches]
+        ...     batches.close()
+        >>> read
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int = 0,
+        block: int | None = None,
+        window: int | None = None,
+        evaluation: bool = False,
+        optimizer: Wrapper | None = None,
+        **reading: Unpack[Reading],
+    ) -> None:
+        self._source = HDF5Source(files, **reading)
+        self._batches = Batches(
+            self._source,
+            batch_size=batch_size,
+            shuffle=shuffle and not evaluation,
+            seed=seed,
+            block=block,
+            window=window,
+        )
+        self._evaluation, self._optimizer = evaluation, optimizer
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the next epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """How many batches this rank has in an epoch.
+
+        A server, which has none, says what the first worker has: schedulers are made from it.
+        """
+        self._take_part(self._training())
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        if torch.utils.data.get_worker_info() is not None:
+            raise ConfigurationError(
+                "H5Batches reads ahead in a thread of its own, but was given to a DataLoader with processes; "
+                "use num_workers=0, or H5Dataset with a sampler"
+            )
+        training = self._training()
+        self._take_part(training)
+        epoch = self.epoch
+        if not self._evaluation:
+            self.epoch += 1
+            if training is not None:
+                training.begin_epoch()
+                if training.serves:
+                    return
+        for index in range(len(self._batches)):
+            batch = self._batches.get(epoch, index)
+            if training is not None and not self._evaluation:
+                if training.stopped:
+                    return
+                training.take(self._batches.size_of(index))
+            yield _tensors(batch)
+
+    def close(self) -> None:
+        """Close the files, and take leave of what was copied."""
+        self._batches.close()
+        self._source.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_optimizer": None}
+
+    def _take_part(self, training: Wrapper | None) -> None:
+        """Take this rank's positions, which are known when the training is."""
+        if training is None:
+            worker, workers = 0, 1
+        else:
+            worker, workers = (training.rank, training.size) if self._evaluation else training.share
+        self._batches.take_part(portion(len(self._source), max(worker, 0), workers))
+
+    def _training(self) -> Wrapper | None:
+        return training_of(self._optimizer, "an H5Batches")
+
+
+def _tensors(batch: Any) -> Any:
+    """The arrays of a batch as tensors, without a copy."""
+    if isinstance(batch, Mapping):
+        return {name: _tensors(one) for name, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_tensors(one) for one in batch)
+    return torch.as_tensor(batch)
+
+
+def _row(batch: Any, place: int) -> Any:
+    """One sample of a batch."""
+    if isinstance(batch, Mapping):
+        return {name: _row(one, place) for name, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_row(one, place) for one in batch)
+    return batch[place]
