@@ -20,7 +20,7 @@ from nnlo_common._places import Place, describe_here, locate
 from nnlo_common._roles import TeamPart
 from nnlo_common._serving import Serving
 from nnlo_common._startup import connect, limit_threads, require_threads
-from nnlo_common._topology import Arrangement, Cell, Topology
+from nnlo_common._topology import Arrangement, Assignment, Cell, Topology
 from nnlo_common._working import Working
 from nnlo_common.algorithms import Algorithm, CenterRule
 from nnlo_common.protocol import (
@@ -39,7 +39,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.transport._endpoint import Link, RankWorld
 
-__all__ = ["Member", "Plan", "join", "launched"]
+__all__ = ["Member", "Plan", "assigned", "join", "launched"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,6 +141,11 @@ def launched() -> RankWorld | None:
     from nnlo_common.transport._mpi import MPIWorld
 
     return MPIWorld(world)
+
+
+def assigned(world: RankWorld, servers: int) -> Assignment:
+    """Return what this rank is to be, before it joins."""
+    return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
 
 
 def join(world: RankWorld, plan: Plan) -> Member:

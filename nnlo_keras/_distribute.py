@@ -10,14 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from nnlo_common import Arrangement, ConfigurationError, Report, Topology
+from nnlo_common import ConfigurationError, Report
 from nnlo_common._flat import Vector
-from nnlo_common._joining import launched
+from nnlo_common._joining import assigned, launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._building import build
-from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._companion import Companion, numbers
 from nnlo_keras._fitting import container_of, serving
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
@@ -25,7 +25,6 @@ from nnlo_keras._quiet import (
     last_of,
     own_logs,
     quieten,
-    quieten_but_rates,
     refuse_loading,
     restored_first,
     unvalidated,
@@ -112,7 +111,8 @@ class Distribute(keras.callbacks.Callback):
         if role == "server 0":
             restored_first(container)
         elif role.startswith("server"):
-            quieten_but_rates(container)
+            # It also steps its part by its own rate.
+            quieten(container, but=keras.callbacks.ReduceLROnPlateau)
         else:
             quieten(container)
 
@@ -189,8 +189,8 @@ class Distribute(keras.callbacks.Callback):
         self._epoch_open = False
         if self._summed:
             self._push()
-        values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
-        self._team.ask({"ask": "note", "epoch": epoch, "values": values, "weight": self._in_epoch or 1})
+        note = {"ask": "note", "epoch": epoch, "values": numbers(logs), "weight": self._in_epoch or 1}
+        self._team.ask(note)
         self._team.end_epoch()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -372,7 +372,7 @@ class Distribute(keras.callbacks.Callback):
 
 def _role(wrapper: Wrapper, world: RankWorld) -> str:
     """What this rank is to be, before it joins."""
-    assignment = Topology.plan(world.size, Arrangement(servers=wrapper.servers)).assignment(world.rank)
+    assignment = assigned(world, wrapper.servers)
     return f"worker {assignment.worker}" if assignment.shard is None else f"server {assignment.shard}"
 
 

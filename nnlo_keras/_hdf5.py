@@ -7,8 +7,8 @@ from typing import Any, Unpack
 
 import keras
 
-from nnlo_common import Arrangement, ConfigurationError, Topology
-from nnlo_common._joining import launched
+from nnlo_common import ConfigurationError
+from nnlo_common._joining import assigned, launched
 from nnlo_common.data import Batches, Files, HDF5Source, Reading, portion
 from nnlo_common.transport._endpoint import RankWorld
 
@@ -126,7 +126,7 @@ def _part(size: int, servers: int, world: RankWorld | None) -> tuple[int, int] |
     world = world or launched()
     if world is None or world.size == 1:
         return None
-    worker = Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank).worker
+    worker = assigned(world, servers).worker
     workers = world.size - servers
     if size < workers:
         raise ConfigurationError(

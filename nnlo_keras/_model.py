@@ -38,7 +38,8 @@ class Weights:
         owned = [wrapper.owned for wrapper in wrappers]
         self.variables = [variable for variables in owned for variable in variables]
         self.layout = layout_of(self.variables)
-        ends = np.cumsum([layout_of(variables).size for variables in owned]).tolist()
+        parts = [layout_of(variables) for variables in owned]
+        ends = np.cumsum([part.size for part in parts]).tolist()
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.parameters = FlatVector(self.layout)
         self._road = road(self.variables, self.parameters, model)
@@ -48,8 +49,7 @@ class Weights:
         self._turn = 0
         if self._sums:
             self._refuse_ties()
-        for one, variables, place in zip(self._sums, owned, self.places, strict=False):
-            part = layout_of(variables)
+        for one, part, place in zip(self._sums, parts, self.places, strict=False):
             one.tie([flat.part(part, place) for flat in self.gradients], model)
             one.restart(self._turn)
         self.absorb()

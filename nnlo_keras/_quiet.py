@@ -13,7 +13,6 @@ __all__ = [
     "last_of",
     "own_logs",
     "quieten",
-    "quieten_but_rates",
     "refuse_loading",
     "restored_first",
     "unvalidated",
@@ -36,19 +35,13 @@ _FOR_THE_CENTRE = tuple(
 )
 
 
-def quieten(container: Any) -> None:
-    """Take the callbacks out of a worker's list that are for the centre.
+def quieten(container: Any, but: type | tuple[type, ...] = ()) -> None:
+    """Take the callbacks out of a rank's list that are for the centre, but those of some classes.
 
-    For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of a worker.
+    For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of that rank.
     """
-    container.callbacks = [one for one in container.callbacks if not isinstance(one, _FOR_THE_CENTRE)]
-
-
-def quieten_but_rates(container: Any) -> None:
-    """Do so for a server that is not the first, which also steps its part by its own rate."""
-    own = keras.callbacks.ReduceLROnPlateau
     container.callbacks = [
-        one for one in container.callbacks if isinstance(one, own) or not isinstance(one, _FOR_THE_CENTRE)
+        one for one in container.callbacks if isinstance(one, but) or not isinstance(one, _FOR_THE_CENTRE)
     ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from nnlo_common import Arrangement, ConfigurationError, Topology
-from nnlo_common._joining import launched
+from nnlo_common import ConfigurationError
+from nnlo_common._joining import assigned, launched
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._hdf5 import H5Sequence
 
@@ -36,7 +36,7 @@ def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        assignment = Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
+        assignment = assigned(world, servers)
         worker = -1 if assignment.worker is None else assignment.worker
         _check_lengths(data)
         data = tuple(_part(one, worker, world.size - servers) for one in data)

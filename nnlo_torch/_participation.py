@@ -14,6 +14,7 @@ import torch
 
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._drive import Watch
+from nnlo_common._files import whole
 from nnlo_common._roles import say, speaks
 from nnlo_common._team import Team
 from nnlo_torch._aside import start
@@ -266,10 +267,8 @@ class Participation:
             path: of the file.
         """
         if speaks(self.role):
-            path = Path(path)
-            fresh = path.with_name(path.name + ".part")
-            torch.save(what, fresh)
-            fresh.replace(path)
+            with whole(Path(path)) as fresh:
+                torch.save(what, fresh)
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have. The end of the script does it too."""
