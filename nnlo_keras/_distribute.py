@@ -27,6 +27,7 @@ from nnlo_keras._quiet import (
     quieten,
     refuse_loading,
     restored_first,
+    undisturbed,
     unvalidated,
 )
 from nnlo_keras._rates import Rates
@@ -64,6 +65,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
+        self._undisturbed = False  # whether nobody else sees the weights between batches
         self._before: Vector | None = None  # the weights as an epoch's first batch begins
         self._in_epoch = self._epochs_left = 0
         self._epoch_open = False
@@ -133,6 +135,7 @@ class Distribute(keras.callbacks.Callback):
         else:
             build(self.model, sys._getframe(1))
             assign_variables(self.model, wrappers)
+            self._undisturbed = undisturbed(callbacks, self)
             self._join(world)
             self._agree_on_first_epoch()
             if self._serving:
@@ -151,6 +154,9 @@ class Distribute(keras.callbacks.Callback):
             return
         if not self._serving:
             self._team.begin_epoch()
+            if self._undisturbed and self._wrappers[0].mode is Mode.ACCUMULATE:
+                assert self._weights is not None  # _join has made it
+                self._weights.attach()
         else:
             self._rates.tell()
 
@@ -189,6 +195,8 @@ class Distribute(keras.callbacks.Callback):
         self._epoch_open = False
         if self._summed:
             self._push()
+        assert self._weights is not None  # _join has made it
+        self._weights.detach()
         note = {"ask": "note", "epoch": epoch, "values": numbers(logs), "weight": self._in_epoch or 1}
         self._team.ask(note)
         self._team.end_epoch()
