@@ -198,8 +198,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         rest, self._rest = self._rest, None
         if rest is None:
             return None
-        held = self._ask(training, "held")["lease"]
-        return rest if held is not None and (held[0], held[2]) == (rest[0], rest[2]) else None
+        held = self._ask(training, "held")["leases"]
+        return rest if held and (held[-1][0], held[-1][2]) == (rest[0], rest[2]) else None
 
     def _give_back(self) -> None:
         """Leave to others what a break has left of a lease."""
