@@ -229,7 +229,10 @@ MISUSE: dict[str, tuple[Callable[[Leases], object], str]] = {
     "used less than none": (lambda book: book.leave(1, -1), "used -1 positions of .* expected 0 to 2"),
     "left more than it has": (lambda book: book.ask(1, 1, 3), r"used -1 positions of .* expected 0 to 2"),
     "left of another epoch": (lambda book: book.ask(1, 2, 1), r"used -1 positions of .* expected 0 to 2"),
-    "used without lease": (lambda book: book.give_back(2, 1), r"rank 2 .* 1 positions of \[\]; expected 0 to"),
+    "used without lease": (
+        lambda book: book.give_back(2, 1),
+        r"rank 2 .* 1 positions of \[\]; expected 0 to",
+    ),
 }
 
 
