@@ -88,6 +88,12 @@ def test_a_group_means_its_datasets_by_the_alphabet(tmp_path):
     np.testing.assert_array_equal(outputs[0], [1, 2])
 
 
+def test_weights_are_the_third_of_a_batch(tmp_path):
+    path = write(tmp_path / "a.h5", x=rows(0, 3), y=np.arange(3), w=np.array([1, 0, 2], "f4"))
+    x, y, w = HDF5Source(path, features="x", labels="y", weights="w").take(1, 3)
+    assert (x[:, 0].tolist(), y.tolist(), w.tolist()) == ([1, 2], [1, 2], [0, 2])
+
+
 def test_several_names_come_in_their_order(tmp_path):
     path = write(tmp_path / "a.h5", x=np.arange(3), group={"z": np.arange(3) * 2, "y": np.arange(3) * 3})
     ((x, y, z),) = HDF5Source(path, features=["x", "group"]).take(2, 3)

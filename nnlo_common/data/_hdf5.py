@@ -28,6 +28,7 @@ class Reading(TypedDict, total=False):
 
     features: Names
     labels: Names | None
+    weights: Names | None
     adapt_features: Adaptor | None
     adapt_labels: Adaptor | None
     check_finite: bool
@@ -49,6 +50,7 @@ class HDF5Source:
         features: the name of a dataset with a row for each sample. A group means all datasets in it, by the
             alphabet, as several inputs; so do several names, in their order. They come as a tuple.
         labels: the same of outputs; None: there are none, and a batch is `(features,)`.
+        weights: the same of how much each sample counts, the third of a batch; None: all count alike.
         adapt_features: makes of the features of some samples, as they were read, what the model is given. It
             is called in a thread that reads ahead, with NumPy arrays, and returns as many rows.
         adapt_labels: the same of labels.
@@ -77,6 +79,7 @@ class HDF5Source:
         *,
         features: Names,
         labels: Names | None = None,
+        weights: Names | None = None,
         adapt_features: Adaptor | None = None,
         adapt_labels: Adaptor | None = None,
         check_finite: bool = False,
@@ -84,7 +87,10 @@ class HDF5Source:
         stage_to: str | Path | None = None,
         copy_command: Sequence[str] | None = None,
     ) -> None:
-        sides = [_names("features", features), [] if labels is None else _names("labels", labels)]
+        if weights is not None and labels is None:
+            raise ConfigurationError(f"weights={weights!r} need labels to weigh; pass labels=, too")
+        asked = {"features": features, "labels": labels, "weights": weights}
+        sides = {side: _names(side, names) for side, names in asked.items() if names is not None}
         if copy_command is not None and stage_to is None:
             raise ConfigurationError(
                 f"copy_command={list(copy_command)} has nowhere to copy to; pass stage_to=, a local folder"
@@ -93,7 +99,7 @@ class HDF5Source:
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else self._staging.stage(self.files)
         try:
-            looks = look_at_all(self._paths, [*sides[0], *sides[1]], locking)
+            looks = look_at_all(self._paths, [name for names in sides.values() for name in names], locking)
         except ConfigurationError as error:
             if self._staging is None:
                 raise
@@ -107,10 +113,12 @@ class HDF5Source:
         self.grain = looks[0].grain
         self._starts = list(accumulate(self.lengths, initial=0))
         self._finite = check_finite
-        groups = looks[0].groups
-        self._sides = [_Side("features", features, groups[: len(sides[0])], adapt_features)]
-        if labels is not None:
-            self._sides.append(_Side("labels", labels, groups[len(sides[0]) :], adapt_labels))
+        groups = iter(looks[0].groups)
+        adaptors = {"features": adapt_features, "labels": adapt_labels}
+        self._sides = [
+            _Side(side, asked[side], [next(groups) for _ in names], adaptors.get(side))
+            for side, names in sides.items()
+        ]
         self._open = OpenFiles(locking)
         if adapt_features is not None or adapt_labels is not None:
             self.take(0, 1)  # adaptors that do not fit are told of before the training
@@ -144,7 +152,7 @@ class HDF5Source:
         return self.assemble(arrays)
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        """Make (features, labels) of arrays, one for each field; or (features,), if there are no labels."""
+        """Make of arrays, one for each field, (features, labels, weights), as far as there are such."""
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
 
@@ -181,7 +189,7 @@ class _Side:
     """Features, or labels: which arrays belong to them, and what is made of these."""
 
     def __init__(
-        self, name: str, asked: Names, groups: Sequence[int | None], adaptor: Adaptor | None
+        self, name: str, asked: Names | None, groups: Sequence[int | None], adaptor: Adaptor | None
     ) -> None:
         self._name, self._adaptor = name, adaptor
         self._count = sum(1 if group is None else group for group in groups)
