@@ -89,8 +89,15 @@ class HDF5Source:
     ) -> None:
         if weights is not None and labels is None:
             raise ConfigurationError(f"weights={weights!r} need labels to weigh; pass labels=, too")
+        for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
+            if adaptor is not None and not callable(adaptor):
+                raise ConfigurationError(f"{name}={adaptor!r} is no function; give one that takes arrays")
         asked = {"features": features, "labels": labels, "weights": weights}
-        sides = {side: _names(side, names) for side, names in asked.items() if names is not None}
+        sides = {
+            side: _names(side, names)
+            for side, names in asked.items()
+            if names is not None or side == "features"
+        }
         if copy_command is not None and stage_to is None:
             raise ConfigurationError(
                 f"copy_command={list(copy_command)} has nowhere to copy to; pass stage_to=, a local folder"
@@ -137,7 +144,7 @@ class HDF5Source:
                 for field, array in zip(self.fields, out, strict=True):
                     try:
                         file[field.name].read_direct(array, np.s_[first:last], into)
-                    except (OSError, KeyError) as error:
+                    except Exception as error:  # h5py has one of any type for what is damaged
                         raise ConfigurationError(
                             f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
                             f"read ({error}): the file is damaged, or was changed meanwhile; make it again"
@@ -200,7 +207,13 @@ class _Side:
         made: Any = some[0] if self._single else some
         if self._adaptor is None:
             return made
-        made = self._adaptor(made)
+        try:
+            made = self._adaptor(made)
+        except Exception as error:
+            raise ConfigurationError(
+                f"adapt_{self._name} has failed on {rows} samples, {_described(made)}, with "
+                f"{type(error).__name__}: {error}; mend it, and try it on `HDF5Source(...).take(0, {rows})`"
+            ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
             raise ConfigurationError(
@@ -210,13 +223,18 @@ class _Side:
         return made
 
 
-def _names(side: str, asked: Names) -> list[str]:
-    names = [asked] if isinstance(asked, str) else list(asked)
-    if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
+def _names(side: str, asked: Names | None) -> list[str]:
+    names: list[Any] = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+    if not names or not all(isinstance(name, str) and name.strip("/") and "\0" not in name for name in names):
         raise ConfigurationError(
             f"{side}={asked!r}: give the name of a dataset or a group in the files, or several names"
         )
     return names
+
+
+def _described(arrays: Any) -> str:
+    several = arrays if isinstance(arrays, tuple) else (arrays,)
+    return " and ".join(f"{array.dtype}{list(array.shape)}" for array in several)
 
 
 def _lengths(made: Any) -> Iterator[int | None]:
