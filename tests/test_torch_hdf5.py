@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
 import threading
+import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +19,14 @@ from nnlo_common.testing import InjectedFault, MemoryCluster
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import h5py  # noqa: E402
 from in_memory import no_new_threads  # noqa: E402
+from launch import mpiexec  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
+MPI_PROGRAMS = Path(__file__).with_name("mpi")
 SAMPLES = 23
 ASSIGNMENTS = ["static", "dynamic"]
 
@@ -399,3 +405,36 @@ def test_they_may_go_into_another_process(files):
     copy = pickle.loads(pickle.dumps(batches))
     assert copy.epoch == 1
     assert [y.tolist() for _, y in copy] == [y.tolist() for _, y in batches]
+
+
+# -- processes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_processes_deal_each_sample_once_and_lease_less_to_the_slow(tmp_path):
+    done = mpiexec(3, MPI_PROGRAMS / "torch_hdf5.py", "deals", str(tmp_path), timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    server, fast, slow = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(3))
+    for assignment in ASSIGNMENTS:
+        assert server[assignment] == [[], []]
+        for epoch in range(2):
+            assert sorted(fast[assignment][epoch] + slow[assignment][epoch]) == list(range(101))
+            difference = len(fast[assignment][epoch]) - len(slow[assignment][epoch])
+            assert difference in (-1, 1) if assignment == "static" else difference > 10
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        ("truncated", r"rank2/2\.h5 (is truncated.*|cannot be opened.*)again"),
+        ("changed", r"rank2/2\.h5: samples \d+ to \d+ of /x cannot be read .*is damaged, or was changed"),
+    ],
+)
+def test_a_bad_file_ends_the_job_with_its_rank_and_name(tmp_path, case, problem):
+    start = time.perf_counter()
+    done = mpiexec(3, MPI_PROGRAMS / "torch_hdf5.py", case, str(tmp_path), timeout_s=90)
+    assert time.perf_counter() - start < 60
+    assert done.returncode != 0
+    assert re.search(problem, done.stderr), done.stderr
+    assert re.search(r"\brank 2\b", done.stderr), done.stderr

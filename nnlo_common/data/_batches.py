@@ -24,7 +24,7 @@ _MIXED = 64
 _WINDOW_BYTES = 2**26
 # Of how many windows at least an epoch is that is leased by the window, if it has as many batches. More than
 # the workers, for all to end together; and the same for any number of them, as the order depends on it.
-_LEASED, _LEASED_LARGE = 16, 512
+_LEASED, _LEASED_LARGE = 16, 256
 
 # Epoch, the positions of a window, and of which of them batches are wanted.
 _Window: TypeAlias = tuple[int, Range, Range]

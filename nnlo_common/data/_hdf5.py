@@ -13,7 +13,7 @@ import numpy as np
 from nnlo_common._errors import ConfigurationError
 from nnlo_common.data._hdf5_files import OpenFiles
 from nnlo_common.data._hdf5_look import look_at_all
-from nnlo_common.data._listing import Files, list_files
+from nnlo_common.data._listing import Files, list_files, refuse_one_twice
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 
@@ -107,6 +107,7 @@ class HDF5Source:
         self._paths = self.files if self._staging is None else self._staging.stage(self.files)
         try:
             looks = look_at_all(self._paths, [name for names in sides.values() for name in names], locking)
+            refuse_one_twice(self.files)
         except ConfigurationError as error:
             if self._staging is None:
                 raise

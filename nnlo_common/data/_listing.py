@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from nnlo_common._errors import ConfigurationError
 
-__all__ = ["Files", "list_files"]
+__all__ = ["Files", "list_files", "refuse_one_twice"]
 
 Files: TypeAlias = str | Path | Iterable[str | Path]
 
@@ -54,16 +54,15 @@ def list_files(files: Files) -> tuple[str, ...]:
             f"{twice[0]} is listed twice{_others(len(twice))}, so its samples would count twice; list each "
             "file once"
         )
-    _refuse_links_to_one(found)
     return tuple(found)
 
 
-def _refuse_links_to_one(paths: Iterable[str]) -> None:
+def refuse_one_twice(paths: Iterable[str]) -> None:
     """Refuse one file under two names, as a pattern finds it that goes through a link to a folder."""
     known: dict[tuple[int, int], str] = {}
     for path in paths:
         with suppress(OSError):  # whether it is there is not asked here
-            status = Path(path).stat()
+            status = os.stat(path)  # noqa: PTH116 - there may be a million
             first = known.setdefault((status.st_dev, status.st_ino), path)
             if first != path and stat.S_ISREG(status.st_mode):
                 raise ConfigurationError(
@@ -91,8 +90,8 @@ def _matching(entry: str, where: str) -> list[str]:
             f"{where[:_SHOWN]} is no path: it has {len(entry)} characters{zeros}; give the path of a file"
         )
     try:
-        # abspath takes ".." away, too.
-        path = os.path.abspath(Path(entry).expanduser())  # noqa: PTH100
+        # On texts, as there may be a million of them; abspath takes ".." away, too.
+        path = os.path.abspath(str(Path(entry).expanduser()) if entry.startswith("~") else entry)  # noqa: PTH100
     except RuntimeError as error:
         raise ConfigurationError(f"{where} has no such folder ({error}); write the whole path") from None
     if not _PATTERN & set(path) or os.path.lexists(path):
@@ -116,8 +115,8 @@ def _lines(path: Path) -> list[str]:
         ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(
-            f"the list file {path} is no text; give a text file with a path in each line, in UTF-8, or rename "
-            "what has data in it to end in .h5"
+            f"the list file {path} is no text; give a text file with a path in each line, in UTF-8, or "
+            "rename what has data in it to end in .h5"
         ) from None
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(f"the list file {path} cannot be found ({error}); write its path") from None
@@ -126,12 +125,12 @@ def _lines(path: Path) -> list[str]:
             f"the list file {path} cannot be read: it is no ordinary file; write a path into each line of one"
         )
     lines = text.splitlines()
-    found: list[str] = []
+    found, folder = list[str](), str(path.parent)
     for number, line in enumerate(lines, 1):
         entry = line.split("#", 1)[0].strip()
         if entry:
             # Within its folder: what is absolute, or remote, stays as it is.
-            entry = entry if "://" in entry or entry.startswith("~") else str(path.parent / entry)
+            entry = entry if "://" in entry or entry.startswith("~") else os.path.join(folder, entry)  # noqa: PTH118
             found += _matching(entry, f"{path}, line {number}: {line.strip()!r}")
     if not found:
         raise ConfigurationError(f"the list file {path} names no file; write a path into each line")
