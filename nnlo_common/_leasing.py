@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from typing import Any
 
 from nnlo_common._errors import ConfigurationError
@@ -40,12 +41,11 @@ class Leasing:
             book.load(content["state"])
             return [Answer(rank, {})]
         if content["do"] == "give back":
-            held = book.held(rank)
-            book.give_back(rank, 0 if held is None else held.size - content["left"])
+            book.give_back(rank, sum(lease.size for lease in book.held(rank)) - content["left"])
             return [Answer(rank, {}), *_told(book)]
         if content["do"] == "held":
-            return [_answer(rank, book.held(rank))]
-        answer = book.ask(rank, content["epoch"])
+            return [Answer(rank, {"leases": [list(astuple(lease)) for lease in book.held(rank)]})]
+        answer = book.ask(rank, content["epoch"], content.get("unused", 0))
         now = [] if answer is WAIT else [_answer(rank, answer)]
         return [*now, *_told(book)]
 
@@ -83,5 +83,5 @@ def _told(book: Leases) -> list[Answer]:
 
 def _answer(rank: int, lease: object) -> Answer:
     if isinstance(lease, Lease):
-        return Answer(rank, {"lease": [lease.epoch, lease.start, lease.stop]})
+        return Answer(rank, {"lease": list(astuple(lease))})
     return Answer(rank, {"lease": None})

@@ -18,6 +18,7 @@ from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._building import build
 from nnlo_keras._callbacks._companion import Companion, numbers
+from nnlo_keras._feeding import Feeding
 from nnlo_keras._fitting import container_of, serving
 from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
@@ -69,6 +70,7 @@ class Distribute(keras.callbacks.Callback):
         self._before: Vector | None = None  # the weights as an epoch's first batch begins
         self._in_epoch = self._epochs_left = 0
         self._epoch_open = False
+        self._feeding: Feeding | None = None  # where `fit` trains on an H5Sequence
         self._companions: list[Companion] = []
         self._served = False
         self._rates: Rates | None = None
@@ -128,6 +130,7 @@ class Distribute(keras.callbacks.Callback):
         container = container_of(sys._getframe(1))
         callbacks = [] if container is None else container.callbacks
         self._companions = [one for one in callbacks if isinstance(one, Companion)]
+        self._feeding = Feeding.of(sys._getframe(1))
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
@@ -142,6 +145,8 @@ class Distribute(keras.callbacks.Callback):
                 self._become_server(container)
             else:
                 self._restore += unvalidated(self.model)  # that is for the rank that has the centre
+                if self._feeding is not None and self._team is not None:
+                    self._restore += self._feeding.lease(self.model, self._team)
         for one in self._companions:
             one.after_start(self)
 
@@ -150,15 +155,16 @@ class Distribute(keras.callbacks.Callback):
         self._epoch, self._batch, self._summed, self._in_epoch, self._served = epoch, -1, 0, 0, False
         self._epoch_open = True
         self._epochs_left = (self.params.get("epochs") or 0) - epoch - 1
-        if self._team is None or self._rates is None:
-            return
-        if not self._serving:
-            self._team.begin_epoch()
-            if self._undisturbed and self._wrappers[0].mode is Mode.ACCUMULATE:
-                assert self._weights is not None  # _join has made it
-                self._weights.attach()
-        else:
-            self._rates.tell()
+        if self._team is not None and self._rates is not None:
+            if self._serving:
+                self._rates.tell()
+            else:
+                self._team.begin_epoch()
+                if self._undisturbed and self._wrappers[0].mode is Mode.ACCUMULATE:
+                    assert self._weights is not None  # _join has made it
+                    self._weights.attach()
+        if self._feeding is not None:
+            self._feeding.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Note the weights that an epoch begins with, where the training step is not to change them."""
@@ -178,12 +184,15 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
         self._refuse_changes()
         done, self._batch = batch - self._batch, batch
-        self._in_epoch += done
-        if not self._team.stopped:
-            self._exchange(done)
-            self._rates.hear()
+        if self._feeding is None or not self._feeding.idle:
+            self._in_epoch += done
+            if not self._team.stopped:
+                self._exchange(done)
+                self._rates.hear()
         if self._team.stopped:
             self.model.stop_training = True
+        elif self._feeding is not None:
+            self._feeding.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
@@ -197,7 +206,8 @@ class Distribute(keras.callbacks.Callback):
             self._push()
         assert self._weights is not None  # _join has made it
         self._weights.detach()
-        note = {"ask": "note", "epoch": epoch, "values": numbers(logs), "weight": self._in_epoch or 1}
+        values = numbers(logs) if self._in_epoch else {}  # nothing was left for this worker
+        note = {"ask": "note", "epoch": epoch, "values": values, "weight": self._in_epoch or 1}
         self._team.ask(note)
         self._team.end_epoch()
 
@@ -218,7 +228,7 @@ class Distribute(keras.callbacks.Callback):
                 team.end_epoch()
             team.take_over_center()
         team.close()
-        self._report, self._team = team.report(), None
+        self._report, self._team, self._feeding = team.report(), None, None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()

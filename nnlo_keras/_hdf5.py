@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
 
 import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common._joining import assigned, launched
-from nnlo_common.data import Batches, Files, HDF5Source, Reading, portion
+from nnlo_common._team import Team
+from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, portion
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["H5Sequence"]
+
+# How often Keras may look at what the data are like before it trains.
+_LOOKS = 4
 
 
 class H5Sequence(keras.utils.PyDataset):
     """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
 
     Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
-    epoch only; workers' parts differ by at most one sample. The files are read in slices, never sample by
-    sample, by a thread that is ahead of the training, and only a few of their blocks are in memory.
+    epoch only. The files are read in slices, never sample by sample, by a thread that is ahead of the
+    training, into the next epoch, too; only a few of their blocks are in memory.
 
     It shuffles by itself: the `shuffle` of `fit` changes nothing, as batches come in the order in which
     Keras asks. A server gets one sample, for its `fit` to see what the data are like.
@@ -32,13 +38,18 @@ class H5Sequence(keras.utils.PyDataset):
         seed: of the orders; equal on all ranks.
         block: how many samples are read in a row; None: about 256 KB.
         window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
+        assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
+            from the server as they need them, so that a slow worker gets less, all end at about the same
+            time, and what a dead worker had is given out again. It needs `Distribute` in the `fit`. Blocks
+            and windows are smaller then.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
 
     Attributes:
-        epoch: the number of the next epoch, from 0; it counts up by itself. Set it to go on with a training.
+        epoch: the number of the next epoch, from 0. It counts up by itself, and `Distribute` lets it never be
+            behind the epoch of `fit`, which may have been resumed.
 
     Example:
         >>> import tempfile, h5py, numpy
@@ -61,13 +72,25 @@ class H5Sequence(keras.utils.PyDataset):
         seed: int = 0,
         block: int | None = None,
         window: int | None = None,
+        assignment: Literal["static", "dynamic"] = "static",
         shard: bool = True,
         servers: int = 1,
         world: RankWorld | None = None,
         **reading: Unpack[Reading],
     ) -> None:
         super().__init__()
+        if assignment not in ("static", "dynamic") or (assignment == "dynamic" and not shard):
+            raise ConfigurationError(
+                f"assignment={assignment!r} with shard={shard} is not possible: it must be 'static', or "
+                "'dynamic' for what is trained on"
+            )
         self._source = HDF5Source(files, **reading)
+        world, dynamic = world or launched(), assignment == "dynamic"
+        part, self.leased = None, False
+        if shard and world is not None and world.size > 1:
+            worker = assigned(world, servers).worker
+            part = _part(len(self._source), worker, world.size - servers, leased=dynamic)
+            self.leased = dynamic and worker is not None
         self._batches = Batches(
             self._source,
             batch_size=batch_size,
@@ -75,14 +98,33 @@ class H5Sequence(keras.utils.PyDataset):
             seed=seed,
             block=block,
             window=window,
-            part=_part(len(self._source), servers, world) if shard else None,
+            part=part,
+            leased=dynamic,
         )
+        self._shard, self._like = shard, None if not self.leased else self._source.take(0, 1)
         self.epoch = 0
         self._begin()
 
     def __len__(self) -> int:
-        """How many batches an epoch has on this rank."""
-        return len(self._batches)
+        """How many batches an epoch has on this rank; more than enough, where they are leased."""
+        if not self.leased:
+            return len(self._batches)
+        return 2 * (_LOOKS + math.ceil(len(self._source) / self._batches.batch_size))
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next epoch."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = self._following = epoch
+
+    def turn_to(self, epoch: int) -> None:
+        """Turn to this epoch, or to the one after the last, whichever is later; `Distribute` does it."""
+        # To build the model Keras may have looked at the data as if that were an epoch.
+        self._epoch = max(self._following, epoch)
+        self._following = self._epoch + 1
 
     def __getitem__(self, index: int) -> Any:
         """Return a batch: of those that are left of this epoch the next one, whichever was asked for.
@@ -91,16 +133,38 @@ class H5Sequence(keras.utils.PyDataset):
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
+        if self.leased:
+            self._looks += 1
+            if self._looks > _LOOKS and not self.fed:
+                raise ConfigurationError(
+                    "an H5Sequence with assignment='dynamic' was used without Distribute(), which asks the "
+                    "server for leases; give it to fit() itself, with callbacks=[nnlo_keras.Distribute()], "
+                    "and use shard=False to validate, or assignment='static'"
+                )
+            return self._like  # what is trained on is leased; see _feeding
         with self._lock:
-            return self._batches.get(self.epoch, self._given.setdefault(index, len(self._given)))
+            place = self._given.setdefault(index, len(self._given))
+            return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)
+
+    def lease_from(self, team: Team) -> LeasedBatches:
+        """Return what leases batches in a training; `fed` says that they are trained on."""
+        self.fed = True
+        batches = self._batches
+        facts = {"size": batches.size, "unit": batches.window_size, "order": batches.order}
+
+        def ask(do: str, **content: Any) -> Mapping[str, Any]:
+            return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})
+
+        return LeasedBatches(batches, ask)
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: what was looked at before has not been trained on."""
+        self._looks = 0
         self._given.clear()
 
     def on_epoch_end(self) -> None:
         """Turn to the next epoch."""
-        self.epoch += 1
+        self._epoch += 1
         self._given.clear()
 
     def close(self) -> None:
@@ -119,18 +183,15 @@ class H5Sequence(keras.utils.PyDataset):
         # Keras asks from threads of its own, and shuffles the indices; blocks are read in their own order.
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
+        self._looks, self.fed = 0, False
 
 
-def _part(size: int, servers: int, world: RankWorld | None) -> tuple[int, int] | None:
-    """The positions of each epoch that are for this rank; None: all."""
-    world = world or launched()
-    if world is None or world.size == 1:
-        return None
-    worker = assigned(world, servers).worker
-    workers = world.size - servers
-    if size < workers:
+def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple[int, int]:
+    """The positions of each epoch that are for a worker; a server, for which worker is None, has one."""
+    if size < workers and not leased:
         raise ConfigurationError(
             f"H5Sequence cannot divide {size} samples among {workers} workers: some would have none, and "
-            "Keras cannot fit without data; start fewer workers, or name more files"
+            "Keras cannot fit without data; start fewer workers, name more files, or use "
+            "assignment='dynamic'"
         )
     return (0, 1) if worker is None else portion(size, worker, workers)

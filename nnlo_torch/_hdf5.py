@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import Batches, Files, HDF5Source, Reading, portion
-from nnlo_torch._sampler import training_of
+from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, portion
+from nnlo_torch._sampler import check_assignment, training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["H5Batches", "H5Dataset"]
@@ -77,8 +77,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
 
     Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
-    epoch only; workers' parts differ by at most one sample. The files are read in slices, never sample by
-    sample, by a thread that is ahead of the training, and only a few of their blocks are in memory.
+    epoch only. The files are read in slices, never sample by sample, by a thread that is ahead of the
+    training, into the next epoch, too; only a few of their blocks are in memory.
 
     Loop over it as it is, or over a `DataLoader(batches, batch_size=None)`. On a server rank that serves the
     epoch and yields nothing. It needs no processes, so `num_workers` has to be 0.
@@ -90,6 +90,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         seed: of the orders; equal on all ranks.
         block: how many samples are read in a row; None: about 256 KB.
         window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
+        assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
+            from the server as they need them, so that a slow worker gets less, all end at about the same
+            time, and what a dead worker had is given out again. Blocks and windows are smaller then.
         evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins,
             and nothing is shuffled.
         optimizer: the wrapper whose training this belongs to; None: the one made last.
@@ -119,10 +122,12 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         seed: int = 0,
         block: int | None = None,
         window: int | None = None,
+        assignment: Literal["static", "dynamic"] = "static",
         evaluation: bool = False,
         optimizer: Wrapper | None = None,
         **reading: Unpack[Reading],
     ) -> None:
+        check_assignment(assignment, evaluation=evaluation)
         self._source = HDF5Source(files, **reading)
         self._batches = Batches(
             self._source,
@@ -131,13 +136,19 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             seed=seed,
             block=block,
             window=window,
+            leased=assignment == "dynamic",
         )
-        self._evaluation, self._optimizer = evaluation, optimizer
-        self.epoch = 0
+        self._evaluation, self._optimizer, self._dynamic = evaluation, optimizer, assignment == "dynamic"
+        self._leased: LeasedBatches | None = None
+        self._name = ""
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch."""
         self.epoch = epoch
+        self._taken = 0  # of the epoch that is begun, or of the next one if it is resumed
+        self._running = False
+        self._left: Sequence[Sequence[int]] | None = None  # of leases that were resumed
 
     def __len__(self) -> int:
         """How many batches this rank has in an epoch.
@@ -155,20 +166,58 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             )
         training = self._training()
         self._take_part(training)
-        epoch = self.epoch
-        if not self._evaluation:
-            self.epoch += 1
+        if self._evaluation:
+            yield from map(_tensors, self._batches.epoch(0))
+            return
+        self._taken = 0 if self._running else self._taken
+        epoch, self.epoch, self._running = self.epoch, self.epoch + 1, True
+        leased = self._leasing(training)
+        if training is not None:
+            training.begin_epoch()
+            if training.serves:
+                return
+        for batch, size in self._dealt(epoch) if leased is None else self._dealt_by(leased, training, epoch):
             if training is not None:
-                training.begin_epoch()
-                if training.serves:
-                    return
-        for index in range(len(self._batches)):
-            batch = self._batches.get(epoch, index)
-            if training is not None and not self._evaluation:
                 if training.stopped:
                     return
-                training.take(self._batches.size_of(index))
+                training.take(size)
+            self._taken += 1
             yield _tensors(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this rank is in its epoch, for `load_state_dict` on the same rank.
+
+        What the loop was given counts as used.
+        """
+        training = self._training()
+        self._take_part(training)
+        begun = self._running and self._taken < len(self._batches)
+        state: dict[str, Any] = {**self._meaning(training), "leases": [], "taken": 0, "epoch": self.epoch}
+        if self._leasing(training) is not None and training is not None:
+            state["epoch"] -= self._running
+            if training.role == "server 0":
+                state["book"] = self._ask("read")["state"]
+            elif self._leased is not None:
+                state["leases"] = self._leased.left() if self._left is None else list(self._left)
+        elif begun or not self._running:
+            state.update(epoch=self.epoch - begun, taken=self._taken)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
+        training = self._training()
+        meaning = self._meaning(training)
+        if (found := {name: state.get(name) for name in meaning}) != meaning:
+            raise ConfigurationError(
+                f"a state of {found} was saved, but this H5Batches is of {meaning}; resume with the same "
+                "files, options and number of workers"
+            )
+        self.set_epoch(state["epoch"])
+        self._taken = state["taken"]
+        if self._leasing(training) is not None:
+            self._left = state["leases"]
+            if "book" in state:
+                self._ask("write", state=state["book"])
 
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
@@ -176,7 +225,50 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self._source.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_optimizer": None}
+        return {**vars(self), "_optimizer": None, "_leased": None, "_name": ""}
+
+    def _dealt(self, epoch: int) -> Iterator[tuple[Any, int]]:
+        """The batches of this rank's fixed part, with their sizes."""
+        for index in range(self._taken, len(self._batches)):
+            yield self._batches.get(epoch, index, then=epoch + 1), self._batches.size_of(index)
+
+    def _dealt_by(
+        self, leased: LeasedBatches, training: Wrapper | None, epoch: int
+    ) -> Iterator[tuple[Any, int]]:
+        """The batches that this rank leases."""
+        assert training is not None  # alone nobody leases
+        training.before_epoch_ends(leased.give_back)
+        left, self._left = self._left, None
+        if left is not None:
+            leased.resume(left)
+        while not training.stopped and leased.more(epoch):
+            yield leased.take(epoch)
+        leased.give_back()
+
+    def _leasing(self, training: Wrapper | None) -> LeasedBatches | None:
+        """What leases; None where nothing is leased."""
+        if not self._dynamic or training is None or training.size == 1:
+            return None
+        if self._leased is None:
+            self._name = f"sampler {training.number_sampler()}"
+            self._leased = LeasedBatches(self._batches, self._ask)
+        return self._leased
+
+    def _ask(self, do: str, **content: Any) -> Mapping[str, Any]:
+        training = self._training()
+        assert training is not None  # or nobody would lease
+        facts = {"size": self._batches.size, "unit": self._batches.window_size, "order": self._batches.order}
+        return training.ask({"ask": "lease", "do": do, "sampler": self._name, **facts, **content})
+
+    def _meaning(self, training: Wrapper | None) -> dict[str, Any]:
+        """What has to be equal, or a position would mean another sample."""
+        return {
+            "size": self._batches.size,
+            "order": self._batches.order,
+            "batch_size": self._batches.batch_size,
+            "assignment": "dynamic" if self._dynamic else "static",
+            "workers": 1 if training is None else training.share[1],
+        }
 
     def _take_part(self, training: Wrapper | None) -> None:
         """Take this rank's positions, which are known when the training is."""

@@ -14,7 +14,7 @@ from nnlo_common._numbers import whole_number
 from nnlo_common.data import epoch_order, share
 from nnlo_torch._wrapper import Wrapper, current
 
-__all__ = ["ShardSampler", "training_of"]
+__all__ = ["ShardSampler", "check_assignment", "training_of"]
 
 _drawing = threading.Lock()  # torch's random state is one for all threads
 
@@ -63,10 +63,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 f"shuffle=True with a {type(data_source).__name__}, which has an order of its own; "
                 "leave it out"
             )
-        if assignment not in ("static", "dynamic") or (evaluation and assignment == "dynamic"):
-            raise ConfigurationError(
-                f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' in training"
-            )
+        check_assignment(assignment, evaluation=evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
         self._dynamic, self._evaluation, self._optimizer = assignment == "dynamic", evaluation, optimizer
@@ -198,8 +195,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         rest, self._rest = self._rest, None
         if rest is None:
             return None
-        held = self._ask(training, "held")["lease"]
-        return rest if held is not None and (held[0], held[2]) == (rest[0], rest[2]) else None
+        held = self._ask(training, "held")["leases"]
+        return rest if held and (held[-1][0], held[-1][2]) == (rest[0], rest[2]) else None
 
     def _give_back(self) -> None:
         """Leave to others what a break has left of a lease."""
@@ -247,6 +244,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             # Not torch.manual_seed, which seeds the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
             return list(self._inner)
+
+
+def check_assignment(assignment: str, *, evaluation: bool) -> None:
+    """Refuse what is no way to deal samples out."""
+    if assignment not in ("static", "dynamic") or (evaluation and assignment == "dynamic"):
+        raise ConfigurationError(
+            f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' in training"
+        )
 
 
 def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import fcntl
+import functools
 import gc
 import multiprocessing
 import os
 import pickle
 import re
+import socket
 import sys
 import threading
 import time
@@ -86,6 +89,12 @@ def test_a_group_means_its_datasets_by_the_alphabet(tmp_path):
     assert [one.shape for one in inputs] == [(2, 1, 2), (2, 2), (2,)]
     assert isinstance(outputs, tuple)  # also where the group has one only
     np.testing.assert_array_equal(outputs[0], [1, 2])
+
+
+def test_weights_are_the_third_of_a_batch(tmp_path):
+    path = write(tmp_path / "a.h5", x=rows(0, 3), y=np.arange(3), w=np.array([1, 0, 2], "f4"))
+    x, y, w = HDF5Source(path, features="x", labels="y", weights="w").take(1, 3)
+    assert (x[:, 0].tolist(), y.tolist(), w.tolist()) == ([1, 2], [1, 2], [0, 2])
 
 
 def test_several_names_come_in_their_order(tmp_path):
@@ -188,6 +197,7 @@ def test_files_are_sorted_however_they_are_given(three, monkeypatch):
     monkeypatch.chdir(three)
     listed = three / "all.txt"
     listed.write_text(f"# three\n\nc.h5\n  {three}/b.h5  # in the middle\n../{three.name}/a.h5\n")
+    (three / "windows.txt").write_bytes(b"\xef\xbb\xbfa.h5\r\nb.h5\r\n\r\nc.h5\r\n")  # with a byte order mark
     (three / "some.lst").write_text("[ac].h5\n")
     for files in (
         "*.h5",
@@ -200,6 +210,7 @@ def test_files_are_sorted_however_they_are_given(three, monkeypatch):
         listed,
         "all.txt",
         ["some.lst", "b.h5"],
+        "windows.txt",
     ):
         assert list_files(files) == want
 
@@ -319,9 +330,40 @@ def virtual(group, name):
     group.create_virtual_dataset(name, layout)
 
 
-def link_file(folder, target):
-    (folder / "a.h5").symlink_to(target)
+def link_file(folder, target, name="a.h5"):
+    (folder / name).symlink_to(target)
+    return folder / name
+
+
+def shortened(size, folder):
+    os.truncate(good(folder), size)
     return folder / "a.h5"
+
+
+def flipped(place, folder):
+    content = bytearray(good(folder).read_bytes())
+    content[place] ^= 0xFF
+    return text(folder / "a.h5", bytes(content))
+
+
+def socket_file(folder):
+    with contextlib.chdir(folder), socket.socket(socket.AF_UNIX) as one:  # a long path is none for a socket
+        one.bind("a.h5")
+    return folder / "a.h5"
+
+
+def circle(group, name):
+    inside = group.create_group(name)
+    inside["again"] = inside
+
+
+def exotic(group, name):
+    """Compressed by what nobody has."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((6, 2))
+    properties.set_filter(32765, h5py.h5z.FLAG_OPTIONAL, ())
+    space = h5py.h5s.create_simple((6, 2))
+    h5py.h5d.create(group.id, name.encode(), h5py.h5t.IEEE_F32LE, space, properties)
 
 
 def forbidden(folder):
@@ -512,6 +554,256 @@ HOSTILE = {
         "b.h5",
         "is empty",
     ),
+    **{
+        f"cut to {size} bytes": (functools.partial(shortened, size), XY, "a.h5", "again|Convert|h5ls")
+        for size in (1, 7, 8, 9, 47, 95, 96, 200, 511, 800, 1024, 1500, 2000, 2143)
+    },
+    # What they are is a matter of HDF5's format: of the superblock, the root group, its tree and its heap.
+    **{
+        f"byte {place} is wrong": (functools.partial(flipped, place), XY, "a.h5", "again|Convert|h5ls")
+        for place in (0, 4, 8, 9, 13, 14, 16, 24, 40, 64, 96, 112, 120, 128, 136, 140, 142, 168, 172)
+    },
+    "twice by a link": (
+        lambda f: (good(f), link_file(f, "a.h5", "b.h5"))[0].parent / "*.h5",
+        XY,
+        "b.h5",
+        r"and .*a\.h5 are one file, by a link.*name one",
+    ),
+    "twice by a hard link": (
+        lambda f: (good(f), (f / "b.h5").hardlink_to(f / "a.h5"))[0].parent / "*.h5",
+        XY,
+        "b.h5",
+        "are one file",
+    ),
+    "a circle of folders": (
+        lambda f: (good(f), link_file(f, ".", "again"))[0].parent / "**" / "*.h5",
+        XY,
+        "a.h5",
+        "are one file",
+    ),
+    "a circle of two links": (
+        lambda f: (link_file(f, "b.h5", "a.h5"), link_file(f, "a.h5", "b.h5"))[0],
+        XY,
+        "a.h5",
+        "is a link to .*mend",
+    ),
+    "a device": (lambda f: Path("/dev/zero"), XY, "", "/dev/zero is no ordinary file"),
+    "a socket": (socket_file, XY, "a.h5", "is no ordinary file"),
+    "a folder that a pattern finds": (
+        lambda f: ((f / "a.h5").mkdir(), f / "*.h5")[1],
+        XY,
+        "a.h5",
+        "is a folder",
+    ),
+    "a pipe that a pattern finds": (
+        lambda f: (good(f, "b.h5"), pipe(f), f / "*.h5")[2],
+        XY,
+        "a.h5",
+        "no ordinary",
+    ),
+    "a path below a file": (lambda f: good(f) / "b.h5", XY, "a.h5/b.h5", "does not exist"),
+    "the folder of nobody": (lambda f: "~nobody-at-all/a.h5", XY, "", "no such folder.*write the whole path"),
+    "a variable in a path": (lambda f: f / "$DATA" / "a.h5", XY, "$DATA/a.h5", "does not exist"),
+    "a path with a zero": (lambda f: f"{f}/a\0.h5", XY, "", "is no path: .*zeros in it"),
+    "a path without end": (lambda f: "a" * 5000, XY, "", "is no path: it has 5000 characters"),
+    "a name without end": (lambda f: f / ("a" * 300), XY, "", "does not exist"),
+    "no list at all": (lambda f: None, XY, "", "files has None in it, which is no path"),
+    "one number for all": (lambda f: 3, XY, "", "files has 3 in it, which is no path"),
+    "bytes for a path": (lambda f: b"a.h5", XY, "", "files has b'a.h5' in it, which is no path"),
+    "a list of lists": (lambda f: [[good(f)]], XY, "a.h5", "in it, which is no path"),
+    "a list that is a pipe": (
+        lambda f: (os.mkfifo(f / "a.txt"), f / "a.txt")[1],
+        XY,
+        "a.txt",
+        "is no ordinary file",
+    ),
+    "a list that is a device": (
+        lambda f: link_file(f, "/dev/zero", "a.txt"),
+        XY,
+        "a.txt",
+        "is no ordinary file",
+    ),
+    "a list that is a dangling link": (
+        lambda f: link_file(f, "b.txt", "a.txt"),
+        XY,
+        "a.txt",
+        "cannot be read",
+    ),
+    "a list of nobody": (lambda f: "~nobody-at-all/a.txt", XY, "", "cannot be found"),
+    "a list with a zero": (lambda f: text(f / "a.txt", "b\0.h5"), XY, "a.txt", "line 1: .* is no path"),
+    "a list in UTF-16": (lambda f: text(f / "a.txt", "b.h5\n".encode("utf-16")), XY, "a.txt", "in UTF-8"),
+    "a list in Latin-1": (lambda f: text(f / "a.txt", "bä.h5\n".encode("latin-1")), XY, "a.txt", "in UTF-8"),
+    "a list that is one line": (
+        lambda f: text(f / "a.txt", "x" * 9999),
+        XY,
+        "a.txt",
+        "line 1: .* is no path",
+    ),
+    "a list of a list": (
+        lambda f: (text(f / "b.txt", "c.h5"), text(f / "a.txt", "b.txt"))[1],
+        XY,
+        "b.txt",
+        r"is no HDF5 file.*b'c\.h5'",
+    ),
+    "a list of itself": (lambda f: text(f / "a.txt", "a.txt"), XY, "a.txt", "is no HDF5 file"),
+    "a list of a folder": (lambda f: ((f / "b").mkdir(), text(f / "a.txt", "b"))[1], XY, "b", "is a folder"),
+    "a list with commas": (lambda f: (good(f), text(f / "a.txt", "a.h5, b.h5"))[1], XY, "", "does not exist"),
+    "a list with quotes": (
+        lambda f: (good(f), text(f / "a.txt", "'a.h5'"))[1],
+        XY,
+        "'a.h5'",
+        "does not exist",
+    ),
+    "a list of the root": (lambda f: text(f / "a.txt", "/"), XY, "", "/ is a folder"),
+    "a list far outside": (
+        lambda f: text(f / "a.txt", "../" * 40 + "etc/hostname"),
+        XY,
+        "",
+        "/etc/hostname (is no HDF5 file|is empty|does not exist)",
+    ),
+    "a name with a zero": (good, {"features": "x\0"}, "", "give the name of a dataset"),
+    "a name in bytes": (good, {"features": b"x"}, "", "features=b'x': give the name"),
+    "no features": (good, {"features": None}, "", "features=None: give the name"),
+    "features by number": (good, {"features": 0}, "", "features=0: give the name"),
+    "a name with ..": (lambda f: good(f, g={"a": X}), {"features": "g/../x"}, "a.h5", "has no 'g/../x'"),
+    "names of which one is missing": (good, {"features": ["x", "z"]}, "a.h5", "has no 'z'"),
+    "weights without labels": (good, {"features": "x", "weights": "y"}, "", "pass labels="),
+    "missing weights": (good, {**XY, "weights": "w"}, "a.h5", "has no 'w'"),
+    "weights of another length": (
+        lambda f: good(f, w=np.ones(3)),
+        {**XY, "weights": "w"},
+        "a.h5",
+        "unequal lengths: .*/w has 3",
+    ),
+    "weights that are texts": (
+        lambda f: good(f, w=["a"] * 6),
+        {**XY, "weights": "w"},
+        "a.h5",
+        "the type object",
+    ),
+    "a circle of soft links": (
+        lambda f: good(f, x=linked(h5py.SoftLink("/z")), z=linked(h5py.SoftLink("/x"))),
+        XY,
+        "a.h5",
+        "has 'x' as a link to '/z'",
+    ),
+    "a link to itself": (lambda f: good(f, x=linked(h5py.SoftLink("/x"))), XY, "a.h5", "as a link to '/x'"),
+    "a group in itself": (lambda f: good(f, x=circle), XY, "a.h5", "'again' is a group of its own"),
+    "an outer link to itself": (
+        lambda f: good(f, x=linked(h5py.ExternalLink("a.h5", "/x"))),
+        XY,
+        "a.h5",
+        "as a link to '/x' in the file 'a.h5'",
+    ),
+    "an outer link out of the folder": (
+        lambda f: good(f, x=linked(h5py.ExternalLink("../../../etc/hostname", "/x"))),
+        XY,
+        "a.h5",
+        "as a link to '/x' in the file '../../../etc/hostname'",
+    ),
+    "an outer link to a pipe": (
+        lambda f: (os.mkfifo(f / "pipe"), good(f, x=linked(h5py.ExternalLink("pipe", "/x"))))[1],
+        XY,
+        "a.h5",
+        "'x' is a link into 'pipe', which is no ordinary file",
+    ),
+    "an outer link to a pipe in a group": (
+        lambda f: (os.mkfifo(f / "pipe"), good(f, x={"a": linked(h5py.ExternalLink("pipe", "/x"))}))[1],
+        XY,
+        "a.h5",
+        "'a' is a link into 'pipe'",
+    ),
+    "an outer link below a group": (
+        lambda f: (os.mkfifo(f / "pipe"), good(f, g={"a": linked(h5py.ExternalLink("pipe", "/"))}))[1],
+        {"features": "g/a/x"},
+        "a.h5",
+        "is a link into 'pipe'",
+    ),
+    "an outer link to a text": (
+        lambda f: (text(f / "b", "1"), good(f, x=linked(h5py.ExternalLink("b", "/x"))))[1],
+        XY,
+        "a.h5",
+        "in the file 'b', which cannot be opened",
+    ),
+    "an outer link to nothing in a file": (
+        lambda f: (good(f / "z"), good(f, x=linked(h5py.ExternalLink("z/a.h5", "/no"))))[1],
+        XY,
+        "a.h5",
+        "as a link to '/no' in the file 'z/a.h5'",
+    ),
+    "views of a pipe": (
+        lambda f: (os.mkfifo(f / "gone.h5"), good(f, x=virtual))[1],
+        XY,
+        "a.h5",
+        r"its data in 'gone\.h5', which is no ordinary file",
+    ),
+    "views of a text": (
+        lambda f: (text(f / "gone.h5", "1"), good(f, x=virtual))[1],
+        XY,
+        "gone.h5",
+        "is no HDF5 file",
+    ),
+    "views of nothing in a file": (
+        lambda f: (write(f / "gone.h5", z=X), good(f, x=virtual))[1],
+        XY,
+        "a.h5",
+        r"its data in 'x' of 'gone\.h5', which has none; HDF5 would read zeros",
+    ),
+    "raw data from a device": (
+        lambda f: good(f, y=typed("f4", external=[("/dev/zero", 0, 24)])),
+        XY,
+        "a.h5",
+        "its data in '/dev/zero', which is no ordinary file",
+    ),
+    "a compression that is not here": (lambda f: good(f, x=exotic), XY, "a.h5", "filter 32765.*hdf5plugin"),
+    "texts of fixed length": (lambda f: good(f, y=typed("S8")), XY, "a.h5", r"the type \|S8"),
+    "regions": (lambda f: good(f, y=typed(h5py.regionref_dtype)), XY, "a.h5", "references"),
+    "opaque bytes": (lambda f: good(f, y=typed("V4")), XY, "a.h5", "has the type"),
+    "rows within a type": (lambda f: good(f, y=typed(np.dtype(("f4", (3,))))), XY, "a.h5", "has the type"),
+    "complex halves": (lambda f: good(f, y=Y.astype("c8")), XY, "a.h5", "complex64"),
+    "a type in a group": (lambda f: good(f, x={"a": linked(np.dtype("f4"))}), XY, "a.h5", "'a' is"),
+    "a text in a group": (
+        lambda f: good(f, x={"a": X, "b": ["t"] * 6}),
+        XY,
+        "a.h5",
+        "/x/b has the type object",
+    ),
+    "one number in a group": (lambda f: good(f, x={"a": X, "b": 1.0}), XY, "a.h5", "/x/b is one number"),
+    "another kind of labels": (lambda f: other(f, x=X, y=Y.astype("f4")), XY, "b.h5", "float32, but /y in"),
+    "another sign of labels": (lambda f: other(f, x=X, y=Y.astype("u8")), XY, "b.h5", "uint64, but /y in"),
+    "one more dimension": (lambda f: other(f, x=X[..., None], y=Y), XY, "b.h5", r"of \(2, 1\) float32, but"),
+    "one dimension less": (lambda f: other(f, x=X[:, 0], y=Y), XY, "b.h5", r"of \(\) float32, but"),
+    "one file fewer inputs": (
+        lambda f: (good(f, x={"a": X, "b": X}), write(f / "b.h5", x={"a": X}, y=Y))[0].parent / "*.h5",
+        XY,
+        "b.h5",
+        "make all files alike",
+    ),
+    "a truncated one among others": (
+        lambda f: (good(f, "b.h5"), cut(f), f / "*.h5")[2],
+        XY,
+        "a.h5",
+        "truncated",
+    ),
+    "a text among others": (
+        lambda f: (good(f, "b.h5"), text(f / "a.h5", "x"), f / "*.h5")[2],
+        XY,
+        "a.h5",
+        "no HDF5",
+    ),
+    "an adaptor that is none": (good, {**XY, "adapt_features": 3}, "", "adapt_features=3 is no function"),
+    "an adaptor that raises": (
+        good,
+        {**XY, "adapt_labels": lambda y: y["a"]},
+        "",
+        r"adapt_labels has failed on 1 samples, int64\[1\], with IndexError: .*mend it",
+    ),
+    "an adaptor for fewer columns": (
+        good,
+        {**XY, "adapt_features": lambda x: x[:, 7]},
+        "",
+        r"adapt_features has failed on 1 samples, float32\[1, 2\], with IndexError: .*out of bounds",
+    ),
     "a command without a folder": (
         good,
         {**XY, "copy_command": ["cp", "{src}", "{dst}"]},
@@ -550,7 +842,31 @@ def test_what_cannot_be_read_is_named_with_its_cure(case, tmp_path, request):
 
 
 def test_there_are_many_ways_to_be_wrong():
-    assert len(HOSTILE) >= 60
+    assert len(HOSTILE) >= 150
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("content", ["no{}.h5\n", "a.h5\n"])
+def test_a_list_of_a_million_lines_is_refused_in_seconds(tmp_path, content):
+    path = text(tmp_path / "a.txt", "".join(content.format(index) for index in range(1_000_000)))
+    start = time.perf_counter()
+    with pytest.raises(ConfigurationError, match=r"does not exist|is listed twice") as caught:
+        HDF5Source(path, features="x")
+    assert time.perf_counter() - start < 20
+    assert len(str(caught.value)) < 900
+
+
+def test_any_damage_is_a_damage_that_is_named(tmp_path):
+    """Whatever byte is wrong: it is read, or refused with the file's name, and nothing else is raised."""
+    content, told = good(tmp_path).read_bytes(), []
+    for place in range(0, len(content), 13):
+        path = flipped(place, tmp_path)
+        try:
+            HDF5Source(path, **XY).take(0, 6)
+        except ConfigurationError as error:
+            told.append(str(error))
+    assert len(told) > 20
+    assert all(text.startswith(str(path)) for text in told)
 
 
 def test_of_many_bad_files_a_few_are_named(tmp_path):

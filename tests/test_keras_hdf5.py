@@ -156,6 +156,97 @@ def test_more_workers_than_samples_are_refused(tmp_path):
         assert cluster.run(program, 60) == [True] * 4
 
 
+# -- leases ------------------------------------------------------------------------------------------
+
+
+def test_leased_it_is_one_sample_till_distribute_has_asked_for_others(files):
+    def program(world):
+        data = nk.H5Sequence(files, features="number", batch_size=4, assignment="dynamic", world=world)
+        if world.rank == 0:
+            return len(data), len(numbers(data))
+        data.on_epoch_begin()
+        assert {int(data[index][0][0]) for index in range(4)} == {0}  # for Keras to build the model by
+        with pytest.raises(ConfigurationError, match=r"without Distribute\(\).*shard=False to validate"):
+            data[4]
+        return len(data) > SAMPLES / 4
+
+    with MemoryCluster(3) as cluster:
+        assert cluster.run(program, 60) == [(1, 1), True, True]
+
+
+def test_alone_nothing_is_leased(files):
+    data = nk.H5Sequence(files, features="number", batch_size=4, assignment="dynamic")
+    assert sorted(numbers(data)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("options", [{"assignment": "fair"}, {"assignment": "dynamic", "shard": False}])
+def test_assignments_that_cannot_be_are_refused(files, options):
+    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for what is trained on"):
+        nk.H5Sequence(files, features="x", **options)
+
+
+# -- going on ----------------------------------------------------------------------------------------
+
+
+class Noted(nk.H5Sequence):
+    """Notes which epochs it was asked for."""
+
+    asked: list[int]
+
+    def on_epoch_begin(self):
+        super().on_epoch_begin()
+        self.asked.append(self.epoch)
+
+
+def unbuilt():
+    """Keras looks at the data to build it, as if that were an epoch."""
+    return keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [dense, unbuilt])
+def test_a_training_that_goes_on_has_the_order_of_its_epoch(files, make):
+    def fit(**options):
+        data = Noted(files, features="x", labels="y", batch_size=4, window=2)
+        data.asked = []
+        model = make()
+        model.compile(nk.Downpour(keras.optimizers.SGD(0.01)), "mse")
+        for one in [options] if options else [{"epochs": 2}, {"epochs": 1}]:
+            model.fit(data, callbacks=[nk.Distribute()], verbose=0, **one)
+        return data.asked[-3:]
+
+    assert fit() == [0, 1, 2]  # the second fit goes on, too
+    assert fit(initial_epoch=3, epochs=6) == [3, 4, 5]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_the_order_of_the_next_epoch(files, tmp_path):
+    def fit(epochs):
+        data = Noted(files, features="x", labels="y", batch_size=4, window=2)
+        data.asked = []
+        model = dense()
+        model.compile(nk.Downpour(keras.optimizers.SGD(0.01)), "mse")
+        callbacks = [nk.Distribute(), nk.Checkpoint(tmp_path / "run")]
+        model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0)
+        return data.asked
+
+    assert fit(2)[-2:] == [0, 1]
+    assert fit(5)[-3:] == [2, 3, 4]
+
+
+def test_weights_are_what_keras_takes_for_them(files):
+    with h5py.File(files.parent / "b.h5", "r+") as b, h5py.File(files.parent / "a.h5", "r+") as a:
+        a["weight"], b["weight"] = np.zeros(9, "f4"), np.ones(14, "f4")
+    data = nk.H5Sequence(files, features="x", labels="y", weights="weight", batch_size=4)
+    held_out = nk.H5Sequence(files.parent / "b.h5", features="x", labels="y", batch_size=4)
+    model = dense()
+    model.compile("sgd", "mse", weighted_metrics=["mse"])
+    of_weighted = model.evaluate(data, verbose=0, return_dict=True)["mse"]
+    assert of_weighted == pytest.approx(
+        model.evaluate(held_out, verbose=0, return_dict=True)["mse"], rel=1e-5
+    )
+
+
 def test_it_is_not_divided_twice(files):
     def program(world):
         data = nk.H5Sequence(files, features="x", world=world)

@@ -236,6 +236,7 @@ def test_a_mistake_is_named_and_ends_the_job(case, words):
 
 #: What changes workers from epoch to epoch.
 DEALT_ANEW = {"H5Sequence", "H5Sequence of groups"}
+LEASED = {"leased H5Sequence", "H5Sequence of one lease"}
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -249,7 +250,7 @@ def inputs(request, tmp_path_factory):
 
 
 def test_each_sample_is_trained_on_by_one_worker_once_an_epoch(inputs):
-    odd = {"synchronous", "split", "DistributedSampler", "endless tf.data.Dataset"} | DEALT_ANEW
+    odd = {"synchronous", "split", "DistributedSampler", "endless tf.data.Dataset"} | DEALT_ANEW | LEASED
     assert len(inputs.keys() - odd) >= 10
     for piece in inputs.keys() - odd:
         server, first, second = (np.array(rank["trained"]) for rank in inputs[piece])
@@ -265,6 +266,15 @@ def test_what_is_dealt_out_anew_in_each_epoch_is_trained_on_once_in_each(inputs)
         np.testing.assert_array_equal(first + second, 2, piece)
         assert (first == 1).any()  # by this worker in one epoch, by the other in the other
         assert abs(first.sum() - second.sum()) <= 2
+
+
+def test_what_is_leased_is_trained_on_once_in_each_epoch_by_whoever_had_the_time(inputs):
+    for piece in LEASED:
+        server, first, second = (np.array(rank["trained"]) for rank in inputs[piece])
+        assert not server.any(), piece
+        np.testing.assert_array_equal(first + second, 2, piece)
+    _, *workers = (np.array(rank["trained"]) for rank in inputs["H5Sequence of one lease"])
+    assert all(trained.sum() % len(trained) == 0 for trained in workers)  # all of an epoch, or nothing
 
 
 def test_samplers_and_endless_data_deal_as_they_are_asked_to(inputs):

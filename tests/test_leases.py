@@ -52,7 +52,7 @@ def test_the_share_of_the_slow_shows_in_its_first_lease() -> None:
     assert leases.ask(4, 0) == Lease(0, 0, 5)
     for rank in (1, 2, 3) * 6:
         leases.ask(rank, 0)
-    assert leases.held(1) == Lease(0, 245, 325)
+    assert leases.held(1) == (Lease(0, 245, 325),)
     assert leases.ask(4, 0) == Lease(0, 485, 490)
 
 
@@ -117,6 +117,30 @@ def test_what_the_dead_held_of_an_earlier_epoch_stays_owed_until_it_is_used() ->
         leases.give_back(rank) if rank == 2 else leases.lost(rank)
         leases.validate()
     assert used_up(leases, 4, 7) == [Lease(7, 0, 1), Lease(7, 1, 2), Lease(0, 0, 1)]
+
+
+def test_who_reads_ahead_asks_early_and_has_two_leases() -> None:
+    leases = Leases(20, [1, 2], unit=2)
+    assert leases.ask(1, 0) == Lease(0, 0, 2)
+    assert leases.ask(1, 0, unused=2) == Lease(0, 2, 4)
+    assert leases.held(1) == (Lease(0, 0, 2), Lease(0, 2, 4))
+    assert leases.ask(1, 0, unused=1) == Lease(0, 4, 8)
+    assert leases.held(1) == (Lease(0, 3, 4), Lease(0, 4, 8))
+    assert leases.unfinished(0) == [(3, 20)]
+    leases.validate()
+    leases.lost(1)
+    assert sorted(n for one in used_up(leases, 2, 0) for n in range(one.start, one.stop)) == [*range(3, 20)]
+
+
+def test_who_has_some_left_never_waits_for_itself() -> None:
+    leases = Leases(2, [1, 2], unit=2)
+    assert leases.ask(1, 0) == Lease(0, 0, 2)
+    assert leases.ask(1, 0, unused=1) is None
+    assert (leases.held(1), leases.waiting) == ((Lease(0, 1, 2),), ())
+    assert leases.ask(2, 0) is WAIT
+    assert leases.ask(1, 0) is None
+    assert leases.answers() == [(2, None)]
+    assert leases.unfinished(0) == []
 
 
 def test_a_worker_may_begin_the_next_epoch_while_others_are_in_this_one() -> None:
@@ -201,9 +225,14 @@ MISUSE: dict[str, tuple[Callable[[Leases], object], str]] = {
     "left twice": (lambda book: book.leave(3), "rank 3 gave its lease back after it left"),
     "after death": (lambda book: book.ask(5, 0), "rank 5 asked about epoch 0 after it was lost"),
     "waits": (lambda book: book.ask(4, 1), "rank 4 asked about epoch 1, but it still waits .* about epoch 1"),
-    "used too much": (lambda book: book.leave(1, 3), r"used 3 positions of Lease\(.*\); expected 0 to 2"),
+    "used too much": (lambda book: book.leave(1, 3), r"used 3 positions of \[Lease\(.*\)\]; expected 0 to 2"),
     "used less than none": (lambda book: book.leave(1, -1), "used -1 positions of .* expected 0 to 2"),
-    "used without lease": (lambda book: book.give_back(2, 1), "rank 2 .* 1 positions of None; expected 0 to"),
+    "left more than it has": (lambda book: book.ask(1, 1, 3), r"used -1 positions of .* expected 0 to 2"),
+    "left of another epoch": (lambda book: book.ask(1, 2, 1), r"used -1 positions of .* expected 0 to 2"),
+    "used without lease": (
+        lambda book: book.give_back(2, 1),
+        r"rank 2 .* 1 positions of \[\]; expected 0 to",
+    ),
 }
 
 
@@ -253,7 +282,7 @@ def test_a_loaded_book_goes_on_in_mid_epoch_as_the_saved_one() -> None:
     saved = in_the_middle()
     loaded = Leases(40, [2, 1], unit=3, order="seed 7")
     loaded.load(json.loads(json.dumps(saved.state())))
-    assert loaded.held(1) == saved.held(1) == Lease(0, 0, 3)
+    assert loaded.held(1) == saved.held(1) == (Lease(0, 0, 3),)
     for rank in (2, 1, 1, 2, 1):
         assert loaded.ask(rank, 0) == saved.ask(rank, 0)
         assert loaded.state() == saved.state()
@@ -268,7 +297,7 @@ def test_a_loaded_book_measures_leases_as_the_saved_one() -> None:
     for rank in turns:
         assert loaded.ask(rank, 0) == saved.ask(rank, 0)
         assert loaded.state() == saved.state()
-    assert saved.held(1) == Lease(0, 396, 780)
+    assert saved.held(1) == (Lease(0, 396, 780),)
 
 
 def test_a_book_with_other_workers_gives_out_again_what_was_leased() -> None:
@@ -294,7 +323,7 @@ def test_who_waited_is_forgotten_where_the_workers_are_others() -> None:
 
 
 NEW = {"used": 0, "seen": 0}  # nothing is known of a worker's speed
-HOLDS = {"epoch": 0, "lease": [0, 0, 3], **NEW}
+HOLDS = {"epoch": 0, "leases": [[0, 0, 3]], **NEW}
 
 
 def with_page(**parts: Any) -> dict[str, Any]:
@@ -314,17 +343,17 @@ def with_page(**parts: Any) -> dict[str, Any]:
         ({"complete": [[0, 1]]}, "damaged: broken invariant: an epoch is complete or is not"),
         ({"complete": [[0, 1, 2]]}, "damaged"),
         ({"complete": [[3, 1]]}, "damaged: .*runs backwards"),
-        ({"workers": {"x": {"epoch": 0, "lease": [], **NEW}}}, "damaged"),
-        ({"workers": {"1": {"epoch": 0, "lease": [0, 1], **NEW}}}, "damaged"),
+        ({"workers": {"x": {"epoch": 0, "leases": [], **NEW}}}, "damaged"),
+        ({"workers": {"1": {"epoch": 0, "leases": [[0, 1]], **NEW}}}, "damaged"),
         (
-            {"workers": {"1": {"epoch": 0, "lease": [1, 0, 3], **NEW}}},
+            {"workers": {"1": {"epoch": 0, "leases": [[1, 0, 3]], **NEW}}},
             "damaged: broken invariant: leases are of",
         ),
         (
-            {"workers": {"1": {"epoch": -1, "lease": [0, 0, 3], **NEW}}},
+            {"workers": {"1": {"epoch": -1, "leases": [[0, 0, 3]], **NEW}}},
             "damaged: broken invariant: nobody is ahead",
         ),
-        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'lease', 's"),
+        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'leases', '"),
         ({"workers": {"1": {**HOLDS, "used": 2, "seen": 1}}}, "damaged: broken invariant: nobody uses more"),
         ({"workers": {"1": {**HOLDS, "used": -1}}}, "damaged: broken invariant: nobody uses more"),
         ({"workers": {"1": {**HOLDS, "seen": 1.5}}}, "seen in .*, rank 1 has to be a int"),
@@ -486,7 +515,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def enter(self, ranks: Any) -> None:
         self.epoch = dict.fromkeys(ranks, 0)
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, list[Lease]] = {}  # of those who have any
         self.waits: list[int] = []
         self.over: set[int] = set()  # were told None in their epoch
 
@@ -507,7 +536,7 @@ class Interleavings(RuleBasedStateMachine):
         assert answer.size % self.unit == 0 or answer.stop == self.size or self.ragged
         self.taken[answer.epoch] |= positions
         self.owed[answer.epoch] -= positions
-        self.leases[rank] = answer
+        self.leases.setdefault(rank, []).append(answer)
 
     def hear_answers(self) -> None:
         answers = self.book.answers()
@@ -516,26 +545,37 @@ class Interleavings(RuleBasedStateMachine):
             self.waits.remove(rank)
             self.hear(rank, answer)
 
-    def put(self, rank: int, used: int, *, died: bool = False) -> None:
-        """In the model: end a lease of which `used` positions were used."""
-        lease = self.leases.pop(rank, None)
-        if lease is not None:
-            rest = set(range(lease.start + used, lease.stop))
-            self.used[lease.epoch] |= set(range(lease.start, lease.start + used))
+    def held(self, rank: int) -> int:
+        return sum(lease.size for lease in self.leases.get(rank, []))
+
+    def put(self, rank: int, used: int, *, died: bool = False, keeps: bool = False) -> None:
+        """In the model: end leases of which `used` positions were used, or keep the rest."""
+        for lease in self.leases.pop(rank, []):
+            mine = min(used, lease.size)
+            used -= mine
+            rest = set(range(lease.start + mine, lease.stop))
+            self.used[lease.epoch] |= set(range(lease.start, lease.start + mine))
+            if keeps:
+                if rest:
+                    kept = Lease(lease.epoch, lease.start + mine, lease.stop)
+                    self.leases.setdefault(rank, []).append(kept)
+                continue
             self.taken[lease.epoch] -= rest
-            self.ragged |= bool(used % self.unit) and bool(rest)
+            self.ragged |= bool(mine % self.unit) and bool(rest)
             if died or lease.epoch < self.epoch[rank]:
                 self.owed[lease.epoch] |= rest
 
-    def ask(self, rank: int, epoch: int) -> None:
-        size = self.leases[rank].size if rank in self.leases else 0
-        self.put(rank, size if epoch == self.epoch[rank] else 0)
+    def ask(self, rank: int, epoch: int, unused: int = 0) -> None:
+        self.put(rank, self.held(rank) - unused if epoch == self.epoch[rank] else 0, keeps=unused > 0)
         self.over.discard(rank)
         self.epoch[rank] = epoch
-        answer = self.book.ask(rank, epoch)
+        answer = self.book.ask(rank, epoch, unused)
         if answer is WAIT:
             assert self.options["patient"]
+            assert not unused
             self.waits.append(rank)
+        elif answer is None and unused:
+            pass  # it has some left
         else:
             assert answer is None or isinstance(answer, Lease)
             self.hear(rank, answer)
@@ -553,6 +593,13 @@ class Interleavings(RuleBasedStateMachine):
         rank = self.pick(data, waiting=False)
         self.ask(rank, self.epoch[rank] + (rank in self.over))
 
+    @precondition(lambda self: len(self.epoch) > len(self.waits))
+    @rule(data=st.data())
+    def a_worker_asks_before_it_has_used_up_all(self, data: st.DataObject) -> None:
+        rank = self.pick(data, waiting=False)
+        if self.leases.get(rank):
+            self.ask(rank, self.epoch[rank], data.draw(st.integers(1, self.held(rank))))
+
     @precondition(lambda self: self.breaks and len(self.epoch) > len(self.waits))
     @rule(data=st.data(), ahead=st.integers(1, 2))
     def a_worker_turns_to_a_later_epoch(self, data: st.DataObject, ahead: int) -> None:
@@ -563,8 +610,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data(), leaves=st.booleans())
     def a_worker_breaks_off(self, data: st.DataObject, leaves: bool) -> None:
         rank = self.pick(data)
-        size = self.leases[rank].size if rank in self.leases else 0
-        used = data.draw(st.none() | st.integers(0, size))
+        used = data.draw(st.none() | st.integers(0, self.held(rank)))
         self.put(rank, used or 0)
         if leaves and len(self.epoch) > 1:
             self.book.leave(rank, used)
@@ -602,12 +648,13 @@ class Interleavings(RuleBasedStateMachine):
         assert self.book.waiting == tuple(self.waits)
         assert self.book.living == tuple(sorted(self.epoch))
         for rank in self.epoch:
-            assert self.book.held(rank) == self.leases.get(rank)
+            assert self.book.held(rank) == tuple(self.leases.get(rank, ()))
         for epoch in range(max(self.epoch.values()) + 2):
             left = [position for part in self.book.unfinished(epoch) for position in range(*part)]
             assert left == sorted(set(range(self.size)) - self.used[epoch])
         for rank in self.waits:  # somebody who lives and does not wait
-            assert any(lease.epoch <= self.epoch[rank] for lease in self.leases.values())
+            held = [lease for leases in self.leases.values() for lease in leases]
+            assert any(lease.epoch <= self.epoch[rank] for lease in held)
         assert not set(self.leases) & set(self.waits)
 
     def teardown(self) -> None:

@@ -10,6 +10,7 @@ from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import Blocks, portion
 from nnlo_common.data._hdf5 import HDF5Source, Reading
 from nnlo_common.data._lease import WAIT, Answer, Lease, Waiting
+from nnlo_common.data._leased import LeasedBatches
 from nnlo_common.data._leases import Leases
 from nnlo_common.data._listing import Files, list_files
 from nnlo_common.data._order import epoch_order, share
@@ -27,6 +28,7 @@ __all__ = [
     "Files",
     "HDF5Source",
     "Lease",
+    "LeasedBatches",
     "Leases",
     "list_files",
     "portion",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnlo_common._numbers import whole_number
 from nnlo_common.data._blocks import Blocks
+from nnlo_common.data._lease import Lease
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._ranges import Range, Ranges
 from nnlo_common.data._source import Array, Source
@@ -21,6 +22,12 @@ _BLOCK_BYTES = 2**18
 # How many blocks come together in a window; a batch then has samples of about as many places in the files.
 _MIXED = 64
 _WINDOW_BYTES = 2**26
+# Of how many windows at least an epoch is that is leased by the window, if it has as many batches. More than
+# the workers, for all to end together; and the same for any number of them, as the order depends on it.
+_LEASED, _LEASED_LARGE = 16, 256
+
+# Epoch, the positions of a window, and of which of them batches are wanted.
+_Window: TypeAlias = tuple[int, Range, Range]
 
 
 class Batches:
@@ -39,6 +46,7 @@ class Batches:
         block: how many samples are read in a row; None: about 256 KB, in whole chunks of the files.
         window: how many batches are mixed; None: so many that 64 blocks come together, up to 64 MB.
         part: the positions; None: all.
+        leased: choose smaller blocks and windows, since windows are what workers lease.
 
     Example:
         >>> from nnlo_common.data import Arrays
@@ -57,23 +65,45 @@ class Batches:
         block: int | None = None,
         window: int | None = None,
         part: Range | None = None,
+        leased: bool = False,
     ) -> None:
         self.source, self.batch_size = source, whole_number("batch_size", batch_size, 1)
         row_bytes = max(sum(field.row_bytes for field in source.fields), 1)
-        self.block = _good_block(source, row_bytes) if block is None else whole_number("block", block, 1)
+        parts = _LEASED_LARGE * _MIXED if leased else _MIXED
+        self.block = (
+            _good_block(source, row_bytes, parts) if block is None else whole_number("block", block, 1)
+        )
         if window is None:
-            most = max(_WINDOW_BYTES // (self.batch_size * row_bytes), 1)
-            window = min(math.ceil(_MIXED * self.block / self.batch_size), most)
+            most = _WINDOW_BYTES // row_bytes
+            if leased:
+                most = min(most, sum(source.lengths) // _LEASED)
+            window = min(math.ceil(_MIXED * self.block / self.batch_size), max(most // self.batch_size, 1))
         self.window = whole_number("window", window, 1)
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
         self._part = part or (0, self._order.size)
-        self._ahead: Prefetch[tuple[int, int], list[Any]] = Prefetch(self._read)
+        self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
 
     def take_part(self, part: Range) -> None:
         """Take other positions from now on."""
         if part != self._part:
             self._ahead.close()
             self._part = part
+
+    @property
+    def order(self) -> str:
+        """What the order of an epoch depends on besides the files."""
+        shuffle, seed = self._order.shuffle, self._order.seed
+        return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, windows of {self.window_size}"
+
+    @property
+    def size(self) -> int:
+        """How many samples there are."""
+        return self._order.size
+
+    @property
+    def window_size(self) -> int:
+        """How many samples a whole window has."""
+        return self.window * self.batch_size
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
@@ -89,17 +119,33 @@ class Batches:
         """Return the batches of an epoch, in order."""
         return (self.get(epoch, index) for index in range(len(self)))
 
-    def get(self, epoch: int, index: int) -> Any:
+    def get(self, epoch: int, index: int, *, then: int | None = None) -> Any:
         """Return one batch; fast for those who ask for one after another.
+
+        Args:
+            epoch: its number.
+            index: of the batch.
+            then: the epoch that will come next: its first batches are read while these last ones are used.
 
         Raises:
             IndexError: there is no such batch.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
-        window, place = divmod(index, self.window)
-        more = (window + 1) * self.window < len(self)
-        return self._ahead.get((epoch, window), then=(epoch, window + 1) if more else None)[place]
+        number, place = divmod(index, self.window)
+        following: _Window | None = None
+        if (number + 1) * self.window < len(self):
+            following = self._window(epoch, number + 1)
+        elif then is not None:
+            following = self._window(then, 0)
+        return self._ahead.get(self._window(epoch, number), then=following)[place]
+
+    def leased(self, lease: Lease, then: Lease | None) -> list[Any]:
+        """Return the batches of a lease that lies in one window; those of another one are read meanwhile.
+
+        What is left of a window has exactly those samples that were not in the batches before.
+        """
+        return self._ahead.get(self._around(lease), then=None if then is None else self._around(then))
 
     def close(self) -> None:
         """Forget what was read, when nothing is read any more."""
@@ -112,34 +158,42 @@ class Batches:
         vars(self).update(state)
         self._ahead = Prefetch(self._read)
 
-    def _read(self, key: tuple[int, int]) -> list[Any]:
-        """Read a window, and make batches of it."""
-        epoch, window = key
+    def _window(self, epoch: int, number: int) -> _Window:
         start, stop = self._part
-        start += window * self.window * self.batch_size
-        size = min(self.window * self.batch_size, stop - start)
-        ranges = self._order.ranges(epoch, start, start + size)
-        arrays = [np.empty((size, *field.shape), field.dtype) for field in self.source.fields]
+        start += number * self.window_size
+        positions = start, min(start + self.window_size, stop)
+        return epoch, positions, positions
+
+    def _around(self, lease: Lease) -> _Window:
+        start = lease.start - lease.start % self.window_size
+        whole = start, min(start + self.window_size, self.size)
+        return lease.epoch, whole, (lease.start, lease.stop)
+
+    def _read(self, window: _Window) -> list[Any]:
+        """Read a window, and make batches of it."""
+        epoch, (start, stop), (first, last) = window
+        arrays = [np.empty((stop - start, *field.shape), field.dtype) for field in self.source.fields]
         at = 0
         # Mixed they are afterwards: till then as they lie, so that the files are gone through once.
-        for first, last in Ranges(ranges):
-            self.source.read(first, last, [array[at : at + last - first] for array in arrays])
-            at += last - first
+        for begin, end in Ranges(self._order.ranges(epoch, start, stop)):
+            self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
+            at += end - begin
         rows: Array | None = None
         if self._order.shuffle:
-            rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(size)
-        return [self._batch(arrays, rows, at) for at in range(0, size, self.batch_size)]
+            rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(stop - start)
+        cuts = range(first - start, last - start, self.batch_size)
+        return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
 
-    def _batch(self, arrays: list[Array], rows: Array | None, at: int) -> Any:
-        some: slice | Array = slice(at, at + self.batch_size)
+    def _batch(self, arrays: list[Array], rows: Array | None, at: int, end: int) -> Any:
+        some: slice | Array = slice(at, end)
         if rows is not None:
             some = rows[some]
         return self.source.assemble([array[some] for array in arrays])
 
 
-def _good_block(source: Source, row_bytes: int) -> int:
+def _good_block(source: Source, row_bytes: int, parts: int) -> int:
     """Return a size of blocks that reads fast, but lets a small data set have many."""
-    rows = max(min(_BLOCK_BYTES // row_bytes, sum(source.lengths) // _MIXED), 1)
+    rows = max(min(_BLOCK_BYTES // row_bytes, sum(source.lengths) // parts), 1)
     if source.grain * row_bytes > _WINDOW_BYTES // 4:  # chunks as large as that are cut, or nothing would mix
         return rows
     return math.ceil(rows / source.grain) * source.grain

@@ -13,7 +13,7 @@ import numpy as np
 from nnlo_common._errors import ConfigurationError
 from nnlo_common.data._hdf5_files import OpenFiles
 from nnlo_common.data._hdf5_look import look_at_all
-from nnlo_common.data._listing import Files, list_files
+from nnlo_common.data._listing import Files, list_files, refuse_one_twice
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 
@@ -28,6 +28,7 @@ class Reading(TypedDict, total=False):
 
     features: Names
     labels: Names | None
+    weights: Names | None
     adapt_features: Adaptor | None
     adapt_labels: Adaptor | None
     check_finite: bool
@@ -49,6 +50,7 @@ class HDF5Source:
         features: the name of a dataset with a row for each sample. A group means all datasets in it, by the
             alphabet, as several inputs; so do several names, in their order. They come as a tuple.
         labels: the same of outputs; None: there are none, and a batch is `(features,)`.
+        weights: the same of how much each sample counts, the third of a batch; None: all count alike.
         adapt_features: makes of the features of some samples, as they were read, what the model is given. It
             is called in a thread that reads ahead, with NumPy arrays, and returns as many rows.
         adapt_labels: the same of labels.
@@ -77,6 +79,7 @@ class HDF5Source:
         *,
         features: Names,
         labels: Names | None = None,
+        weights: Names | None = None,
         adapt_features: Adaptor | None = None,
         adapt_labels: Adaptor | None = None,
         check_finite: bool = False,
@@ -84,7 +87,17 @@ class HDF5Source:
         stage_to: str | Path | None = None,
         copy_command: Sequence[str] | None = None,
     ) -> None:
-        sides = [_names("features", features), [] if labels is None else _names("labels", labels)]
+        if weights is not None and labels is None:
+            raise ConfigurationError(f"weights={weights!r} need labels to weigh; pass labels=, too")
+        for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
+            if adaptor is not None and not callable(adaptor):
+                raise ConfigurationError(f"{name}={adaptor!r} is no function; give one that takes arrays")
+        asked = {"features": features, "labels": labels, "weights": weights}
+        sides = {
+            side: _names(side, names)
+            for side, names in asked.items()
+            if names is not None or side == "features"
+        }
         if copy_command is not None and stage_to is None:
             raise ConfigurationError(
                 f"copy_command={list(copy_command)} has nowhere to copy to; pass stage_to=, a local folder"
@@ -93,7 +106,8 @@ class HDF5Source:
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else self._staging.stage(self.files)
         try:
-            looks = look_at_all(self._paths, [*sides[0], *sides[1]], locking)
+            looks = look_at_all(self._paths, [name for names in sides.values() for name in names], locking)
+            refuse_one_twice(self.files)
         except ConfigurationError as error:
             if self._staging is None:
                 raise
@@ -107,10 +121,12 @@ class HDF5Source:
         self.grain = looks[0].grain
         self._starts = list(accumulate(self.lengths, initial=0))
         self._finite = check_finite
-        groups = looks[0].groups
-        self._sides = [_Side("features", features, groups[: len(sides[0])], adapt_features)]
-        if labels is not None:
-            self._sides.append(_Side("labels", labels, groups[len(sides[0]) :], adapt_labels))
+        groups = iter(looks[0].groups)
+        adaptors = {"features": adapt_features, "labels": adapt_labels}
+        self._sides = [
+            _Side(side, asked[side], [next(groups) for _ in names], adaptors.get(side))
+            for side, names in sides.items()
+        ]
         self._open = OpenFiles(locking)
         if adapt_features is not None or adapt_labels is not None:
             self.take(0, 1)  # adaptors that do not fit are told of before the training
@@ -129,7 +145,7 @@ class HDF5Source:
                 for field, array in zip(self.fields, out, strict=True):
                     try:
                         file[field.name].read_direct(array, np.s_[first:last], into)
-                    except (OSError, KeyError) as error:
+                    except Exception as error:  # h5py has one of any type for what is damaged
                         raise ConfigurationError(
                             f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
                             f"read ({error}): the file is damaged, or was changed meanwhile; make it again"
@@ -144,7 +160,7 @@ class HDF5Source:
         return self.assemble(arrays)
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        """Make (features, labels) of arrays, one for each field; or (features,), if there are no labels."""
+        """Make of arrays, one for each field, (features, labels, weights), as far as there are such."""
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
 
@@ -181,7 +197,7 @@ class _Side:
     """Features, or labels: which arrays belong to them, and what is made of these."""
 
     def __init__(
-        self, name: str, asked: Names, groups: Sequence[int | None], adaptor: Adaptor | None
+        self, name: str, asked: Names | None, groups: Sequence[int | None], adaptor: Adaptor | None
     ) -> None:
         self._name, self._adaptor = name, adaptor
         self._count = sum(1 if group is None else group for group in groups)
@@ -192,7 +208,13 @@ class _Side:
         made: Any = some[0] if self._single else some
         if self._adaptor is None:
             return made
-        made = self._adaptor(made)
+        try:
+            made = self._adaptor(made)
+        except Exception as error:
+            raise ConfigurationError(
+                f"adapt_{self._name} has failed on {rows} samples, {_described(made)}, with "
+                f"{type(error).__name__}: {error}; mend it, and try it on `HDF5Source(...).take(0, {rows})`"
+            ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
             raise ConfigurationError(
@@ -202,13 +224,18 @@ class _Side:
         return made
 
 
-def _names(side: str, asked: Names) -> list[str]:
-    names = [asked] if isinstance(asked, str) else list(asked)
-    if not names or not all(isinstance(name, str) and name.strip("/") for name in names):
+def _names(side: str, asked: Names | None) -> list[str]:
+    names: list[Any] = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+    if not names or not all(isinstance(name, str) and name.strip("/") and "\0" not in name for name in names):
         raise ConfigurationError(
             f"{side}={asked!r}: give the name of a dataset or a group in the files, or several names"
         )
     return names
+
+
+def _described(arrays: Any) -> str:
+    several = arrays if isinstance(arrays, tuple) else (arrays,)
+    return " and ".join(f"{array.dtype}{list(array.shape)}" for array in several)
 
 
 def _lengths(made: Any) -> Iterator[int | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError, NNLOError
 from nnlo_common.data._hdf5_files import open_file
 from nnlo_common.data._source import Field
 
@@ -18,6 +18,7 @@ __all__ = ["Look", "look", "look_at_all"]
 
 _SHOWN = 8  # of many names
 _REPORTED = 3  # of many files
+_ENOUGH = 1000  # bad ones, after which nobody wants to know of more
 _NUMBERS = "biuf"
 
 
@@ -46,6 +47,17 @@ def look(path: str, names: Sequence[str], locking: bool | None = None) -> Look:
     Raises:
         ConfigurationError: the file cannot be opened, or has not what was asked for.
     """
+    try:
+        return _looked(path, names, locking)
+    except NNLOError:
+        raise
+    except Exception as error:  # h5py has one of any type for what is damaged
+        raise ConfigurationError(
+            f"{path} is damaged ({error}); check it with h5ls, and copy it, or make it, again"
+        ) from None
+
+
+def _looked(path: str, names: Sequence[str], locking: bool | None) -> Look:
     with open_file(path, locking) as file:
         datasets: list[Any] = []
         groups: list[int | None] = []
@@ -69,9 +81,10 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
     """The datasets that a name stands for."""
     import h5py
 
+    _check_links(file, path, name)
     try:
         found = file[name]
-    except (KeyError, OSError):
+    except (KeyError, OSError, RuntimeError):
         raise ConfigurationError(f"{path} {_missing(file, name)}") from None
     if isinstance(found, h5py.Dataset):
         yield found
@@ -83,6 +96,7 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
     if not len(found):
         raise ConfigurationError(f"{path}: the group {name!r} is empty; name one of {_names(file)}")
     for child in sorted(found):
+        _check_links(found, path, child)
         inside = found.get(child)
         if not isinstance(inside, h5py.Dataset):
             what = "a link that leads nowhere" if inside is None else "a group of its own"
@@ -93,6 +107,27 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
         yield inside
 
 
+def _check_links(group: Any, path: str, name: str) -> None:
+    """Refuse links to what is no ordinary file: HDF5 would wait for a pipe for ever."""
+    import h5py
+
+    parts = [part for part in name.split("/") if part]
+    for count in range(1, len(parts) + 1):
+        link = group.get("/".join(parts[:count]), getlink=True)
+        if isinstance(link, h5py.ExternalLink) and _odd(path, link.filename):
+            raise ConfigurationError(
+                f"{path}: {name!r} is a link into {link.filename!r}, which is no ordinary file; mend the link"
+            )
+        if link is None:
+            return
+
+
+def _odd(path: str, name: str) -> bool:
+    """Whether there is something of this name that is no file."""
+    found = Path(path).parent / name
+    return found.exists() and not found.is_file()
+
+
 def _missing(file: Any, name: str) -> str:
     """Say what is the matter with a name that there is not."""
     import h5py
@@ -100,8 +135,12 @@ def _missing(file: Any, name: str) -> str:
     link = None
     if name.strip("/") and name.strip("/").rpartition("/")[0] in ("", *file):
         link = file.get(name, getlink=True)
+    if isinstance(link, h5py.HardLink):
+        return f"has {name!r}, but damaged; check it with h5ls, and copy it, or make it, again"
     if isinstance(link, h5py.SoftLink):
-        return f"has {name!r} as a link to {link.path!r}, which it does not have; mend the link"
+        return (
+            f"has {name!r} as a link to {link.path!r}, which it does not have, or in a circle; mend the link"
+        )
     if isinstance(link, h5py.ExternalLink):
         return (
             f"has {name!r} as a link to {link.path!r} in the file {link.filename!r}, which cannot be opened; "
@@ -140,6 +179,7 @@ def _field(path: str, dataset: Any) -> Field:
             "it to float32 or an integer type when you make the file, or name another dataset"
         )
     _check_sources(path, dataset)
+    _check_filters(path, dataset)
     return Field(name, tuple(map(int, dataset.shape[1:])), dtype.newbyteorder("="))
 
 
@@ -150,17 +190,45 @@ def _type(dtype: np.dtype[Any]) -> str:
 
 
 def _check_sources(path: str, dataset: Any) -> None:
-    """Refuse data that lies in files that are missing: HDF5 would give zeros for them without a word."""
+    """Refuse data that lies where there is none: HDF5 would give zeros for them without a word."""
     folder = Path(path).parent
-    names = [name for name, *_ in dataset.external or ()]
+    sources = [(name, "") for name, *_ in dataset.external or ()]
     if dataset.is_virtual:
-        names += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
-    missing = [name for name in names if "%b" not in name and not (folder / name).exists()]
-    if missing:
-        raise ConfigurationError(
-            f"{path}: {dataset.name} has its data in {missing[0]!r}, which does not exist; HDF5 would read "
-            "zeros, so put that file there"
-        )
+        sources += [(one.file_name, one.dset_name) for one in dataset.virtual_sources()]
+    for name, inside in sources:
+        if "%b" in name or name == ".":
+            continue
+        if not (folder / name).exists():
+            raise ConfigurationError(
+                f"{path}: {dataset.name} has its data in {name!r}, which does not exist; HDF5 would read "
+                "zeros, so put that file there"
+            )
+        if _odd(path, name):
+            raise ConfigurationError(
+                f"{path}: {dataset.name} has its data in {name!r}, which is no ordinary file; make it again"
+            )
+        if inside:
+            with open_file(str(folder / name)) as source:
+                if inside not in source:
+                    raise ConfigurationError(
+                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which has none; "
+                        "HDF5 would read zeros, so make one of the two again"
+                    )
+
+
+def _check_filters(path: str, dataset: Any) -> None:
+    """Refuse what is compressed in a way that is not installed here."""
+    import h5py
+
+    properties = dataset.id.get_create_plist()
+    for index in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(index)
+        if not h5py.h5z.filter_avail(code):
+            told = f" ({name.decode(errors='replace')})" if name else ""
+            raise ConfigurationError(
+                f"{path}: {dataset.name} is compressed with filter {code}{told}, which is not installed; try "
+                "`pip install hdf5plugin` and import it, or write the file with gzip"
+            )
 
 
 def look_at_all(paths: Sequence[str], names: Sequence[str], locking: bool | None = None) -> list[Look]:
@@ -179,9 +247,15 @@ def look_at_all(paths: Sequence[str], names: Sequence[str], locking: bool | None
             looks.append(found)
         except ConfigurationError as error:
             problems.append(str(error))
+            if len(problems) == _ENOUGH:
+                break
     if problems:
         more = len(problems) - _REPORTED
-        told = [*problems[:_REPORTED], *([f"and {more} more of {len(paths)} files"] if more > 0 else [])]
+        least = "at least " if len(problems) == _ENOUGH else ""
+        told = [
+            *problems[:_REPORTED],
+            *([f"and {least}{more} more of {len(paths)} files"] if more > 0 else []),
+        ]
         raise ConfigurationError("\n".join(told))
     if not sum(one.length for one in looks):
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from nnlo_common._state import State, require
@@ -18,7 +18,7 @@ class Holder:
 
     Attributes:
         epoch: that it asked about last.
-        lease: that it has.
+        leases: that it has, in the order in which it uses them.
         used: how many positions it has used since it turned to this epoch. The last lease counts in full,
             the one before it by half, and so on, so that who becomes slow is soon known to be.
         seen: how many all workers together used in the time of its leases, counted alike. `used / seen`
@@ -30,13 +30,18 @@ class Holder:
         (20, 44)
         >>> worker.take(Lease(1, 0, 20))
         >>> worker.state()
-        {'epoch': 1, 'lease': [1, 0, 20], 'used': 15, 'seen': 45}
+        {'epoch': 1, 'leases': [[1, 0, 20]], 'used': 15, 'seen': 45}
     """
 
     epoch: int = 0
-    lease: Lease | None = None
+    leases: list[Lease] = field(default_factory=list)
     used: int = 0
     seen: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many positions it has."""
+        return sum(lease.size for lease in self.leases)
 
     def turn_to(self, epoch: int) -> None:
         """Note which epoch it asks about, and forget what it did in another."""
@@ -55,20 +60,21 @@ class Holder:
 
     def take(self, lease: Lease) -> None:
         """Hand it a lease, and forget half of what was before; rounded up, so that small counts last."""
-        self.lease, self.used, self.seen = lease, (self.used + 1) // 2, (self.seen + 1) // 2
+        self.leases.append(lease)
+        self.used, self.seen = (self.used + 1) // 2, (self.seen + 1) // 2
 
     def holds_of(self, epoch: int) -> bool:
-        """Whether its lease is of this epoch or an earlier one."""
-        return self.lease is not None and self.lease.epoch <= epoch
+        """Whether any of its leases is of this epoch or an earlier one."""
+        return any(lease.epoch <= epoch for lease in self.leases)
 
     def state(self) -> State:
         """Return what is known."""
-        lease = [] if self.lease is None else list(astuple(self.lease))
-        return {"epoch": self.epoch, "lease": lease, "used": self.used, "seen": self.seen}
+        leases = [list(astuple(lease)) for lease in self.leases]
+        return {"epoch": self.epoch, "leases": leases, "used": self.used, "seen": self.seen}
 
     @classmethod
     def of(cls, owner: str, state: Mapping[str, Any]) -> Holder:
         """Return the holder that gave `state`."""
-        require(owner, state, epoch=int, lease=[int], used=int, seen=int)
-        lease = Lease(*state["lease"]) if state["lease"] else None
-        return cls(state["epoch"], lease, state["used"], state["seen"])
+        require(owner, state, epoch=int, leases=[[int]], used=int, seen=int)
+        leases = [Lease(*lease) for lease in state["leases"]]
+        return cls(state["epoch"], leases, state["used"], state["seen"])

@@ -23,11 +23,11 @@ class Leases:
     """Hands out the positions of epochs in ranges, to whoever asks: a slow worker gets less of them.
 
     It is a pure state machine: the same calls give the same answers. A worker asks for a lease, uses it
-    up, asks for the next one, and so on until it is told None; it may then ask about a later epoch while
-    others are still in this one. A lease is about half of what its worker will use of all that is left, if
-    it goes on taking its share of the work; that is measured anew in each epoch, from a lease of one unit
-    on. So leases grow, then shrink, and all end at about the same time, however slow some are; late is only
-    who becomes slow in the midst of a large lease.
+    up, asks for the next one (a little before, if it reads ahead), and so on until it is told None; it may
+    then ask about a later epoch while others are still in this one. A lease is about half of what its worker
+    will use of all that is left, if it goes on taking its share of the work; that is measured anew in each
+    epoch, from a lease of one unit on. So leases grow, then shrink, and all end at about the same time,
+    however slow some are; late is only who becomes slow in the midst of a large lease.
 
     Each position of an epoch is given out once, but for these:
 
@@ -74,15 +74,20 @@ class Leases:
 
     # -- what workers do ------------------------------------------------------------------------------
 
-    def ask(self, rank: int, epoch: int) -> Answer:
-        """Take note that `rank` has used up its lease of this epoch, and answer with its next one.
+    def ask(self, rank: int, epoch: int, unused: int = 0) -> Answer:
+        """Take note that `rank` has used up its leases of this epoch, and answer with its next one.
+
+        Args:
+            rank: of the worker.
+            epoch: that it is in.
+            unused: how many positions of its leases, the last ones, it has yet to use, and keeps.
 
         Returns:
-            A lease; None, if the epoch is over for this worker; or WAIT, and then `answers` will have
-            one or the other.
+            A lease; None, if the epoch is over for this worker, or if it has some left and there are no
+            more now; or WAIT, and then `answers` will have one or the other.
 
         Raises:
-            ProtocolError: `rank` is unknown, gone or still waits, or the epoch is earlier than its last.
+            ProtocolError: that cannot be, e.g. `rank` is gone or still waits, or the epoch is over for it.
         """
         worker = self._living(rank, f"asked about epoch {epoch}")
         if rank in self._waiting:
@@ -95,11 +100,11 @@ class Leases:
                 f"leases: rank {rank} asked about epoch {epoch} after epoch {worker.epoch}; "
                 f"expected {worker.epoch} or a later one"
             )
-        if worker.lease is not None:
-            self._settle(worker, worker.lease.size if epoch == worker.epoch else 0)
+        used = worker.size - unused if epoch == worker.epoch else -unused
+        self._check(rank, used, worker)
+        self._settle(worker, used, keeps=unused > 0)
         worker.turn_to(epoch)
-        answer = self._next(worker)
-        if answer is WAIT:
+        if (answer := self._next(worker)) is WAIT:
             self._waiting[rank] = None
         return answer
 
@@ -108,18 +113,10 @@ class Leases:
 
         Args:
             rank: of the worker.
-            used: how many positions of its lease it has used; None: not known, all of them come back.
-
-        Raises:
-            ProtocolError: `rank` is unknown or gone, or cannot have used that many.
+            used: how many positions of its leases it has used; None: not known, all of them come back.
         """
         worker = self._living(rank, "gave its lease back")
-        size = 0 if worker.lease is None else worker.lease.size
-        if used is not None and not 0 <= used <= size:
-            raise ProtocolError(
-                f"leases: rank {rank} says that it used {used} positions of {worker.lease}; "
-                f"expected 0 to {size}"
-            )
+        self._check(rank, used or 0, worker)
         self._settle(worker, used or 0)
         self._waiting.pop(rank, None)
 
@@ -129,11 +126,7 @@ class Leases:
         self._depart(rank, "left")
 
     def lost(self, rank: int) -> None:
-        """Take note that `rank` died: all of its lease is owed to the others. Who is gone cannot die.
-
-        Raises:
-            ProtocolError: `rank` is unknown.
-        """
+        """Take note that `rank` died: all of its lease is owed to the others. Who is gone cannot die."""
         if rank in self._gone:
             return
         self._settle(self._living(rank, "was lost"), 0, died=True)
@@ -162,10 +155,9 @@ class Leases:
         """The ranks that wait for an answer, in the order in which they asked."""
         return tuple(self._waiting)
 
-    def held(self, rank: int) -> Lease | None:
-        """Return the lease that `rank` has, for a worker that is resumed in the middle of it."""
-        worker = self._workers.get(rank)
-        return None if worker is None else worker.lease
+    def held(self, rank: int) -> tuple[Lease, ...]:
+        """Return the leases that `rank` has, for a worker that is resumed in the middle of them."""
+        return tuple(self._workers[rank].leases) if rank in self._workers else ()
 
     def unfinished(self, epoch: int) -> list[Range]:
         """Return the positions of an epoch that were not reported as used, as ranges in order."""
@@ -181,8 +173,8 @@ class Leases:
             (not any(epoch in self._complete for epoch in pages), "an epoch is complete or is not"),
             (not any(page.complete for page in pages.values()), "complete epochs have no page"),
             (set(self._waiting) <= set(workers), "only the living wait"),
-            (all(self.held(rank) is None for rank in self._waiting), "who waits holds nothing"),
-            (all(w.lease is None or w.holds_of(w.epoch) for w in workers.values()), "nobody is ahead"),
+            (not any(self.held(rank) for rank in self._waiting), "who waits holds nothing"),
+            (all(one.epoch <= w.epoch for w in workers.values() for one in w.leases), "nobody is ahead"),
             (all(0 <= w.used <= w.seen for w in workers.values()), "nobody uses more than all do"),
         ):
             if not holds:
@@ -213,7 +205,6 @@ class Leases:
         saved = Leases(self.size, (), unit=self.unit)
         try:
             saved._fill(state)
-            saved.validate()
         except ConfigurationError:
             raise
         except (AssertionError, TypeError, ValueError) as error:
@@ -236,10 +227,14 @@ class Leases:
         if rank in self._workers:
             return self._workers[rank]
         if rank in self._gone:
-            raise ProtocolError(
-                f"leases: rank {rank} {did} after it {self._gone[rank]}; expected nothing more"
-            )
+            why = f"after it {self._gone[rank]}; expected nothing more"
+            raise ProtocolError(f"leases: rank {rank} {did} {why}")
         raise ProtocolError(f"leases: rank {rank} {did}; expected one of its workers {list(self.living)}")
+
+    def _check(self, rank: int, used: int, worker: Holder) -> None:
+        if not 0 <= used <= worker.size:
+            what = f"{used} positions of {worker.leases}; expected 0 to {worker.size}"
+            raise ProtocolError(f"leases: rank {rank} says that it used {what}")
 
     def _next(self, worker: Holder) -> Answer:
         if not self.size:
@@ -251,26 +246,31 @@ class Leases:
             page, late = self._pages.setdefault(epoch, Page(self.size)), epoch < worker.epoch
             part = page.take(worker.most(page.left(late=late), self.unit), late=late)
             if part is not None:
-                worker.take(Lease(epoch, *part))
-                return worker.lease
+                worker.take(lease := Lease(epoch, *part))
+                return lease
         held = any(other.holds_of(worker.epoch) for other in self._workers.values())
-        return WAIT if self.patient and held else None
+        return WAIT if self.patient and held and not worker.leases else None
 
-    def _settle(self, worker: Holder, used: int, *, died: bool = False) -> None:
-        """Book what `worker` has used of its lease, if it has one, and put the rest where it belongs."""
-        if (lease := worker.lease) is None:
-            return
+    def _settle(self, worker: Holder, used: int, *, died: bool = False, keeps: bool = False) -> None:
+        """Book what `worker` has used of its leases, and put the rest where it belongs, or leave it."""
         for holder in self._workers.values():
-            holder.seen += used if holder.lease else 0
-        worker.used, worker.lease = worker.used + used, None
-        page = self._pages[lease.epoch]
-        page.used.add(lease.start, lease.start + used)
-        # Of an earlier epoch only what is owed is given out, and it stays owed.
-        rest = page.owed if died or lease.epoch < worker.epoch else page.free
-        rest.add(lease.start + used, lease.stop)
-        if page.complete:
-            del self._pages[lease.epoch]
-            self._complete.add(lease.epoch, lease.epoch + 1)
+            holder.seen += used if holder.leases else 0
+        worker.used += used
+        leases, worker.leases = worker.leases, []
+        for lease in leases:
+            middle = min(lease.start + used, lease.stop)
+            used -= middle - lease.start
+            page = self._pages[lease.epoch]
+            page.used.add(lease.start, middle)
+            if keeps and middle < lease.stop:
+                worker.leases.append(Lease(lease.epoch, middle, lease.stop))
+            else:
+                # Of an earlier epoch only what is owed is given out, and it stays owed.
+                rest = page.owed if died or lease.epoch < worker.epoch else page.free
+                rest.add(middle, lease.stop)
+            if page.complete:
+                del self._pages[lease.epoch]
+                self._complete.add(lease.epoch, lease.epoch + 1)
 
     def _depart(self, rank: int, how: str) -> None:
         self._gone[rank] = how
@@ -280,8 +280,8 @@ class Leases:
     def _leased(self) -> dict[int, list[Range]]:
         leased: dict[int, list[Range]] = defaultdict(list)
         for worker in self._workers.values():
-            if worker.lease is not None:
-                leased[worker.lease.epoch].append((worker.lease.start, worker.lease.stop))
+            for lease in worker.leases:
+                leased[lease.epoch].append((lease.start, lease.stop))
         return leased
 
     def _fill(self, state: Mapping[str, Any]) -> None:
@@ -292,6 +292,7 @@ class Leases:
         for rank, worker in state["workers"].items():
             self._workers[int(rank)] = Holder.of(f"{OWNER}, rank {rank}", worker)
         self._waiting = dict.fromkeys(state["waiting"])
+        self.validate()
 
     def _disown(self, workers: Iterable[int]) -> None:
         """Go on with other workers: those there were are as good as dead."""

@@ -133,6 +133,10 @@ def hdf5():
     options = {"labels": "y", "batch_size": BATCH, "block": 3, "window": 2}
     files = folder / "?.h5"
     fit("H5Sequence", one_input(), nk.H5Sequence(files, features="x", **options))
+    leased = nk.H5Sequence(files, features="x", assignment="dynamic", **(options | {"window": 1}))
+    fit("leased H5Sequence", one_input(), leased)
+    leased = nk.H5Sequence(files, features="x", assignment="dynamic", **(options | {"window": SAMPLES}))
+    fit("H5Sequence of one lease", one_input(), leased)
     fit("H5Sequence of groups", two_in_a_list(), nk.H5Sequence(files, features="inputs", **options))
     held_out = nk.H5Sequence(folder / "held_out.h5", features="x", shard=False, **options)
     fit("validated on an H5Sequence", one_input(), *nk.shard(X, Y), validation_data=held_out)

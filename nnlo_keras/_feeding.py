@@ -1,0 +1,139 @@
+"""What `fit` trains on, where that is an `H5Sequence`: which epoch of it, and batches that are leased.
+
+Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
+own, in which nobody may ask a server. So it is given one sample, again and again, and its training function
+is handed the leased batches instead; when there are no more, Keras is told that it has seen all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from nnlo_common import ConfigurationError
+from nnlo_common._team import Team
+from nnlo_common.data import LeasedBatches
+from nnlo_keras._hdf5 import H5Sequence
+
+__all__ = ["Feeding"]
+
+_ASKED = "an H5Sequence with assignment='dynamic' was asked for"
+
+
+class Feeding:
+    """Leads `fit` through the epochs of its `H5Sequence`.
+
+    Args:
+        batches: what `fit` loops over.
+        data: what is behind it.
+    """
+
+    def __init__(self, batches: Any, data: H5Sequence) -> None:
+        self._fit, self._data = batches, data
+        self._leases: LeasedBatches | None = None
+        self._ready: deque[Any] = deque()  # for TensorFlow to take
+        self._iterator: Any = None
+        self.idle = False
+
+    @classmethod
+    def of(cls, frame: Any) -> Feeding | None:
+        """Find the data of the `fit` that has called what runs in `frame`; None if it is no H5Sequence."""
+        while frame is not None and "epoch_iterator" not in frame.f_locals:
+            frame = frame.f_back
+        batches = None if frame is None else frame.f_locals["epoch_iterator"]
+        data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
+        return cls(batches, data) if isinstance(data, H5Sequence) else None
+
+    def lease(self, model: Any, team: Team) -> list[Callable[[], object]]:
+        """Train a worker's model on what it leases, if that is wanted; return what undoes it."""
+        if not self._data.leased:
+            return []
+        for name in ("steps_per_epoch", "steps_per_execution"):
+            if (getattr(self._fit, name, None) or 1) > 1:
+                raise ConfigurationError(
+                    f"{_ASKED} together with {name}={getattr(self._fit, name)}, but an epoch is as long as "
+                    f"there are leases; leave {name} out, or use assignment='static'"
+                )
+        leases = self._leases = self._data.lease_from(team)
+        team.before_epoch_ends = leases.give_back
+        step = model.train_function
+        backend = keras.backend.backend()
+        model.train_function = getattr(self, f"_{backend}_step", self._torch_step)(step)
+
+        def undo() -> None:
+            self._data.fed = False
+            model.train_function = None  # fit makes a new one
+
+        return [undo]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Turn to the next epoch; not to one before that of `fit`, which may have been resumed."""
+        self._data.turn_to(epoch)
+        if self._leases is not None:
+            self._fit._num_batches = len(self._data)
+            self.idle = not self._leases.more(self._data.epoch)
+
+    def end_batch(self) -> None:
+        """End the epoch if nothing is left of it."""
+        if self._leases is not None and (self.idle or not self._leases.more(self._data.epoch)):
+            self._fit._num_batches = self._fit._steps_seen
+
+    # -- what takes the place of a training function --------------------------------------------------
+
+    def _torch_step(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def train(batches: Any) -> Any:
+            # Others have the whole epoch; Keras makes one step at least.
+            return {} if self.idle else step([self._next(len(batches[0]))])
+
+        return train
+
+    def _jax_step(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def train(state: Any, batches: Iterator[Any]) -> Any:
+            like = next(batches)
+            return ({}, state) if self.idle else step(state, iter([self._next(len(like))]))
+
+        return train
+
+    def _tensorflow_step(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def train(batches: Any) -> Any:
+            if self.idle:
+                return {}
+            if self._iterator is None:
+                self._iterator = self._as_tensorflow(batches.element_spec)
+            self._ready.append(self._next(len(batches.element_spec)))
+            return step(self._iterator)
+
+        return train
+
+    def _as_tensorflow(self, like: Any) -> Any:
+        """What gives the batches that are `ready`, when it is asked and not before."""
+        import tensorflow as tf
+
+        def batches() -> Iterator[Any]:
+            while True:
+                yield self._ready.popleft()
+
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False
+        return iter(tf.data.Dataset.from_generator(batches, output_signature=like).with_options(options))
+
+    def _next(self, parts: int) -> Any:
+        assert self._leases is not None  # or there would be no need
+        if not self._leases.more(self._data.epoch):
+            raise ConfigurationError(
+                f"{_ASKED}, but Keras {keras.__version__} goes on where an epoch has ended; use "
+                "assignment='static'"
+            )
+        batch, _ = self._leases.take(self._data.epoch)
+        if len(batch) != parts:
+            raise ConfigurationError(
+                f"{_ASKED} together with class_weight, which Keras cannot give to leased batches; write "
+                "weights into the files and pass weights=, or use assignment='static'"
+            )
+        if keras.backend.backend() == "tensorflow":
+            return batch
+        return keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
