@@ -187,7 +187,8 @@ def _optimizer(plan: Plan) -> Any:
     for name in options:
         if name not in taken:
             raise ConfigurationError(
-                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes {', '.join(taken)}"
+                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes "
+                f"{', '.join(taken)}"
             )
     try:
         return make(**options)
@@ -236,18 +237,18 @@ def _tried(model: Any, batch: Sequence[Any], loss: Any) -> list[str]:
         model.reset_metrics()
     except Exception as error:  # whatever a layer or a loss raises
         raise ConfigurationError(
-            f"the model and the samples do not fit: features {_shapes(x)}, labels {_shapes(y)}, and the model "
-            f"takes {_shapes(model.inputs) if getattr(model, 'inputs', None) else 'anything'}"
+            f"the model and the samples do not fit: features {_shapes(x)}, labels {_shapes(y)}, and the "
+            f"model takes {_shapes(model.inputs) if getattr(model, 'inputs', None) else 'anything'}"
             f" and gives {_shapes(model.outputs) if getattr(model, 'outputs', None) else 'anything'}\n"
             f"{type(error).__name__}: {brief(str(error))}\n"
-            "Choose another --loss, --features-name or --labels-name, or adapt the arrays by get_features() or "
-            "get_labels() of a Python file"
+            "Choose another --loss, --features-name or --labels-name, or adapt the arrays by get_features() "
+            "or get_labels() of a Python file"
         ) from None
     return ["loss", *(name for name in measured if name != "loss")]
 
 
 def _check_alike(output: Any, labels: Any, loss: Any) -> None:
-    """Refuse labels that would be broadcast against the output: a loss of Keras's own computes something then."""
+    """Refuse labels that Keras would broadcast against the output: a loss is computed all the same."""
     name = getattr(loss, "__name__", type(loss).__name__).lower()
     own = getattr(loss, "__module__", "").startswith("keras.")
     shapes = [tuple(getattr(one, "shape", ())) for one in (output, labels)]

@@ -88,7 +88,7 @@ class Training:
         return self._joined.report()
 
     def train(self, folder: Path) -> dict[str, list[float]]:
-        """Train, and return the scores: on a worker its own, elsewhere the workers' means and the centre's."""
+        """Train, and return the scores: a worker's own, elsewhere the workers' means and the centre's."""
         optimizer, settings = self._joined, self._settings
         history = self._resumed(folder / _CHECKPOINT)
         own: dict[str, list[float]] = {}
@@ -105,7 +105,7 @@ class Training:
             _append(history, scores)
             _append(own, sums.means())
             progress.epoch(scores)
-            stop = any([reached(scores) for reached in enough])
+            stop = any(reached(scores) for reached in enough)
             if settings.checkpoint is not None:
                 last = stop or epoch + 1 == settings.epochs
                 if (epoch + 1) % settings.checkpoint == 0 or last:
@@ -189,10 +189,10 @@ class Training:
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
         except Exception as error:  # whatever a layer or a loss raises
             raise ConfigurationError(
-                f"the model, the samples and --loss {self._settings.loss} do not fit: features {_told(x)}, labels "
-                f"{_told(y)}\n{type(error).__name__}: {brief(str(error))}\n"
-                "Choose another --loss, --features-name or --labels-name, or adapt the arrays by get_features() "
-                "or get_labels() of the Python file"
+                f"the model, the samples and --loss {self._settings.loss} do not fit: features {_told(x)}, "
+                f"labels {_told(y)}\n{type(error).__name__}: {brief(str(error))}\n"
+                "Choose another --loss, --features-name or --labels-name, or adapt the arrays by "
+                "get_features() or get_labels() of the Python file"
             ) from None
         finally:
             self._model.train(training)
@@ -221,7 +221,7 @@ class Training:
         optimizer.save(state, path)
 
     def _resumed(self, path: Path) -> dict[str, list[float]]:
-        """Load what a checkpoint has, on all ranks; return its history, which is empty where there is none."""
+        """Load what a checkpoint has, on all ranks; return its history, empty where there is none."""
         if self._settings.checkpoint is None:
             return {}
         there = self._joined.mean({"ranks": float(path.exists())})["ranks"]
@@ -229,7 +229,8 @@ class Training:
             return {}
         if there < 1:
             raise ConfigurationError(
-                f"--run {path.parent} has a checkpoint that not all ranks can see; name a folder that they share"
+                f"--run {path.parent} has a checkpoint that not all ranks can see; name a folder that they "
+                "share"
             )
         try:
             state = torch.load(path, map_location=self._device, weights_only=True)
@@ -277,7 +278,7 @@ def _function(plan: Plan, flag: str, name: str) -> _Function:
     found = (measures | functions | classes).get(name)
     if found is None:
         raise plan.unknown(flag, name, [*measures, *functions, *classes])
-    loss: _Function = found() if inspect.isclass(found) else found
+    loss: Any = found() if inspect.isclass(found) else found
     return (
         _with_classes(loss) if name in ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss") else loss
     )
@@ -315,7 +316,8 @@ def _optimizer(plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
     for name in options:
         if name not in taken:
             raise ConfigurationError(
-                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes {', '.join(taken)}"
+                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes "
+                f"{', '.join(taken)}"
             )
     try:
         return make(model.parameters(), **options)

@@ -8,6 +8,6 @@
     _job        the ranks, who agree      _folder   what is written down
     _run        the order of it all
 
-Nothing here knows a framework: `nnlo_keras._train` and `nnlo_torch._train` say what only they can say, and are
-found by name.
+Nothing here knows a framework: `nnlo_keras._train` and `nnlo_torch._train` say what only they can say, and
+are found by name.
 """

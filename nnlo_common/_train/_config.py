@@ -75,7 +75,7 @@ def _yaml(text: str, asked: str) -> Any:
     except ImportError:
         raise MissingExtraError(f"{asked}, a YAML file,", "PyYAML", "yaml") from None
 
-    class Strict(yaml.SafeLoader):
+    class Strict(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
         """The safe loader, which makes nothing but plain data; without what no list of options needs."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:

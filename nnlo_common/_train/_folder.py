@@ -119,8 +119,8 @@ def _check_same(folder: Path, config: str) -> None:
         if (line in there) != (line in here):
             where = "there" if line in there else "here"
             raise ConfigurationError(
-                f"--run {folder} has another training in it: only {where} is {line!r}; name another folder, or "
-                "give the options that it began with (its config.toml has them)"
+                f"--run {folder} has another training in it: only {where} is {line!r}; name another folder, "
+                "or give the options that it began with (its config.toml has them)"
             )
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a training, as its driver sees them: they prepare by themselves, and agree before they go on."""
+"""The ranks of a training, as its driver sees them: each prepares, and all agree before they go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnlo_common._launchers import find_launch
 from nnlo_common._places import Place, describe_here, locate
 from nnlo_common.transport._endpoint import RankWorld
 
-__all__ = ["REFUSED", "Job", "brief", "refuse_alike"]
+__all__ = ["REFUSED", "Job", "brief", "refuse_alike", "tell"]
 
 #: The exit status of what is refused before the training.
 REFUSED = 2
@@ -110,9 +110,9 @@ class Job:
         host = "" if self.world is None else self.world.host
         told = self.share([problem, host])
         if any(text for text, _ in told):
-            error = ConfigurationError(_said_together(told))
-            error.collective = True
-            raise error
+            refusal = ConfigurationError(_said_together(told))
+            refusal.collective = True
+            raise refusal
 
     def refuse(self, error: Exception) -> int:
         """Print once what all ranks have found, and return the exit status."""
@@ -123,12 +123,12 @@ class Job:
 
     def fail(self, error: Exception) -> int:
         """End the job for what has gone wrong on this rank, perhaps on this one only."""
-        if self.world is None:
-            tell(str(error))
-            return 1
-        tell(f"rank {self.rank} of {self.size} on {self.world.host}: {error}")
-        time.sleep(_SILENT_S / 5)  # for the launcher to carry the text
-        self.world.abort(1)
+        if self.world is not None:
+            tell(f"rank {self.rank} of {self.size} on {self.world.host}: {error}")
+            time.sleep(_SILENT_S / 5)  # for the launcher to carry the text
+            self.world.abort(1)
+        tell(str(error))
+        return 1
 
 
 def _said_together(told: list[list[str]]) -> str:

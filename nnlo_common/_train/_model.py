@@ -64,8 +64,8 @@ def check_model(settings: Settings) -> Path:
     elif suffix in _PICKLES:
         if not settings.allow_pickle:
             raise ConfigurationError(
-                f"--model {path} is a pickle, which can run any code when it is loaded; give a Python file with "
-                "get_model(), or add --allow-pickle if you trust it"
+                f"--model {path} is a pickle, which can run any code when it is loaded; give a Python file "
+                "with get_model(), or add --allow-pickle if you trust it"
             )
     else:
         raise ConfigurationError(
@@ -122,14 +122,14 @@ def _check_layers(path: Path, text: bytes, allow: bool) -> None:
         own = told.get("name") if isinstance(told, dict) else None
         if name in ("Lambda", "__lambda__") and not allow:
             raise ConfigurationError(
-                f"--model {path}: {f'the layer {own!r}' if own else 'a part of it'} is a Lambda, code that would "
-                "be run from the file; write a layer of its own class in a Python file with get_model(), or add "
-                "--allow-pickle if you trust it"
+                f"--model {path}: {f'the layer {own!r}' if own else 'a part of it'} is a Lambda, code that "
+                "would be run from the file; write a layer of its own class in a Python file with "
+                "get_model(), or add --allow-pickle if you trust it"
             )
         if isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
             raise ConfigurationError(
-                f"--model {path} has a {name!r} of {module}, which Keras does not have; give a Python file whose "
-                "get_model() imports it"
+                f"--model {path} has a {name!r} of {module}, which Keras does not have; give a Python file "
+                "whose get_model() imports it"
             )
 
 

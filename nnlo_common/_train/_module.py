@@ -38,8 +38,8 @@ def check_source(path: Path) -> None:
             bound |= {alias.asname or alias.name for alias in node.names}
     if not {"get_model", "*"} & (names | bound):
         raise ConfigurationError(
-            f"--model {path} has no get_model{nearest('get_model', names)}; write a function get_model() that "
-            "returns the model"
+            f"--model {path} has no get_model{nearest('get_model', names)}; write a function get_model() "
+            "that returns the model"
         )
 
 
@@ -80,8 +80,8 @@ def made_model(module: ModuleType, path: Path, params: Mapping[str, Any]) -> Any
     make = getattr(module, "get_model", None)
     if not callable(make):
         raise ConfigurationError(
-            f"--model {path}: get_model is {make!r}, which cannot be called; write a function get_model() that "
-            "returns the model"
+            f"--model {path}: get_model is {make!r}, which cannot be called; write a function get_model() "
+            "that returns the model"
         )
     _check_params(make, path, params)
     with running(path, "by get_model()"):
@@ -134,7 +134,10 @@ def _told(path: Path, when: str, error: BaseException) -> str:
     ]
     where = f"--model {path}" + (f", line {lines[-1]}" if lines else "")
     if isinstance(error, SystemExit):
-        return f"{where}: sys.exit({error.code!r}) was called {when}; let it return, or raise an error that says why"
+        return (
+            f"{where}: sys.exit({error.code!r}) was called {when}; let it return, or raise an error that "
+            "says why"
+        )
     if isinstance(error, EOFError):
         return f"{where}: it reads from the terminal {when}, which no rank has; pass --model-params instead"
     kind = type(error).__name__

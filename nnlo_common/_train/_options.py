@@ -201,7 +201,9 @@ def nearest(asked: object, known: Iterable[str]) -> str:
         >>> nearest("easdg", ["easgd", "gem"])
         "; did you mean 'easgd'?"
     """
-    lowered = {word.lower(): word for word in known}
+    lowered: dict[str, str] = {}
+    for word in known:
+        lowered.setdefault(word.lower(), word)
     near = difflib.get_close_matches(str(asked).lower(), lowered, 1)
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
 

@@ -123,8 +123,8 @@ def _refuse(unknown: Sequence[str]) -> NoReturn:
     word = unknown[0].partition("=")[0]
     if not word.startswith("-"):
         raise ConfigurationError(
-            f"{word!r} belongs to no option; nnlo train --help says what there is (a pattern of files is to be "
-            "given as one word, in quotes, or behind --train)"
+            f"{word!r} belongs to no option; nnlo train --help says what there is (a pattern of files is to "
+            "be given as one word, in quotes, or behind --train)"
         )
     flags = ["--config", *(option.flag for option in OPTIONS.values())]
     raise ConfigurationError(

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._train._model import Loaded
-from nnlo_common._train._module import asked
 from nnlo_common._train._modes import MODES, ONLY_TORCH
+from nnlo_common._train._module import asked
 from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
 from nnlo_common.data import Reading, list_files
@@ -133,8 +133,8 @@ def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
     name, adaptor = found if isinstance(found, tuple) and len(found) == 2 else (found or side, None)
     if not isinstance(name, str) or not (adaptor is None or callable(adaptor)):
         raise ConfigurationError(
-            f"--model {loaded.path}: get_{side}() has returned {found!r:.80}; return the name of a dataset, or a "
-            "pair of it and a function that adapts the arrays (or None)"
+            f"--model {loaded.path}: get_{side}() has returned {found!r:.80}; return the name of a dataset, "
+            "or a pair of it and a function that adapts the arrays (or None)"
         )
     return (name if not given else given[0] if len(given) == 1 else given), adaptor
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from nnlo_common._train._folder import (
     give_back,
     write_json,
 )
-from nnlo_common._train._job import Job, refuse_alike
+from nnlo_common._train._job import Job, refuse_alike, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._parser import read
 from nnlo_common._train._plan import Plan, Trainer, check_files, data_of
@@ -59,6 +59,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
     except KeyboardInterrupt:
         if job.world is not None:
             raise  # the guard ends the others
+        tell("interrupted")
         return _INTERRUPTED
     return 0
 
@@ -75,11 +76,11 @@ class _Course:
         self._fresh = False
         self._began_s, self._began = (
             time.perf_counter(),
-            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
-        """Do all that can go wrong before a training, what is quick first; all ranks agree that it went well."""
+        """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""
         job = self._job
         with job.together():
             settings = self.settings = read(flags, unknown)
@@ -94,7 +95,8 @@ class _Course:
             loaded = load_model(settings, path)
             plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded))
             self.trainer = plug_in(loaded.framework).Training(plan)
-        self.trainer.join()
+        with job.together():  # what a wrapper refuses, it refuses on all ranks
+            self.trainer.join()
         with job.together():
             if job.speaks:
                 config = config_text(settings, self.trainer.learning_rate)

@@ -62,7 +62,7 @@ class Settings:
         ),
         metavar="FILE",
     )
-    model_params: dict[str, Any] = _option(
+    model_params: dict[str, Any] = _option(  # noqa: RUF009
         MODEL, Kind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
     )
     allow_pickle: bool = _option(
@@ -112,7 +112,7 @@ class Settings:
         TRAINING, _REAL, "of the optimizer; else the framework's", metavar="X", above=0
     )
     momentum: float | None = _option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
-    optimizer_option: dict[str, Any] = _option(
+    optimizer_option: dict[str, Any] = _option(  # noqa: RUF009
         TRAINING, Kind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
     )
     seed: int = _option(
@@ -214,12 +214,11 @@ class Settings:
             ),
             (
                 self.checkpoint is not None and self.servers > 1,
-                f"--checkpoint works with one server, not with {self.servers}, of which each has a part of the "
-                "optimizer; leave --servers out",
+                f"--checkpoint works with one server; of {self.servers} each has a part of the optimizer",
             ),
             (
                 self.mode == "gem" and self.optimizer.lower() != "sgd",
-                f"--mode gem follows a momentum SGD, not {self.optimizer}; use --optimizer sgd --momentum 0.9",
+                f"--mode gem follows a momentum SGD, no {self.optimizer}; use --optimizer sgd --momentum 0.9",
             ),
             (
                 {"alpha", "beta"} <= self.algorithm.keys(),
@@ -231,7 +230,7 @@ class Settings:
 
 
 def _options() -> dict[str, Option]:
-    found = {}
+    found: dict[str, Option] = {}
     for one in fields(Settings):
         if one.name == "algorithm":
             found |= mode_options()
@@ -265,7 +264,7 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
             having = ", ".join(other for other, facts in MODES.items() if name in facts.options)
             own = ", ".join(MODES[mode].options)
             raise ConfigurationError(
-                f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is {mode!r}, "
-                f"which has {own}; leave it out, or choose another --mode"
+                f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is "
+                f"{mode!r}, which has {own}; leave it out, or choose another --mode"
             )
     return Settings(**values, algorithm=algorithm)
