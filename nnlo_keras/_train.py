@@ -17,7 +17,6 @@ from nnlo_common._files import whole
 from nnlo_common._joining import assigned, launched
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
-from nnlo_common._train._options import nearest
 from nnlo_common._train._plan import Plan, refuse_for_keras, rises, stop_rules
 from nnlo_keras._hdf5 import H5Sequence
 
@@ -129,7 +128,7 @@ class Training:
 
     def _callbacks(self, folder: Path) -> list[Any]:
         settings = self._settings
-        found: list[Any] = []
+        found: list[Any] = [_Order(self._train)]
         if settings.early_stopping is not None:
             mode = "max" if rises(self._stop_by) else "min"
             found.append(
@@ -139,12 +138,23 @@ class Training:
             found.append(_Target(self._distribute, settings.target))
         if settings.checkpoint is not None:
             found.append(nnlo_keras.Checkpoint(folder / _CHECKPOINT, every=settings.checkpoint))
-            self._train.epoch = _epochs_done(folder)
         if settings.monitor:
             found.append(nnlo_keras.Monitor(folder / "monitor.jsonl"))
         if settings.timeline:
             found.append(nnlo_keras.Timeline(folder / "timeline.json"))
         return found
+
+
+class _Order(keras.callbacks.Callback):
+    """Lets the samples come in the order of the epoch, also where a checkpoint has had those before."""
+
+    def __init__(self, samples: H5Sequence) -> None:
+        super().__init__()
+        self._samples = samples
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Say which epoch it is."""
+        self._samples.epoch = epoch
 
 
 class _Target(keras.callbacks.Callback):
@@ -163,37 +173,10 @@ class _Target(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _epochs_done(folder: Path) -> int:
-    """How many epochs a checkpoint has; the order of the samples goes on from there."""
-    kept = folder / _CHECKPOINT / "progress.json"
-    return int(json.loads(kept.read_text())["epoch"]) if kept.exists() else 0
-
-
 def _optimizer(plan: Plan) -> Any:
-    settings, base = plan.settings, keras.optimizers.Optimizer
-    known = {
-        name.lower(): one
-        for name, one in vars(keras.optimizers).items()
-        if inspect.isclass(one) and issubclass(one, base) and one is not base and name[0] != "_"
-    }
-    make = known.get(settings.optimizer.lower())
-    if make is None:
-        raise plan.unknown("--optimizer", settings.optimizer, sorted(one.__name__ for one in known.values()))
-    options = dict(settings.optimizer_option)
-    for name in ("learning_rate", "momentum"):
-        if getattr(settings, name) is not None:
-            options[name] = getattr(settings, name)
-    taken = [name for name in inspect.signature(make).parameters if name != "kwargs"]
-    for name in options:
-        if name not in taken:
-            raise ConfigurationError(
-                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes "
-                f"{', '.join(taken)}"
-            )
-    try:
-        return make(**options)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"--optimizer {make.__name__} with {options}: {brief(str(error))}") from None
+    base = keras.optimizers.Optimizer
+    found = [one for name, one in vars(keras.optimizers).items() if name[0] != "_" and inspect.isclass(one)]
+    return plan.made_optimizer([one for one in found if issubclass(one, base) and one is not base])
 
 
 def _loss(plan: Plan) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,16 +16,15 @@ from nnlo_common import ConfigurationError, EarlyStopping, Report, Target
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
 from nnlo_common._train._module import running
-from nnlo_common._train._options import nearest
 from nnlo_common._train._plan import Plan, refuse_for_torch, rises, stop_rules
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
+from nnlo_torch._train_parts import function_of, optimizer_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Training", "load", "seed"]
 
 _CHECKPOINT = "checkpoint.pt"
-_Function = Callable[[Any, Any], Any]
 
 
 def seed(number: int) -> None:
@@ -65,9 +63,9 @@ class Training:
         self._plan, self._settings = plan, plan.settings
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = plan.loaded.model.to(self._device)
-        self._loss = _function(plan, "--loss", plan.settings.loss)
-        self._metrics = {name: _function(plan, "--metrics", name) for name in plan.settings.metrics}
-        self._optimizer = _optimizer(plan, self._model)
+        self._loss = function_of(plan, "--loss", plan.settings.loss)
+        self._metrics = {name: function_of(plan, "--metrics", name) for name in plan.settings.metrics}
+        self._optimizer = optimizer_of(plan, self._model)
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
         self._train = self._batches(plan.data.train, shuffle=plan.settings.shuffle)
         self._val = self._batches(plan.data.val, evaluation=True) if plan.data.val else None
@@ -245,14 +243,6 @@ class Training:
         return history
 
 
-def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The share of samples whose highest output is that of their class, a number or a row of 0 and 1."""
-    if output.ndim < 2 or output.shape[1] < 2:
-        raise ValueError("accuracy needs an output for each of several classes; write one in the Python file")
-    classes = labels.argmax(1) if labels.shape == output.shape else labels
-    return (output.argmax(1) == classes).float().mean()
-
-
 def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> None:
     for name, value in scores.items():
         history.setdefault(name, []).append(float(value))
@@ -265,64 +255,6 @@ def _first_of(plan: Plan) -> Any:
         return torch.utils.data.default_collate(data.__getitems__(list(range(min(2, len(data))))))
     finally:
         data.close()
-
-
-def _function(plan: Plan, flag: str, name: str) -> _Function:
-    """What is called so: in the Python file, or in PyTorch."""
-    own = plan.from_module(name)
-    if own is not None:
-        return own
-    functions = {one: getattr(torch.nn.functional, one) for one in dir(torch.nn.functional) if _is_loss(one)}
-    classes = {one: getattr(torch.nn, one) for one in dir(torch.nn) if one.endswith("Loss")}
-    measures = {} if flag == "--loss" else {"accuracy": accuracy}
-    found = (measures | functions | classes).get(name)
-    if found is None:
-        raise plan.unknown(flag, name, [*measures, *functions, *classes])
-    loss: Any = found() if inspect.isclass(found) else found
-    return (
-        _with_classes(loss) if name in ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss") else loss
-    )
-
-
-def _is_loss(name: str) -> bool:
-    return name[0] != "_" and (name.endswith("_loss") or "cross_entropy" in name or name == "kl_div")
-
-
-def _with_classes(loss: _Function) -> _Function:
-    """Let classes be integers of any width: files have what is narrow, and these losses take int64 only."""
-
-    def wide(output: Any, labels: Any) -> Any:
-        return loss(output, labels if labels.is_floating_point() else labels.long())
-
-    return wide
-
-
-def _optimizer(plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    settings, base = plan.settings, torch.optim.Optimizer
-    known = {
-        name.lower(): one
-        for name, one in vars(torch.optim).items()
-        if inspect.isclass(one) and issubclass(one, base) and one is not base
-    }
-    make = known.get(settings.optimizer.lower())
-    if make is None:
-        raise plan.unknown("--optimizer", settings.optimizer, sorted(one.__name__ for one in known.values()))
-    options = dict(settings.optimizer_option)
-    if settings.learning_rate is not None:
-        options["lr"] = settings.learning_rate
-    if settings.momentum is not None:
-        options["momentum"] = settings.momentum
-    taken = [name for name in inspect.signature(make).parameters if name not in ("params", "kwargs")]
-    for name in options:
-        if name not in taken:
-            raise ConfigurationError(
-                f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\nIt takes "
-                f"{', '.join(taken)}"
-            )
-    try:
-        return make(model.parameters(), **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"--optimizer {make.__name__} with {options}: {brief(str(error))}") from None
 
 
 def _told(some: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common._train._job import brief
 from nnlo_common._train._model import Loaded
 from nnlo_common._train._modes import MODES, ONLY_TORCH
 from nnlo_common._train._module import asked
@@ -69,6 +71,41 @@ class Plan:
             f"{asked_for} {name}: {framework} has none of that name{also}{nearest(name, known)}\n"
             f"It has {', '.join(known)}"
         )
+
+    def made_optimizer(
+        self, classes: Iterable[type], first: Sequence[Any] = (), called: Mapping[str, str] | None = None
+    ) -> Any:
+        """Return the optimizer that was asked for.
+
+        Args:
+            classes: those that the framework has.
+            first: what each of them takes besides options.
+            called: how the framework calls our options, where it has other names.
+
+        Raises:
+            ConfigurationError: there is none of that name, or it does not take the options.
+        """
+        settings, known = self.settings, {one.__name__.lower(): one for one in classes}
+        make = known.get(settings.optimizer.lower())
+        if make is None:
+            names = sorted(one.__name__ for one in known.values())
+            raise self.unknown("--optimizer", settings.optimizer, names)
+        options = dict(settings.optimizer_option)
+        for name in ("learning_rate", "momentum"):
+            if getattr(settings, name) is not None:
+                options[(called or {}).get(name, name)] = getattr(settings, name)
+        taken = [*inspect.signature(make).parameters][len(first) :]
+        for name in options:
+            if name not in taken or name == "kwargs":
+                raise ConfigurationError(
+                    f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\n"
+                    f"It takes {', '.join(taken)}"
+                )
+        try:
+            return make(*first, **options)
+        except (TypeError, ValueError) as error:
+            told = f"--optimizer {make.__name__} with {options}: {brief(str(error))}"
+            raise ConfigurationError(told) from None
 
 
 class Trainer(Protocol):
