@@ -74,7 +74,7 @@ class Training:
         self._train = self._sequence(plan.data.train, shuffle=settings.shuffle, servers=settings.servers)
         self._val = self._sequence(plan.data.val, shuffle=False, shard=False) if plan.data.val else None
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
-        measured = _tried(self._model, self._train[0], self._loss)
+        measured = _tried(self._model, *plan.data.first(), self._loss)
         self._stop_by = stop_rules(settings, measured, self._val is not None)
         self._distribute = nnlo_keras.Distribute()
         world = launched()
@@ -203,15 +203,12 @@ def _metric(plan: Plan, name: str) -> Any:
     return name
 
 
-def _tried(model: Any, batch: Sequence[Any], loss: Any) -> list[str]:
-    """Try the model on two samples, and return the names of what is measured.
+def _tried(model: Any, x: Any, y: Any, loss: Any) -> list[str]:
+    """Try the model on some samples, and return the names of what is measured.
 
     Raises:
         ConfigurationError: model, samples and loss do not fit together.
     """
-    if len(batch) < 2:
-        raise ConfigurationError("there are no labels to train on; name them by --labels-name")
-    x, y = (keras.tree.map_structure(lambda array: array[:2], side) for side in batch)
     try:
         output = model(x, training=False)
         _check_alike(output, y, loss)

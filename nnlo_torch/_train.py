@@ -159,6 +159,8 @@ class Training:
 
     def _moved(self, batch: Any) -> Any:
         """The batch where the model is, with floats as wide as its own: files have what they have."""
+        if isinstance(batch, Mapping):
+            return {name: self._moved(one) for name, one in batch.items()}
         if isinstance(batch, tuple | list):
             return tuple(map(self._moved, batch))
         batch = batch.to(self._device)
@@ -170,12 +172,9 @@ class Training:
         Raises:
             ConfigurationError: they do not fit together.
         """
-        first = _first_of(self._plan)
-        x, y = self._moved(first) if len(first) == 2 else (first, None)
+        x, y = self._moved(_tensors(self._plan.data.first()))
         training = self._model.training
         try:
-            if y is None:
-                raise ValueError("there are no labels to train on")
             self._model.eval()
             with warnings.catch_warnings(), torch.no_grad():
                 # Of labels that would be broadcast against the output torch only warns.
@@ -248,16 +247,16 @@ def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> Non
         history.setdefault(name, []).append(float(value))
 
 
-def _first_of(plan: Plan) -> Any:
-    """Two samples, read beside the training."""
-    data = nnlo_torch.H5Dataset(plan.data.train, **plan.data.reading)
-    try:
-        return torch.utils.data.default_collate(data.__getitems__(list(range(min(2, len(data))))))
-    finally:
-        data.close()
+def _tensors(some: Any) -> Any:
+    """Arrays as tensors; several as a tuple."""
+    if isinstance(some, Mapping):
+        return {name: _tensors(one) for name, one in some.items()}
+    return tuple(map(_tensors, some)) if isinstance(some, tuple | list) else torch.as_tensor(some)
 
 
 def _told(some: Any) -> str:
+    if isinstance(some, Mapping):
+        some = tuple(some.values())
     if isinstance(some, tuple | list):
         return ", ".join(map(_told, some))
-    return "none" if some is None else f"{str(some.dtype).removeprefix('torch.')} {(None, *some.shape[1:])}"
+    return f"{str(some.dtype).removeprefix('torch.')} {(None, *some.shape[1:])}"

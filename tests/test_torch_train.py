@@ -149,6 +149,37 @@ def test_the_python_file_in_the_guide_trains():
 
 
 @pytest.mark.framework("torch")
+def test_several_inputs_and_adaptors_are_taken():
+    Path("two.py").write_text(
+        """
+import torch
+
+class Two(torch.nn.Module):
+    def __init__(self, named):
+        super().__init__()
+        self.named, self.layer = named, torch.nn.Linear(5, 2)
+
+    def forward(self, x, y=None):
+        x, y = (x["a"], x["b"]) if self.named else (x, y)
+        return self.layer(torch.cat([x, y], dim=1))
+
+def get_model(named=False):
+    return Two(named)
+
+def get_labels():
+    return "labels", lambda labels: 1 - labels
+"""
+    )
+    words = ["--model", "two.py", "--loss", "cross_entropy", "--features-name", "features", "one_hot"]
+    assert train(*words, "--run", "r") == 0
+    text = Path("two.py").read_text()
+    adapted = "\ndef get_features():\n    return 'features', lambda x: {'a': x, 'b': x[:, :2]}\n"
+    Path("named.py").write_text(text + adapted)
+    named = ["--model", "named.py", "--model-params", "named=true", "--loss", "cross_entropy"]
+    assert train(*named, "--run", "s") == 0
+
+
+@pytest.mark.framework("torch")
 def test_a_pickled_torch_module_is_taken_if_trusted(capsys):
     import torch
 
@@ -226,6 +257,48 @@ def test_what_is_refused_is_told_once_by_three_ranks(words, expected):
     assert done.stderr.count("nnlo train: ") == 1
     assert expected in done.stderr
     assert not Path("runs").exists()
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+def test_three_ranks_go_on_from_the_checkpoint_of_those_that_were_killed():
+    Path("fails.py").write_text(
+        TORCH.replace("import torch", "import os, torch\n\ncalls = []")
+        + """
+def mean(output, labels):
+    calls.append(1)
+    if os.environ.get("FAIL") and len(calls) == 30:
+        raise RuntimeError("a broken cable")
+    return torch.nn.functional.cross_entropy(output, labels.long())
+"""
+    )
+    words = [
+        "--model",
+        "fails.py",
+        "--loss",
+        "mean",
+        "--train",
+        "?.h5",
+        "--batch",
+        "10",
+        "--mode",
+        "synchronous",
+    ]
+    words += ["--epochs", "6", "--run", "r", "--checkpoint", *ADAM]
+    done = started(*words, env={"FAIL": "1"})
+    assert done.returncode == 1
+    assert "a broken cable" in done.stderr
+    assert not Path("r/history.json").exists()
+    done = started(*words)
+    assert done.returncode == 0, done.stderr
+    went_on = len(re.findall(r"^epoch +\d", done.stdout, re.MULTILINE))
+    assert 0 < went_on < 6
+    losses = told("r")["center"]["loss"]
+    assert len(losses) == 6
+    assert losses == sorted(losses, reverse=True)
+    assert len(told("r")["workers"][0]["history"]["loss"]) == went_on
 
 
 @pytest.mark.framework("torch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def brief(text: str) -> str:
         >>> brief("x" * 5000).endswith("...")
         True
     """
-    lines = [line.rstrip() for line in str(text).strip().splitlines() if line.strip()]
+    plain = re.sub("\x1b\\[[0-9;]*m", "", str(text))  # without colours
+    lines = [line.rstrip() for line in plain.strip().splitlines() if line.strip()]
     shown = "\n".join(lines[:_LINES])
     return shown if len(lines) <= _LINES and len(shown) <= _LETTERS else shown[:_LETTERS] + " ..."
 

@@ -204,7 +204,10 @@ def nearest(asked: object, known: Iterable[str]) -> str:
     lowered: dict[str, str] = {}
     for word in known:
         lowered.setdefault(word.lower(), word)
-    near = difflib.get_close_matches(str(asked).lower(), lowered, 1)
+    word = str(asked).lower()
+    # Two letters that have changed places are what people mistype most.
+    near = [one for one in lowered if one != word and sorted(one) == sorted(word)]
+    near = near or difflib.get_close_matches(word, lowered, 1)
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
 
 

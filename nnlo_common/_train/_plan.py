@@ -16,7 +16,7 @@ from nnlo_common._train._modes import MODES, ONLY_TORCH
 from nnlo_common._train._module import asked
 from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
-from nnlo_common.data import Reading, list_files
+from nnlo_common.data import HDF5Source, Reading, list_files
 
 __all__ = ["Data", "Plan", "Trainer", "check_files", "data_of", "rises", "stop_rules"]
 
@@ -37,6 +37,15 @@ class Data:
     train: tuple[str, ...]
     val: tuple[str, ...]
     reading: Reading
+
+    def first(self) -> tuple[Any, Any]:
+        """Return features and labels of two samples, the same on all ranks, so that all find the same."""
+        source = HDF5Source(self.train, **self.reading)
+        try:
+            features, labels = source.take(0, min(2, len(source)))
+        finally:
+            source.close()
+        return features, labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
