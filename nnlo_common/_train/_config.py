@@ -75,8 +75,26 @@ def _yaml(text: str, asked: str) -> Any:
     except ImportError:
         raise MissingExtraError(f"{asked}, a YAML file,", "PyYAML", "yaml") from None
 
+    try:
+        return yaml.load(text, Loader=_strict(yaml))
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        said = problem or str(error).splitlines()[0]
+        hint = " (YAML takes no tabs)" if "'\\t'" in said else ""
+        raise ConfigurationError(
+            f"{asked}{where} is no YAML of options: {said}{hint}; mend it there"
+        ) from None
+    except (RecursionError, ValueError) as error:  # such as a date that is none
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(f"{asked} is no YAML of options: {said}; mend it there") from None
+
+
+def _strict(yaml: Any) -> Any:
+    """The safe loader, which makes nothing but plain data, without what no list of options needs."""
+
     class Strict(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
-        """The safe loader, which makes nothing but plain data; without what no list of options needs."""
+        """Takes no aliases and no name twice."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
@@ -94,19 +112,7 @@ def _yaml(text: str, asked: str) -> Any:
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             return super().construct_mapping(node, deep)
 
-    try:
-        return yaml.load(text, Loader=Strict)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = "" if mark is None else f", line {mark.line + 1}"
-        said = problem or str(error).splitlines()[0]
-        hint = " (YAML takes no tabs)" if "'\\t'" in said else ""
-        raise ConfigurationError(
-            f"{asked}{where} is no YAML of options: {said}{hint}; mend it there"
-        ) from None
-    except (RecursionError, ValueError) as error:  # such as a date that is none
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigurationError(f"{asked} is no YAML of options: {said}; mend it there") from None
+    return Strict
 
 
 def as_toml(values: Mapping[str, Any], options: Mapping[str, Option]) -> str:

@@ -99,10 +99,11 @@ class Plan:
         if make is None:
             names = sorted(one.__name__ for one in known.values())
             raise self.unknown("--optimizer", settings.optimizer, names)
-        options = dict(settings.optimizer_option)
-        for name in ("learning_rate", "momentum"):
-            if getattr(settings, name) is not None:
-                options[(called or {}).get(name, name)] = getattr(settings, name)
+        own = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
+        renamed = {(called or {}).get(name, name): value for name, value in own.items()}
+        options = settings.optimizer_option | {
+            name: value for name, value in renamed.items() if value is not None
+        }
         taken = [*inspect.signature(make).parameters][len(first) :]
         for name in options:
             if name not in taken or name == "kwargs":

@@ -179,7 +179,7 @@ class Settings:
     def __post_init__(self) -> None:
         for problem in self._contradictions():
             raise ConfigurationError(problem)
-        self.rule()
+        _ = self.rule(), self.target  # refuse what is not possible
 
     def rule(self) -> Algorithm:
         """Return the algorithm; it refuses options that are not possible."""
@@ -225,7 +225,6 @@ class Settings:
                 "--alpha takes the place of --beta (alpha = beta / workers); give one of the two",
             ),
         ]
-        _ = self.target
         return [problem for wrong, problem in found if wrong]
 
 
