@@ -19,7 +19,7 @@ import numpy as np
 import toy_jets
 
 FEATURES, LABELS = "jetConstituentList", "jets"
-COLUMNS = len(toy_jets.PARTICLE_FEATURES)
+CLASSES, COLUMNS = toy_jets.CLASSES, len(toy_jets.PARTICLE_FEATURES)
 PT = toy_jets.PARTICLE_FEATURES.index("j1_pt")
 
 
