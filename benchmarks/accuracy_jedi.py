@@ -25,7 +25,7 @@ from jet_networks import JEDINet
 def options():
     parser = parser_of(__doc__, "a folder with train/*.h5 and val/*.h5; else toy jets")
     parser.add_argument("--jets", type=int, default=16000, help="toy jets to train on; as many to test with")
-    parser.add_argument("--particles", type=int, default=30, help="the hardest of each jet; all are 150")
+    parser.add_argument("--particles", type=int, default=20, help="the hardest of each jet; all are 150")
     parser.set_defaults(epochs=10)
     return parser.parse_args()
 

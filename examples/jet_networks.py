@@ -12,7 +12,7 @@ CLASSES = 5
 def mlp(*sizes: int) -> torch.nn.Sequential:
     layers: list[torch.nn.Module] = []
     for before, after in pairwise(sizes):
-        layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+        layers += [torch.nn.Linear(before, after), torch.nn.ReLU(inplace=True)]
     return torch.nn.Sequential(*layers[:-1])
 
 
@@ -31,8 +31,12 @@ class JEDINet(torch.nn.Module):
         super().__init__()
         self.receiver = torch.nn.Linear(features, 32)
         self.sender = torch.nn.Linear(features, 32, bias=False)
-        self.relation = torch.nn.Sequential(torch.nn.ReLU(), mlp(32, 16, effects), torch.nn.ReLU())
-        self.particle = torch.nn.Sequential(mlp(features + effects, 128, 64, found), torch.nn.ReLU())
+        self.relation = torch.nn.Sequential(
+            torch.nn.ReLU(inplace=True), mlp(32, 16, effects), torch.nn.ReLU()
+        )
+        self.particle = torch.nn.Sequential(
+            mlp(features + effects, 128, 64, found), torch.nn.ReLU(inplace=True)
+        )
         self.jet = mlp(found, 160, 80, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
