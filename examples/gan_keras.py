@@ -120,31 +120,36 @@ class GAN(keras.Model):
             return ops.convert_to_numpy(self.generator([noise, energy]))
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--algorithm", choices=WRAPPERS, default="downpour")
-    options.add_argument("--showers", type=int, default=4000)
-    options.add_argument("--epochs", type=int, default=15)
-    chosen = options.parse_args()
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=WRAPPERS, default="downpour")
+    parser.add_argument("--showers", type=int, default=4000)
+    parser.add_argument("--epochs", type=int, default=15)
     if keras.backend.backend() == "jax":
-        options.error("KERAS_BACKEND=jax: two optimizers need torch or tensorflow")
+        parser.error("KERAS_BACKEND=jax: two optimizers need torch or tensorflow")
+    return parser.parse_args()
+
+
+def main():
+    chosen = options()
     cells, energy = make_showers(chosen.showers, seed=1)
     true, at = make_showers(2000, seed=2)
 
     keras.utils.set_random_seed(1)
     gan, wrap = GAN(), WRAPPERS[chosen.algorithm]
     gan.compile(*(wrap(keras.optimizers.Adam(rate, beta_1=0.5)) for rate in (1e-3, 1e-3)))
-    distribute = nk.Distribute()
 
-    def tell(when):
+    def told():
         found = differences(gan.showers(at), true)
-        distribute.say(f"{when}: " + "  ".join(f"{name} {value:.4f}" for name, value in found.items()))
+        return "  ".join(f"{name} {value:.4f}" for name, value in found.items())
 
-    tell("before")
+    before = told()
+    distribute = nk.Distribute()
     start = time.perf_counter()
     callbacks = [] if chosen.algorithm == "none" else [distribute]
     gan.fit(*nk.shard(cells, energy), batch_size=50, epochs=chosen.epochs, callbacks=callbacks, verbose=2)
-    tell(f"after {time.perf_counter() - start:.1f} s of {chosen.algorithm}")
+    seconds = time.perf_counter() - start
+    distribute.say(f"before: {before}\nafter {seconds:.1f} s of {chosen.algorithm}: {told()}")
 
 
 if __name__ == "__main__":

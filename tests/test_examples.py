@@ -105,7 +105,7 @@ def test_alone_a_wrapped_tagger_is_a_plain_one(folder, script):
 
 def improved(told):
     """How far a GAN is from true showers, before and after."""
-    before, after = (
+    before, after = (  # each said once
         {name: float(value) for name, value in re.findall(r"(along|across|response) ([0-9.]+)", line)}
         for line in re.findall(r"^(?:before|after).*$", told, re.MULTILINE)
     )
