@@ -54,13 +54,12 @@ TOGETHER = {
 WITH_KERAS = TOGETHER | {"easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"]}
 # JEDI-net, on jets.
 SINGLE_JEDI = {
-    "one process, SGD": ["--batch", "50", "--learning-rate", "0.1"],
-    "one process, Adam": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.008"],
+    "one process, Adam": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004"],
 }
 JEDI = {
-    "downpour": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004", "--momentum", "0.5"],
-    "easgd": ["--batch", "20", "--learning-rate", "0.1", "--every", "2"],
-    "gem": ["--batch", "50", "--learning-rate", "0.2", "--kappa", "2"],
+    "downpour": ["--optimizer", "adam", "--batch", "20", "--learning-rate", "0.002", "--momentum", "0.5"],
+    "easgd": ["--optimizer", "adam", "--batch", "20", "--learning-rate", "0.008", "--every", "1"],
+    "gem": ["--batch", "20", "--learning-rate", "0.1", "--kappa", "4"],
 }
 COMPARED = {"torch": (SINGLE, TOGETHER), "keras": (SINGLE, WITH_KERAS), "jedi": (SINGLE_JEDI, JEDI)}
 
