@@ -19,11 +19,11 @@ def mlp(*sizes: int) -> torch.nn.Sequential:
 class JEDINet(torch.nn.Module):
     """An interaction network: every particle is told what it makes of every other one (arXiv 1908.05318).
 
-    fR looks at each ordered pair of particles, fO at each particle and the sum of its pairs, fC at the sum
+    f_R looks at each ordered pair of particles, f_O at each particle and the sum of its pairs, f_C at the sum
     over the particles. So it has 33 821 parameters, however many particles there are.
 
     The paper gathers pairs by matrices with a column for each, 22350 of them for 150 particles. They are not
-    needed: the first layer of fR is linear, so it is the sum of what it makes of the receiver and of the
+    needed: the first layer of f_R is linear, so it is the sum of what it makes of the receiver and of the
     sender, and all pairs of the two are one broadcast addition.
     """
 
