@@ -26,7 +26,7 @@ def mlp(x, *sizes, last="relu"):
 
 
 def jedi_net(particles):
-    """The network of `jet_networks.JEDINet`, which says more: f_R on pairs, f_O on particles, f_C on the jet."""
+    """The network of `jet_networks.JEDINet`, which says more: f_R on pairs, f_O on particles, f_C on all."""
     x = keras.Input((particles, jets.COLUMNS))
     receiver, sender = Dense(32)(x), Dense(32, use_bias=False)(x)
     pairs = mlp(ops.relu(receiver[:, :, None] + sender[:, None]), 16, 8)
