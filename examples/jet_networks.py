@@ -1,4 +1,4 @@
-"""Networks of the jet examples in PyTorch: JEDI-net, and a recurrent tagger."""
+"""The network of the jet examples in PyTorch: JEDI-net."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def mlp(*sizes: int) -> torch.nn.Sequential:
 class JEDINet(torch.nn.Module):
     """An interaction network: every particle is told what it makes of every other one (arXiv 1908.05318).
 
-    f_R looks at each ordered pair of particles, f_O at each particle and the sum of its pairs, f_C at the sum
-    over the particles. So it has 33 821 parameters, however many particles there are.
+    f_R looks at each ordered pair of particles, f_O at each particle and the mean of its pairs, f_C at the
+    mean of the particles. So it has 33 821 parameters, however many particles there are. (The paper sums, and
+    in its largest network, of 33 625 parameters, f_C looks at all particles one by one.)
 
     The paper gathers pairs by matrices with a column for each, 22350 of them for 150 particles. They are not
     needed: the first layer of f_R is linear, so it is the sum of what it makes of the receiver and of the
@@ -32,7 +33,7 @@ class JEDINet(torch.nn.Module):
         self.receiver = torch.nn.Linear(features, 32)
         self.sender = torch.nn.Linear(features, 32, bias=False)
         self.relation = torch.nn.Sequential(
-            torch.nn.ReLU(inplace=True), mlp(32, 16, effects), torch.nn.ReLU()
+            torch.nn.ReLU(inplace=True), mlp(32, 16, effects), torch.nn.ReLU(inplace=True)
         )
         self.particle = torch.nn.Sequential(
             mlp(features + effects, 128, 64, found), torch.nn.ReLU(inplace=True)

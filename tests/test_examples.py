@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launch import alone, mpiexec
 
@@ -47,6 +48,48 @@ def started(ranks, script, *arguments, env=None):
 
 def accuracies(told):
     return [float(value) for value in re.findall(r"^epoch .*accuracy ([0-9.]+)", told, re.MULTILINE)]
+
+
+@with_torch
+def test_jedi_net_is_the_one_of_its_definition():
+    import torch
+    from jet_networks import JEDINet
+
+    torch.manual_seed(2)
+    network, x = JEDINet(), torch.randn(3, 5, 16)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 33_821
+    weight = torch.cat([network.receiver.weight, network.sender.weight], dim=1)
+    found = []
+    for receiver in range(5):
+        effect = [
+            network.relation(
+                torch.cat([x[:, receiver], x[:, sender]], dim=1) @ weight.T + network.receiver.bias
+            )
+            for sender in range(5)
+            if sender != receiver
+        ]
+        found.append(network.particle(torch.cat([x[:, receiver], sum(effect) / 5], dim=1)))
+    torch.testing.assert_close(network(x), network.jet(sum(found) / 5), rtol=1e-4, atol=1e-5)
+
+
+@with_torch
+@with_keras
+# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_jedi_net_in_keras_is_the_one_in_torch():
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    import keras
+    import torch
+    from jedi_keras import jedi_net
+    from jet_networks import JEDINet
+
+    network, same = JEDINet(), jedi_net(particles=5)
+    given = [parameter.detach().numpy().T for parameter in network.parameters()]
+    same.set_weights(given)
+    x = torch.randn(3, 5, 16)
+    expected = network(x).detach().numpy()
+    found = keras.ops.convert_to_numpy(same(x.numpy()))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @with_torch
