@@ -2,6 +2,7 @@
 
 python benchmarks/accuracy_all.py --data FOLDER --assert
 KERAS_BACKEND=tensorflow python benchmarks/accuracy_all.py keras --data FOLDER --assert    # accuracy_keras.py
+python benchmarks/accuracy_all.py jedi --assert    # accuracy_jedi.py
 
 Each row of the table is a job of its own. The verdict of an algorithm is "met" if its mean accuracy over
 the seeds is at most so many percentage points below that of the best single process.
@@ -50,16 +51,26 @@ TOGETHER = {
     "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
 # And with Keras, whose workers have the same half of the samples in every epoch.
-WITH_KERAS = {"easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"]}
+WITH_KERAS = TOGETHER | {"easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"]}
+# JEDI-net, on jets.
+SINGLE_JEDI = {
+    "one process, Adam": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004"],
+}
+JEDI = {
+    "downpour": ["--optimizer", "adam", "--batch", "20", "--learning-rate", "0.002", "--momentum", "0.5"],
+    "easgd": ["--optimizer", "adam", "--batch", "20", "--learning-rate", "0.008", "--every", "1"],
+    "gem": ["--batch", "20", "--learning-rate", "0.1", "--kappa", "4"],
+}
+COMPARED = {"torch": (SINGLE, TOGETHER), "keras": (SINGLE, WITH_KERAS), "jedi": (SINGLE_JEDI, JEDI)}
 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("framework", choices=["torch", "keras"], nargs="?", default="torch")
+    parser.add_argument("what", choices=COMPARED, nargs="?", default="torch")
     parser.add_argument("--algorithms", choices=TOGETHER, nargs="+", default=list(TOGETHER))
     parser.add_argument("--seeds", nargs="+", default=["1", "2", "3"])
-    parser.add_argument("--epochs", default="5")
-    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument("--epochs")
+    parser.add_argument("--data", help="a folder with the full Fashion-MNIST, or with jets")
     parser.add_argument(
         "--within", type=float, default=1.0, help="percentage points below the best single process"
     )
@@ -80,9 +91,10 @@ def mpiexec():
 
 def run(name, launch, settings, chosen):
     """Run the script as one job and read its lines."""
-    script = Path(__file__).with_name(f"accuracy_{chosen.framework}.py")
-    command = [*launch, sys.executable, str(script), *settings, "--epochs", chosen.epochs]
-    command += ["--seeds", *chosen.seeds, *(["--data", chosen.data] if chosen.data else [])]
+    script = Path(__file__).with_name(f"accuracy_{chosen.what}.py")
+    command = [*launch, sys.executable, str(script), *settings, "--seeds", *chosen.seeds]
+    given = {"--epochs": chosen.epochs, "--data": chosen.data}
+    command += [part for option, value in given.items() if value for part in (option, value)]
     print(f"{name}: {' '.join([*launch, script.name, *settings])}", file=sys.stderr, flush=True)
     # The launcher ends a job that takes too long; killed itself, it could leave ranks behind.
     environment = os.environ | {"MPIEXEC_TIMEOUT": str(int(chosen.timeout))}
@@ -129,10 +141,10 @@ def table(singles, rows):
 
 def main():
     chosen = options()
-    singles = [run(name, [], settings, chosen) for name, settings in SINGLE.items()]
+    single, together = COMPARED[chosen.what]
+    singles = [run(name, [], settings, chosen) for name, settings in single.items()]
     launch = [mpiexec(), "-n", str(RANKS)]
-    settings = TOGETHER | (WITH_KERAS if chosen.framework == "keras" else {})
-    rows = [run(name, launch, ["--algorithm", name, *settings[name]], chosen) for name in chosen.algorithms]
+    rows = [run(name, launch, ["--algorithm", name, *together[name]], chosen) for name in chosen.algorithms]
     text = table(singles, rows)
     print(text)
     if chosen.output:

@@ -1,4 +1,4 @@
-"""What `accuracy_torch.py` and `accuracy_keras.py` can be told: the same."""
+"""What the benchmarks of accuracy can be told: the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import argparse
 
 def options(text):
     """Read the command line; `text` is what the script says of itself."""
+    return parser_of(text, "a folder with the full Fashion-MNIST").parse_args()
+
+
+def parser_of(text, data):
+    """What reads the command line; `data` says what that option is."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument(
         "--algorithm", choices=["downpour", "easgd", "gem"], default="downpour", help="alone all are the same"
@@ -22,11 +27,11 @@ def options(text):
     parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
     parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
     parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
-    parser.add_argument("--data", help="a folder with the full Fashion-MNIST")
+    parser.add_argument("--data", help=data)
     parser.add_argument(
         "--validation",
         type=int,
         default=0,
-        help="hold back so many of the last training images and measure on them, not on the test images",
+        help="hold back so many of the last training samples and measure on them, not on those of the test",
     )
-    return parser.parse_args()
+    return parser

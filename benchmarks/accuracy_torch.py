@@ -41,14 +41,17 @@ def wrapper(chosen):
 
 def split(data, validation):
     """What to train on and what to measure on."""
-    x, y = images(data.x_train), torch.from_numpy(data.y_train)
+    x, y, x_test, y_test = data
     if not validation:
-        return TensorDataset(x, y), images(data.x_test), torch.from_numpy(data.y_test)
+        return TensorDataset(x, y), x_test, y_test
     return TensorDataset(x[:-validation], y[:-validation]), x[-validation:], y[-validation:]
 
 
-def images(rows):
-    return torch.from_numpy(rows).reshape(-1, 1, 28, 28)
+def images(data):
+    """The samples and labels of training and test."""
+    rows = (data.x_train, data.y_train, data.x_test, data.y_test)
+    x, y, x_test, y_test = (torch.from_numpy(one) for one in rows)
+    return x.reshape(-1, 1, 28, 28), y, x_test.reshape(-1, 1, 28, 28), y_test
 
 
 def network():
@@ -75,7 +78,8 @@ def accuracy(model, x, y):
     return right / len(y)
 
 
-def train(chosen, seed, data, x_test, y_test):
+def train(chosen, seed, network, parts):
+    data, x_test, y_test = parts
     torch.manual_seed(seed)
     model = network()
     optimizer = wrapper(chosen)(plain(chosen, model.parameters()))
@@ -104,20 +108,25 @@ def train(chosen, seed, data, x_test, y_test):
     return reached, optimizer
 
 
-def main():
-    chosen = options(__doc__)
-    data = fashion_data.load(chosen.data)
+def compare(chosen, network, data, source):
+    """Train with each seed, and say what was reached."""
     parts = split(data, chosen.validation)
     start = time.perf_counter()
     reached = []
     for seed in chosen.seeds:
-        result, optimizer = train(chosen, seed, *parts)
+        result, optimizer = train(chosen, seed, network, parts)
         reached.append(result)
     optimizer.say(
         f"summary mean={statistics.mean(reached):.4f} min={min(reached):.4f} max={max(reached):.4f} "
         f"seconds={time.perf_counter() - start:.1f} "
-        f"samples={len(chosen.seeds) * chosen.epochs * len(parts[0])} data={data.source!r}"
+        f"samples={len(chosen.seeds) * chosen.epochs * len(parts[0])} data={source!r}"
     )
+
+
+def main():
+    chosen = options(__doc__)
+    data = fashion_data.load(chosen.data)
+    compare(chosen, network, images(data), data.source)
 
 
 if __name__ == "__main__":

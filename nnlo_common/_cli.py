@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from nnlo_common import __version__
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._train._job import refuse_alike
+from nnlo_common._train._parser import Parser, fill
 
 __all__ = ["main"]
 
@@ -18,19 +21,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `nnlo`; None means those of the process.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    try:
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown and options.command != "train":
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    except ConfigurationError as error:
+        return refuse_alike(str(error))
     if options.command is None:
         parser.print_help()
         return 0
     # A terminal that cannot show a character shows a question mark instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    status: int = options.run(options)
+    options.unknown = unknown
+    status: int = options.run_command(options)
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nnlo",
         description="Distributed training over MPI for Keras and PyTorch. Training itself needs no command: "
         "start your own script with `mpiexec -n 3 python train.py`.",
@@ -45,7 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
     doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
-    doctor.set_defaults(run=_doctor)
+    doctor.set_defaults(run_command=_doctor)
+    train = commands.add_parser(
+        "train", help="train a model on lists of HDF5 files, without a script", allow_abbrev=False
+    )
+    fill(train)
+    train.set_defaults(run_command=_train)
     return parser
 
 
@@ -53,3 +67,13 @@ def _doctor(options: argparse.Namespace) -> int:
     from nnlo_common._doctor._run import run_doctor
 
     return run_doctor(quick=options.quick, as_data=options.json)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from nnlo_common._train._run import run_train
+
+    flags = vars(options).copy()
+    unknown = flags.pop("unknown")
+    for name in ("command", "run_command"):
+        del flags[name]
+    return run_train(flags, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,6 +19,10 @@ TINY = ["--epochs", "1", "--batch", "50", "--learning-rate", "0.02", "--seeds", 
 
 sys.path.insert(0, str(BENCHMARKS))
 import accuracy_all as comparison  # noqa: E402
+import accuracy_options  # noqa: E402
+
+sys.path.insert(0, str(BENCHMARKS.with_name("examples")))
+import toy_jets  # noqa: E402
 
 
 def lines(done):
@@ -55,6 +60,31 @@ def test_it_runs_on_three_ranks(framework, algorithm, more, exchanges):
     script = BENCHMARKS / f"accuracy_{framework}.py"
     found = lines(mpiexec(3, script, "--algorithm", algorithm, *more, *TINY))
     assert [one["exchanges"] for one in found] == [exchanges, exchanges]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.mpi)])
+def test_it_runs_with_jedi_net(tmp_path, ranks):
+    for part, seed in (("train", 1), ("val", 2)):
+        toy_jets.provide(tmp_path / part, 500, files=2, seed=seed)
+    script = BENCHMARKS / "accuracy_jedi.py"
+    some = ["--data", str(tmp_path), "--epochs", "2", "--validation", "100", "--seeds", "1", "--batch", "20"]
+    done = alone(script, *some) if ranks == 1 else mpiexec(ranks, script, "--algorithm", "gem", *some)
+    assert done.returncode == 0, done.stderr
+    (line,) = re.findall(r"^seed=1 accuracy=0\.\d+ .*$", done.stdout, re.MULTILINE)
+    assert "samples=800 " in line
+    assert f"exchanges={0 if ranks == 1 else 40} " in line
+
+
+@pytest.mark.parametrize("what", comparison.COMPARED)
+def test_what_is_compared_can_be_told_to_the_benchmark(what, monkeypatch):
+    single, together = comparison.COMPARED[what]
+    assert list(together) == ["downpour", "easgd", "gem"]
+    for name, settings in (single | together).items():
+        algorithm = ["--algorithm", name] if name in together else []
+        monkeypatch.setattr(sys, "argv", ["accuracy.py", *algorithm, *settings])
+        accuracy_options.options("What is compared.")
 
 
 def row(name, *accuracies):

@@ -88,7 +88,7 @@ class EASGD(Algorithm):
         beta: p alpha for p workers.
         beta_per: "exchange": alpha = beta / p; "step": alpha = beta / (p tau), the paper's footnote on
             effective elasticity.
-        order: see above.
+        order: whether the exchange or the step comes first; see above.
         synchronous: wait for all workers at each exchange.
 
     Example:

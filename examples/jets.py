@@ -1,0 +1,89 @@
+"""What the jet examples share: their options, and how to read files in the layout of the hls4ml LHC jets.
+
+The real files (https://zenodo.org/records/3602260) are read as they are: unpack both archives into one
+folder, where they make `train` and `val`, and name that by --data. Without it toy jets are made, once on
+each host, in the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import toy_jets
+
+FEATURES, LABELS = "jetConstituentList", "jets"
+CLASSES, COLUMNS = toy_jets.CLASSES, len(toy_jets.PARTICLE_FEATURES)
+PT = toy_jets.PARTICLE_FEATURES.index("j1_pt")
+
+
+def options(text: str, algorithms: Iterable[str], epochs: int) -> argparse.ArgumentParser:
+    """Return what every jet example can be told; `text` is what the script says of itself."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument("--algorithm", choices=[*algorithms], default="downpour")
+    parser.add_argument("--data", help="a folder with train/*.h5 and val/*.h5; else toy jets")
+    parser.add_argument(
+        "--jets", type=int, default=6000, help="how many toy jets to train on, and to validate with"
+    )
+    parser.add_argument("--particles", type=int, default=30, help="the hardest of each jet; all are 150")
+    parser.add_argument("--epochs", type=int, default=epochs)
+    return parser
+
+
+def files(chosen: argparse.Namespace) -> tuple[list[Path], list[Path]]:
+    """Return the files to train on and the files to validate with, the same on every rank."""
+    if not chosen.data:
+        folder = Path(tempfile.gettempdir(), f"toy_jets_{os.getuid()}", str(chosen.jets))
+        return (
+            toy_jets.provide(folder / "train", chosen.jets, files=min(3, chosen.jets), seed=1),
+            toy_jets.provide(folder / "val", chosen.jets, files=min(3, chosen.jets), seed=2),
+        )
+    train, validate = (sorted(Path(chosen.data, part).glob("*.h5")) for part in ("train", "val"))
+    if not train or not validate:
+        raise SystemExit(
+            f"--data {chosen.data}: there is no train/*.h5 or no val/*.h5 in it; unpack the hls4ml archives "
+            "there, make toy jets with examples/toy_jets.py, or leave --data out"
+        )
+    return train, validate
+
+
+def reading(train: list[Path], particles: int) -> dict[str, Any]:
+    """Return what `H5Batches`, `H5Dataset` and `H5Sequence` have to know of such files."""
+    return {
+        "features": FEATURES,
+        "labels": LABELS,
+        "adapt_features": Standardised(train[0], particles),
+        "adapt_labels": classes,
+    }
+
+
+def classes(jets: np.ndarray) -> np.ndarray:
+    """Return the class of each jet; the last column is `j_undef`, in real files as in ours."""
+    return jets[:, -6:-1].argmax(axis=1)
+
+
+class Standardised:
+    """The hardest particles with each feature at mean 0 and width 1; where there is no particle, 0.
+
+    The features differ by three orders of magnitude. The first 2000 jets of the first file tell by how much,
+    on every rank the same.
+    """
+
+    def __init__(self, path: Path, particles: int) -> None:
+        self.particles = particles
+        with h5py.File(path) as file:
+            first = file[FEATURES][:2000, :particles, :COLUMNS]
+        rows = first[first[..., PT] > 0].astype(np.float64)
+        self.mean = rows.mean(axis=0).astype(np.float32)
+        self.scale = (1 / np.maximum(rows.std(axis=0), 1e-6)).astype(np.float32)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return what the network is given of some jets."""
+        kept = rows[:, : self.particles, :COLUMNS]
+        return (kept - self.mean) * self.scale * (kept[..., PT : PT + 1] > 0)

@@ -1,0 +1,177 @@
+"""The order of it all: read, check, load, agree, claim a folder, train, and write down what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nnlo_common._arrangement import Arrangement
+from nnlo_common._errors import NNLOError
+from nnlo_common._roles import say
+from nnlo_common._topology import Topology
+from nnlo_common._train._devices import share_host
+from nnlo_common._train._folder import (
+    HISTORY,
+    RUN,
+    claim,
+    config_text,
+    facts_of_run,
+    give_back,
+    write_json,
+)
+from nnlo_common._train._job import Job, refuse_alike, tell
+from nnlo_common._train._model import check_model, load_model, plug_in
+from nnlo_common._train._parser import read
+from nnlo_common._train._plan import Plan, Trainer, check_files, data_of
+from nnlo_common._train._settings import Settings
+
+__all__ = ["run_train"]
+
+_INTERRUPTED = 130
+
+
+def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+    """Train as the command line says, and return the exit status of every rank.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+    """
+    try:
+        job = Job.join()
+    except NNLOError as error:
+        return refuse_alike(str(error))
+    course = _Course(job)
+    try:
+        course.prepare(flags, unknown)
+        course.train()
+    except NNLOError as error:
+        if not error.collective:
+            return job.fail(error)
+        course.undo()
+        return job.refuse(error)
+    except KeyboardInterrupt:
+        if job.world is not None:
+            raise  # the guard ends the others
+        tell("interrupted")
+        return _INTERRUPTED
+    return 0
+
+
+class _Course:
+    """The course of a training on one rank."""
+
+    trainer: Trainer
+    settings: Settings
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._folder = Path()
+        self._fresh = False
+        self._began_s, self._began = (
+            time.perf_counter(),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
+        """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""
+        job = self._job
+        with job.together():
+            settings = self.settings = read(flags, unknown)
+            _log(settings.log_level, job)
+        places = job.places()
+        with job.together():
+            _check_ranks(settings, job.size)
+            path = check_model(settings)
+            check_files(settings)
+        share_host(places, job.rank, settings.servers, settings.max_gpus, os.environ)
+        with job.together():
+            loaded = load_model(settings, path)
+            plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded))
+            self.trainer = plug_in(loaded.framework).Training(plan)
+        with job.together():  # what a wrapper refuses, it refuses on all ranks
+            self.trainer.join()
+        with job.together():
+            if job.speaks:
+                config = config_text(settings, self.trainer.learning_rate)
+                self._folder, resumes = claim(settings, loaded.name, config)
+                self._fresh = not resumes
+        self._folder = Path(job.share(str(self._folder))[0])
+
+    def train(self) -> None:
+        """Train, and write down what came of it."""
+        say(self._role_of_speaker, f"nnlo train: {self._told()}")
+        history = self.trainer.train(self._folder)
+        ranks = self._job.share(
+            {
+                "role": self.trainer.role,
+                "host": os.uname().nodename,
+                "history": history,
+                "report": asdict(self.trainer.report()),
+            }
+        )
+        with self._job.together():
+            if self._job.speaks:
+                self._keep(history, ranks)
+
+    def undo(self) -> None:
+        """Leave nothing of a training that has not begun."""
+        if self._job.speaks and self._fresh:
+            give_back(self._folder)
+
+    @property
+    def _role_of_speaker(self) -> str:
+        return "alone" if self._job.speaks else "worker"
+
+    def _told(self) -> str:
+        settings, size = self.settings, self._job.size
+        workers = max(size - settings.servers, 1)
+        ranks = "alone" if size == 1 else f"{settings.servers} serving, {workers} training"
+        options = "".join(
+            f" --{name.replace('_', '-')} {value}" for name, value in settings.algorithm.items()
+        )
+        return (
+            f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {self.trainer.learning_rate:g}, "
+            f"batches of {settings.batch}; {self._folder}"
+        )
+
+    def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Write the result; the history comes last, for it tells that all is there."""
+        seconds = time.perf_counter() - self._began_s
+        model = self.trainer.save(self._folder)
+        own = [
+            {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
+            for rank, one in enumerate(ranks)
+        ]
+        write_json(self._folder / RUN, facts_of_run(own, seconds, self._began))
+        workers = [
+            {"rank": rank, "role": one["role"], "history": one["history"]}
+            for rank, one in enumerate(ranks)
+            if one["role"].startswith("worker")
+        ]
+        write_json(self._folder / HISTORY, {"center": history, "workers": workers})
+        last = "  ".join(f"{name} {values[-1]:.4f}" for name, values in history.items() if values)
+        say(self._role_of_speaker, f"nnlo train: {model} after {seconds:.1f} s  {last}")
+
+
+def _check_ranks(settings: Settings, size: int) -> None:
+    """Refuse numbers of ranks that cannot be; one alone trains plainly, whatever is asked."""
+    if size > 1:
+        Topology.plan(size, Arrangement(servers=settings.servers))
+        settings.rule().check(size - settings.servers, settings.servers)
+
+
+def _log(level: str, job: Job) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {job.rank}: %(message)s"))
+    for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):
+        logger = logging.getLogger(name)
+        logger.setLevel(level.upper())
+        logger.addHandler(handler)
+        logger.propagate = False

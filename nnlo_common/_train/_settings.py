@@ -1,0 +1,269 @@
+"""Every option of `nnlo train` but those of the algorithms, and which of them do not go together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._train._modes import MODES, algorithm_of, mode_options
+from nnlo_common._train._options import Given, Kind, Option, nearest
+from nnlo_common.algorithms import Algorithm
+
+__all__ = ["OPTIONS", "Settings", "Target", "settings_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric that is good enough.
+
+    Attributes:
+        metric: its name.
+        above: whether it has to be above the value, or below.
+        value: which.
+    """
+
+    metric: str
+    above: bool
+    value: float
+
+
+def _option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
+    metadata = {"group": group, "kind": kind, "help": help, **facts}
+    if kind is Kind.PAIRS:
+        return field(default_factory=dict, metadata=metadata)
+    if kind is Kind.WORDS:
+        return field(default=(), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+MODEL, DATA, TRAINING, ALGORITHM, RANKS, OUTPUT = (
+    "Model",
+    "Data",
+    "Training",
+    "Algorithm",
+    "Ranks",
+    "What is kept",
+)
+_WORD, _WORDS, _WHOLE, _REAL, _FLAG = Kind.WORD, Kind.WORDS, Kind.WHOLE, Kind.REAL, Kind.FLAG
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a training is to be; each field is an option, whose help says what it does."""
+
+    model: str = _option(
+        *(
+            MODEL,
+            _WORD,
+            "Keras JSON, .keras, or a Python file whose get_model() returns a Keras or torch model",
+        ),
+        metavar="FILE",
+    )
+    model_params: dict[str, Any] = _option(  # noqa: RUF009
+        MODEL, Kind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
+    )
+    allow_pickle: bool = _option(
+        *(MODEL, _FLAG, "take model files that run code when loaded: .pkl, .pt, Lambda layers"), default=False
+    )
+
+    train: tuple[str, ...] = _option(
+        *(DATA, _WORDS, "HDF5 files to train on: paths, patterns or list files; else get_train() says which"),
+        metavar="FILE",
+    )
+    val: tuple[str, ...] = _option(
+        DATA,
+        _WORDS,
+        "HDF5 files to validate the centre with, after each epoch; else get_val()",
+        metavar="FILE",
+    )
+    features_name: tuple[str, ...] = _option(
+        *(DATA, _WORDS, "the dataset or group of the features; else get_features(), else 'features'"),
+        metavar="NAME",
+    )
+    labels_name: tuple[str, ...] = _option(
+        *(DATA, _WORDS, "the dataset or group of the labels; else get_labels(), else 'labels'"),
+        metavar="NAME",
+    )
+    batch: int = _option(DATA, _WHOLE, "samples in a batch of one worker", metavar="N", default=100, least=1)
+    shuffle: bool = _option(DATA, _FLAG, "another order of the samples in each epoch", default=True)
+    check_finite: bool = _option(DATA, _FLAG, "refuse NaN and infinity where they are read", default=False)
+    cache: str | None = _option(
+        DATA, _WORD, "copy the files to a folder of each host first, once for all its ranks", metavar="FOLDER"
+    )
+    copy_command: tuple[str, ...] | None = _option(
+        *(DATA, Kind.COMMAND, "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it"),
+        metavar="LINE",
+    )
+
+    loss: str = _option(
+        TRAINING, _WORD, "the framework's name for it, or a function of the Python file", metavar="NAME"
+    )
+    metrics: tuple[str, ...] = _option(
+        TRAINING, _WORDS, "the same for what is only measured, e.g. accuracy", metavar="NAME"
+    )
+    epochs: int = _option(
+        TRAINING, _WHOLE, "how often each sample is trained on", metavar="N", default=1, least=1
+    )
+    optimizer: str = _option(TRAINING, _WORD, "the framework's name for it", metavar="NAME", default="sgd")
+    learning_rate: float | None = _option(
+        TRAINING, _REAL, "of the optimizer; else the framework's", metavar="X", above=0
+    )
+    momentum: float | None = _option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
+    optimizer_option: dict[str, Any] = _option(  # noqa: RUF009
+        TRAINING, Kind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
+    )
+    seed: int = _option(
+        TRAINING,
+        _WHOLE,
+        "of first weights and orders of samples",
+        metavar="N",
+        default=0,
+        least=0,
+        below=2**32,
+    )
+    early_stopping: int | None = _option(
+        TRAINING, _WHOLE, "stop after so many epochs without a better metric", metavar="EPOCHS", least=1
+    )
+    early_stopping_metric: str | None = _option(
+        TRAINING, _WORD, "that metric (val_loss, or loss without --val)", metavar="NAME"
+    )
+    target_metric: str | None = _option(
+        TRAINING, _WORD, "stop when it is reached, e.g. 'val_accuracy > 0.9'", metavar="CONDITION"
+    )
+
+    mode: str = _option(
+        *(ALGORITHM, _WORD, "how workers and centre exchange"),
+        metavar="NAME",
+        default="downpour",
+        choices=tuple(MODES),
+    )
+    algorithm: dict[str, Any] = field(default_factory=dict)
+
+    servers: int = _option(
+        RANKS,
+        _WHOLE,
+        "how many of the ranks share the serving of the centre",
+        metavar="N",
+        default=1,
+        least=1,
+    )
+    max_gpus: int | None = _option(
+        RANKS, _WHOLE, "use at most so many GPUs of each host; 0: none", metavar="N", least=0
+    )
+
+    run: str | None = _option(
+        *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
+    )
+    checkpoint: int | None = _option(
+        *(OUTPUT, _WHOLE, "save the centre and its optimizer every N epochs (1); the same command goes on"),
+        metavar="N",
+        bare="1",
+        least=1,
+    )
+    monitor: bool = _option(
+        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness (Keras only)", default=False
+    )
+    timeline: bool = _option(
+        OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev (Keras only)", default=False
+    )
+    log_level: str = _option(
+        *(OUTPUT, _WORD, "what is told while it trains"),
+        metavar="NAME",
+        default="warning",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+    def __post_init__(self) -> None:
+        for problem in self._contradictions():
+            raise ConfigurationError(problem)
+        _ = self.rule(), self.target  # refuse what is not possible
+
+    def rule(self) -> Algorithm:
+        """Return the algorithm; it refuses options that are not possible."""
+        return algorithm_of(self.mode, self.algorithm)
+
+    @property
+    def target(self) -> Target | None:
+        """The target metric, read."""
+        if self.target_metric is None:
+            return None
+        found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\w]+)\s*", self.target_metric)
+        wanted = Option(name="target_metric", group="", kind=Kind.REAL, help="")
+        if found is None:
+            Given(self.target_metric).refuse(wanted, "must be like 'val_accuracy > 0.9' or 'val_loss < 0.1'")
+        return Target(found[1], found[2] == ">", Given(found[3]).read(wanted))
+
+    def _contradictions(self) -> list[str]:
+        found = [
+            (not self.model, "--model is missing: name a Keras JSON, a .keras file or a Python file"),
+            (not self.loss, "--loss is missing: name one, e.g. --loss categorical_crossentropy"),
+            (
+                self.copy_command is not None and self.cache is None,
+                "--copy-command says how to copy, but not where to; add --cache FOLDER",
+            ),
+            (
+                self.early_stopping_metric is not None and self.early_stopping is None,
+                "--early-stopping-metric says by what to stop, but not when; add --early-stopping EPOCHS",
+            ),
+            (
+                self.checkpoint is not None and self.run is None,
+                "--checkpoint needs --run FOLDER, where the same command finds what it has saved",
+            ),
+            (
+                self.checkpoint is not None and self.servers > 1,
+                f"--checkpoint works with one server; of {self.servers} each has a part of the optimizer",
+            ),
+            (
+                self.mode == "gem" and self.optimizer.lower() != "sgd",
+                f"--mode gem follows a momentum SGD, no {self.optimizer}; use --optimizer sgd --momentum 0.9",
+            ),
+            (
+                {"alpha", "beta"} <= self.algorithm.keys(),
+                "--alpha takes the place of --beta (alpha = beta / workers); give one of the two",
+            ),
+        ]
+        return [problem for wrong, problem in found if wrong]
+
+
+def _options() -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    for one in fields(Settings):
+        if one.name == "algorithm":
+            found |= mode_options()
+        else:
+            default = None if one.default in (MISSING, ()) else one.default
+            found[one.name] = Option(name=one.name, default=default, **one.metadata)
+    return found
+
+
+#: All options by name, in the order of the help.
+OPTIONS: Mapping[str, Option] = _options()
+
+
+def settings_of(given: Mapping[str, Given]) -> Settings:
+    """Return the settings that were given by name.
+
+    Raises:
+        ConfigurationError: one is unknown, is not what it should be, or does not go with the others.
+    """
+    values: dict[str, Any] = {}
+    for name, one in given.items():
+        if name not in OPTIONS:
+            raise ConfigurationError(
+                f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (nnlo train --help has them all)"
+            )
+        values[name] = one.read(OPTIONS[name])
+    mode = values.get("mode", OPTIONS["mode"].default)
+    algorithm = {name: values.pop(name) for name in mode_options() if name in values}
+    for name in algorithm:
+        if name not in MODES[mode].options:
+            having = ", ".join(other for other, facts in MODES.items() if name in facts.options)
+            own = ", ".join(MODES[mode].options)
+            raise ConfigurationError(
+                f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is "
+                f"{mode!r}, which has {own}; leave it out, or choose another --mode"
+            )
+    return Settings(**values, algorithm=algorithm)

@@ -1,0 +1,62 @@
+"""Losses, metrics and optimizers of PyTorch by name, for `nnlo train`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from nnlo_common._train._plan import Plan
+
+__all__ = ["Function", "accuracy", "function_of", "optimizer_of"]
+
+#: Of a model's output and the labels.
+Function: TypeAlias = Callable[[Any, Any], Any]
+
+
+def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The share of samples whose highest output is that of their class, a number or a row of 0 and 1."""
+    if output.ndim < 2 or output.shape[1] < 2:
+        raise ValueError("accuracy needs an output for each of several classes; write one in the Python file")
+    classes = labels.argmax(1) if labels.shape == output.shape else labels
+    return (output.argmax(1) == classes).float().mean()
+
+
+def function_of(plan: Plan, flag: str, name: str) -> Function:
+    """Return what is called so: in the Python file, or in PyTorch."""
+    own = plan.from_module(name)
+    if own is not None:
+        return own
+    functions = {one: getattr(torch.nn.functional, one) for one in dir(torch.nn.functional) if _is_loss(one)}
+    classes = {one: getattr(torch.nn, one) for one in dir(torch.nn) if one.endswith("Loss")}
+    measures = {} if flag == "--loss" else {"accuracy": accuracy}
+    found = (measures | functions | classes).get(name)
+    if found is None:
+        raise plan.unknown(flag, name, [*measures, *functions, *classes])
+    loss: Any = found() if inspect.isclass(found) else found
+    return (
+        _with_classes(loss) if name in ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss") else loss
+    )
+
+
+def _is_loss(name: str) -> bool:
+    return name[0] != "_" and (name.endswith("_loss") or "cross_entropy" in name or name == "kl_div")
+
+
+def _with_classes(loss: Function) -> Function:
+    """Let classes be integers of any width: files have what is narrow, and these losses take int64 only."""
+
+    def wide(output: Any, labels: Any) -> Any:
+        return loss(output, labels if labels.is_floating_point() else labels.long())
+
+    return wide
+
+
+def optimizer_of(plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that was asked for, of all parameters."""
+    base, found = torch.optim.Optimizer, filter(inspect.isclass, vars(torch.optim).values())
+    classes = [one for one in found if issubclass(one, base) and one is not base]
+    made: torch.optim.Optimizer = plan.made_optimizer(classes, [model.parameters()], {"learning_rate": "lr"})
+    return made
