@@ -633,11 +633,6 @@ def test_a_book_can_be_read_and_written() -> None:
         assert take(room, rank) == take(fresh, rank)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ConfigurationError,
-    reason="a book keeps a page for each epoch that all have broken off, so its state outgrows a question",
-)
 def test_a_book_stays_small_however_many_epochs_were_broken_off() -> None:
     room = desk_of(1, patient=False)
     for epoch in range(1000):
