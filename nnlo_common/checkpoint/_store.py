@@ -106,12 +106,20 @@ class Store:
                 if _PART.fullmatch(path.name):
                     shutil.rmtree(path)
             number = max(self._numbers(), default=0) + 1
-            draft = Draft(self.folder / f"{_name(number)}.part", number)
+            draft = self.draft(number)
             draft.folder.mkdir()
         except OSError as error:
             self._warn(_told(error))
             return None
         return draft
+
+    def draft(self, number: int) -> Draft:
+        """Return the checkpoint that another process has begun, to write one's own files to."""
+        return Draft(self.folder / f"{_name(number)}.part", number)
+
+    def path(self, number: int) -> Path:
+        """Return the folder of a checkpoint."""
+        return self.folder / _name(number)
 
     def commit(self, draft: Draft, facts: Mapping[str, Any], score: float | None = None) -> bool:
         """Complete a checkpoint, remove those that are too old, and return whether it is there now.

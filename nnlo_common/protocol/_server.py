@@ -219,7 +219,7 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].standing = Standing.QUEUING
         self._lobby.append(event)
-        return self._admit()
+        return [*self._admit(), *self._answer_pauses()]
 
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._pending:
