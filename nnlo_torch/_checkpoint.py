@@ -110,6 +110,7 @@ class Checkpoint:
         )
         self._epoch = self._batch = self._samples = 0  # epochs ended, and what of the next one is done
         self._inside = self._begun = False  # an epoch; and its sampler has been asked
+        self._was_inside = False  # when it was saved
         self._sampler: ShardSampler | None = None
         self._ahead = self._of_batches = False  # the loader takes more than the loop; it is dealt batches
         self._first_epoch: int | None = None  # with other workers
@@ -161,7 +162,8 @@ class Checkpoint:
             if self._sampler is None:
                 self._begun = True
                 list(islice(iterator, self._batch))
-            load_random(saved["random"])  # after the loader has drawn its seed
+            if self._was_inside:
+                load_random(saved["random"])  # after the loader has drawn its seed
         while True:
             self._look_around()
             self._begun = True
@@ -262,7 +264,9 @@ class Checkpoint:
             )
             self._team.know_options()
         self._load_also(tree)
-        self._epoch, self._batch, self._samples, self._inside = tree["position"]
+        self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
+        if not self._was_inside:
+            load_random(tree["random"])
         self._last_batch = self._batch
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
