@@ -220,3 +220,23 @@ def test_a_pause_changes_nothing_and_the_saved_state_goes_on_exactly(
         again.run(Interleaved(after + 1))
         assert again.result() == straight.result(), after
     assert paused
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if not CASES[name].algorithm.tied_to_workers])
+def test_where_it_is_allowed_other_workers_go_on_from_the_centre(name: str) -> None:
+    tried = (asked(Course(CASES[name], 1, 2, EPOCHS), after, Interleaved(1)) for after in (12, 9, 6, 3))
+    course = next(course for course in tried if course.paused)
+    centers = [server.rule.center.copy() for server in course.machines]
+    others = Course(CASES[name], 1, 2, [[2, 2, 2], [1, 3, 2]])
+    for server, saved in zip(others.machines, course.state()["servers"], strict=True):
+        server.load_for_others(saved)
+        assert {peer.epochs for peer in server.peers.values()} == {max(course.ended.values())}
+    for server, center in zip(others.machines, centers, strict=True):
+        assert np.array_equal(server.rule.center, center)
+    others.run(Interleaved(2))
+    assert all(server.finished for server in others.machines)
+
+
+def test_each_algorithm_says_whether_the_number_of_workers_may_change() -> None:
+    tied = {type(case.algorithm).__name__ for case in CASES.values() if case.algorithm.tied_to_workers}
+    assert tied == {"Synchronous", "EASGD", "EAMSGD", "GEM"}

@@ -11,6 +11,7 @@ import pytest
 from launch import mpiexec
 
 from nnlo_common import ConfigurationError
+from nnlo_common.testing import MemoryCluster
 
 sys.path.insert(0, str(Path(__file__).with_name("mpi")))
 
@@ -116,6 +117,48 @@ def test_the_checkpoint_of_another_training_is_refused_by_name(tmp_path, change,
     train(tmp_path)
     with pytest.raises(ConfigurationError, match=told):
         train(tmp_path, **change)
+
+
+def on_ranks(folder, size, wrapper, epochs=2, stop=None, **options):
+    """Train on threads as ranks; the epochs that each has seen, and how many samples it took in each."""
+
+    def program(world):
+        model = torch.nn.Linear(2, 1)
+        optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world, **options)
+        data = torch.ones(24, 2)
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=2, sampler=nt.ShardSampler(data, optimizer=optimizer)
+        )
+        taken = {}
+        for epoch in nt.Checkpoint(folder, optimizer).epochs(epochs):
+            taken[epoch] = 0
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                taken[epoch] += len(x)
+        optimizer.close()
+        return taken
+
+    with MemoryCluster(size) as cluster:
+        return cluster.run(program, 30.0)
+
+
+def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(tmp_path):
+    first = on_ranks(tmp_path, 3, nt.LocalSGD, epochs=2, every=2)
+    assert [sum(taken.values()) for taken in first] == [0, 24, 24]
+    again = on_ranks(tmp_path, 4, nt.LocalSGD, epochs=3, every=2)
+    assert again == [{2: 0}, {2: 8}, {2: 8}, {2: 8}]
+
+
+def test_with_another_number_of_workers_it_is_refused_with_the_reason_elsewhere(tmp_path):
+    on_ranks(tmp_path, 3, nt.EASGD, every=2)
+    with pytest.raises(
+        ConfigurationError, match="saved with 2 workers, and now there are 3: each worker pulls"
+    ):
+        on_ranks(tmp_path, 4, nt.EASGD, every=2)
+    with pytest.raises(ConfigurationError, match="the number of servers is 1 there, but 2 here"):
+        on_ranks(tmp_path, 4, nt.EASGD, every=2, servers=2)
 
 
 def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):
