@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def on_ranks(folder, size, wrapper, epochs=2, stop=None, **options):
     """Train on threads as ranks; the epochs that each has seen, and how many samples it took in each."""
 
     def program(world):
-        model = torch.nn.Linear(2, 1)
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
         optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world, **options)
         data = torch.ones(24, 2)
         loader = torch.utils.data.DataLoader(
@@ -222,3 +223,16 @@ def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, ranks, how, o
         one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "stopped"))
         assert np.array_equal(one["weights"], other["weights"]), rank
         assert rank == 0 or 0 < other["done"] < one["done"]
+
+
+def test_the_page_about_checkpoints_runs_as_it_stands_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[1] / "docs" / "checkpoint.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    first, second = {}, {}
+    exec(compile(block, page.name, "exec"), first)
+    exec(compile(block, page.name, "exec"), second)
+    assert first["epoch"] == 4
+    assert "epoch" not in second
+    for one, other in zip(first["model"].parameters(), second["model"].parameters(), strict=True):
+        assert torch.equal(one, other)
