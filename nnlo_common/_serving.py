@@ -10,6 +10,7 @@ import numpy as np
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
+from nnlo_common._leasing import Leasing
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
 from nnlo_common._state import State, require
@@ -168,6 +169,7 @@ class Serving:
     def want_pause(self) -> None:
         """Ask all workers for a pause, in the next reply to each; only the first server's word counts."""
         self._server.pauses.wanted = True
+        self._let_wait(may_wait=False)
 
     def pause(self) -> bool:
         """Serve, between epochs, until all workers pause."""
@@ -305,8 +307,15 @@ class Serving:
     def _look_for_pause(self) -> None:
         if self._server.pauses.made > self._pauses:
             self._pauses = self._server.pauses.made
+            self._let_wait(may_wait=True)
             if self.on_pause is not None:
                 self.on_pause()
+
+    def _let_wait(self, *, may_wait: bool) -> None:
+        """Have workers wait for what others may leave behind of an epoch, or not."""
+        leasing = self._desk.counters["lease"] if isinstance(self._desk, Desk) else None
+        if isinstance(self._desk, Desk) and isinstance(leasing, Leasing):
+            perform(self._endpoint, self._desk.tell(leasing.let_wait(may_wait=may_wait)))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None
