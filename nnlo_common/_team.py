@@ -282,7 +282,9 @@ class Team:
         It is exact in a pause: `load` on the same rank of a new training goes on with the same bits.
         """
         self.model.absorb()
-        return {"part": self._part.state(), **{name: getattr(self, f"_{name}") for name in _COUNTS}}
+        counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
+        # What a scheduler has set since the last step, the servers are still to be told.
+        return {"part": self._part.state(), "known_options": list(self._known_options), **counts}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; call it before anything else is done.
@@ -290,13 +292,14 @@ class Team:
         Raises:
             ConfigurationError: it was saved with other options or another model.
         """
-        require("a rank", state, part=Mapping, **{name: type(getattr(self, f"_{name}")) for name in _COUNTS})
+        counts = {name: type(getattr(self, f"_{name}")) for name in _COUNTS}
+        require("a rank", state, part=Mapping, known_options=[float], **counts)
         self.model.absorb()
         self._part.load(state["part"])
         for name in _COUNTS:
             setattr(self, f"_{name}", state[name])
         self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
-        self._known_options = self._options.read()
+        self._known_options = tuple(state["known_options"])
         self._loaded = True
         self.model.publish()
 
@@ -307,10 +310,6 @@ class Team:
         self._epochs = epochs
         self._loaded = True
         self.model.publish()
-
-    def know_options(self) -> None:
-        """Take the optimizer's options as they are now for those that the servers know."""
-        self._known_options = self._options.read()
 
     @property
     def layout(self) -> str:

@@ -262,7 +262,6 @@ class Checkpoint:
                 optimizer.optimizer.param_groups,
                 optimizer.optimizer.state,
             )
-            self._team.know_options()
         self._load_also(tree)
         self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
         if not self._was_inside:
