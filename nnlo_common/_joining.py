@@ -35,6 +35,7 @@ from nnlo_common.protocol import (
     Notes,
     Server,
     Shard,
+    Told,
     Worker,
 )
 from nnlo_common.transport._endpoint import Link, RankWorld
@@ -255,6 +256,7 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
         "note": Notes(),
         "epoch mean": EpochMeans(cell.workers),
         "copy": Copies(ranks, world.rank),
+        "checkpoint": Told(),
         # Where workers wait for each other in their steps, none may wait outside of them for another's.
         "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
     }

@@ -10,9 +10,25 @@ import numpy as np
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
+from nnlo_common._leasing import Leasing
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
-from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Means, Message, Received, Server, Shard
+from nnlo_common._state import State, require
+from nnlo_common.protocol import (
+    Averages,
+    Clerk,
+    Desk,
+    Event,
+    Kind,
+    Lost,
+    Means,
+    Message,
+    Received,
+    Server,
+    Shard,
+    Standing,
+    Told,
+)
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Serving"]
@@ -52,6 +68,11 @@ class Serving:
         self._missing: set[int] = set()
         self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
         self._watch: Watch | None = None
+        self._may_pause = False
+        self._early: list[Received] = []  # requests to pause, before this server has got to that epoch
+        self._pauses = 0
+        #: Called when all workers pause, before anything else is handled.
+        self.on_pause: Callable[[], object] | None = None
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -80,7 +101,10 @@ class Serving:
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
+        self._may_pause = True
+        self._take_early_pauses()
         self._serve(self._epoch_over)
+        self._may_pause = False
         self._assemble()
 
     def point(self) -> Vector:
@@ -137,6 +161,55 @@ class Serving:
     def configure(self, values: Vector) -> None:
         """Do nothing: a server contributes nothing."""
 
+    @property
+    def pause_requested(self) -> bool:
+        """A server is not asked: it is told when all workers pause."""
+        return False
+
+    def want_pause(self) -> None:
+        """Ask all workers for a pause, in the next reply to each; only the first server's word counts."""
+        self._server.pauses.wanted = True
+        self._let_wait(may_wait=False)
+
+    def pause(self) -> bool:
+        """Serve, between epochs, until all workers pause."""
+        pauses, self._may_pause = self._server.pauses.made, True
+        self._take_early_pauses()
+        self._serve(lambda: self._server.pauses.made > pauses)
+        self._may_pause = False
+        return True
+
+    def saving(self) -> set[int]:
+        """Return who else has something to save: the workers that are in, and the other servers."""
+        peers = self._server.peers.items()
+        inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
+        return inside | {shard.server for shard in self._others.values()}
+
+    def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Have questions about checkpoints answered; on the first server, where they are asked."""
+        told = self._desk.counters["checkpoint"] if isinstance(self._desk, Desk) else None
+        if isinstance(told, Told):
+            told.call = call
+
+    def state(self) -> State:
+        """Return everything that the next commit depends on; exact in a pause."""
+        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        return {
+            "server": self._server.state(),
+            "averages": averages.state() if isinstance(averages, Averages) else None,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+        require("a server's part", state, server=Mapping, averages=type(state.get("averages")))
+        self._server.load(state["server"])
+        self._go_on(state)
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Go on with the centre of `state`, but with other workers; call it before `start`."""
+        self._server.load_for_others(state["server"])
+        self._go_on(state)
+
     def set_local_rate(self, rate: float) -> None:
         """Do nothing: a server makes no steps of its own."""
 
@@ -177,6 +250,21 @@ class Serving:
             self.ask({"ask": "goodbye"})
         self._endpoint.close()
 
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        # Between two epochs of the workers a server has ended, and assembled, as many as all of them.
+        self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
+        for guest in self._server.guests:
+            self._server.guests[guest] = self._pulls
+        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        if isinstance(averages, Averages) and state["averages"] is not None:
+            averages.load(state["averages"])
+
+    def _take_early_pauses(self) -> None:
+        early, self._early = self._early, []
+        for event in early:
+            perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()
+
     def _serve(self, until: Callable[[], bool]) -> None:
         serve(self._endpoint, self._handle, until, self._watch)
 
@@ -202,7 +290,11 @@ class Serving:
         elif event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
+            if event.message.kind is Kind.PAUSE and not self._may_pause:
+                self._early.append(event)  # so that all ranks are at the same place of the script
+                return
             perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()
             if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):
                 self._desk.present.discard(event.message.sender)
                 perform(self._endpoint, self._desk.gone(event.message.sender))
@@ -211,6 +303,19 @@ class Serving:
             perform(self._endpoint, at_desk(event))
         else:
             self._take_shard(event)
+
+    def _look_for_pause(self) -> None:
+        if self._server.pauses.made > self._pauses:
+            self._pauses = self._server.pauses.made
+            self._let_wait(may_wait=True)
+            if self.on_pause is not None:
+                self.on_pause()
+
+    def _let_wait(self, *, may_wait: bool) -> None:
+        """Have workers wait for what others may leave behind of an epoch, or not."""
+        leasing = self._desk.counters["lease"] if isinstance(self._desk, Desk) else None
+        if isinstance(self._desk, Desk) and isinstance(leasing, Leasing):
+            perform(self._endpoint, self._desk.tell(leasing.let_wait(may_wait=may_wait)))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None

@@ -9,6 +9,7 @@ Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves 
 from __future__ import annotations
 
 from nnlo_common import EarlyStopping, Target
+from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._progress import Progress
@@ -18,6 +19,7 @@ from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, Loca
 
 __all__ = [
     "AGN",
+    "Checkpoint",
     "DiLoCo",
     "Downpour",
     "DynSGD",

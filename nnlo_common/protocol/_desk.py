@@ -95,6 +95,10 @@ class Desk:
         self.own = None
         return self._ask(Question(self.rank, content, numbers))
 
+    def tell(self, answers: Iterable[Answer]) -> list[Action]:
+        """Hand out answers that have become possible otherwise than by a question."""
+        return self._sent(answers)
+
     def gone(self, rank: int, *, lost: bool = False) -> list[Action]:
         """Wait for `rank` no more; it may still ask what is answered at once."""
         if rank not in self._taking_part:
