@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from nnlo_common._train._folder import (
 from nnlo_common._train._job import Job, refuse_alike, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._parser import read
-from nnlo_common._train._plan import Plan, Trainer, check_files, data_of
+from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
 from nnlo_common._train._settings import Settings
 
 __all__ = ["run_train"]
@@ -95,6 +94,8 @@ class _Course:
             loaded = load_model(settings, path)
             plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded))
             self.trainer = plug_in(loaded.framework).Training(plan)
+            if job.size > 1:
+                check_exchanges(plan, job.size - settings.servers)
         with job.together():  # what a wrapper refuses, it refuses on all ranks
             self.trainer.join()
         with job.together():
@@ -113,7 +114,7 @@ class _Course:
                 "role": self.trainer.role,
                 "host": os.uname().nodename,
                 "history": history,
-                "report": asdict(self.trainer.report()),
+                "report": dict(self.trainer.report()),
             }
         )
         with self._job.together():
