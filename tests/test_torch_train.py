@@ -130,6 +130,27 @@ def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, 
 
 
 @pytest.mark.framework("torch")
+@pytest.mark.parametrize("saving", [[], ["--checkpoint"]])
+def test_what_to_do_stands_before_the_traceback_of_a_users_error(saving, capsys, monkeypatch):
+    import torch
+
+    calls = []
+
+    def broken(output, labels):
+        calls.append(1)
+        if len(calls) > 3:  # after the trial, within the first epoch
+            raise RuntimeError("a broken cable")
+        return torch.nn.functional.cross_entropy(output, labels.long())
+
+    monkeypatch.setattr(torch.nn.functional, "broken_loss", broken, raising=False)
+    with pytest.raises(RuntimeError, match="cable"):
+        train("--model", "torch_net.py", "--loss", "broken_loss", "--run", "r", *saving)
+    said = capsys.readouterr().err
+    assert said.startswith("nnlo train: RuntimeError: a broken cable\n")
+    assert ("the same command goes on from the last checkpoint in " in said) == bool(saving)
+
+
+@pytest.mark.framework("torch")
 def test_a_loss_of_the_python_file_is_taken():
     words = ["--model", "torch_net.py", "--labels-name", "one_hot", "--run", "r"]
     assert train(*words, "--loss", "half", "--metrics", "mse_loss", "accuracy") == 0

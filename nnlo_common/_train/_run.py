@@ -24,7 +24,7 @@ from nnlo_common._train._folder import (
     give_back,
     write_json,
 )
-from nnlo_common._train._job import Job, refuse_alike, tell
+from nnlo_common._train._job import Job, brief, refuse_alike, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._parser import read
 from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
@@ -52,7 +52,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         course.train()
     except NNLOError as error:
         if not error.collective:
-            return job.fail(error)
+            return job.fail(error, course.advice)
         course.undo()
         return job.refuse(error)
     except KeyboardInterrupt:
@@ -60,6 +60,9 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
             raise  # the guard ends the others
         tell("interrupted")
         return _INTERRUPTED
+    except Exception as error:  # of the user's code, perhaps: what to do comes before the traceback
+        tell(f"{job.name}{type(error).__name__}: {brief(str(error))}{course.advice}")
+        raise
     return 0
 
 
@@ -72,7 +75,7 @@ class _Course:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._folder = Path()
-        self._fresh = False
+        self._fresh = self._training = False
         self._began_s, self._began = (
             time.perf_counter(),
             datetime.now(UTC).isoformat(timespec="seconds"),
@@ -108,6 +111,7 @@ class _Course:
     def train(self) -> None:
         """Train, and write down what came of it."""
         say(self._role_of_speaker, f"nnlo train: {self._told()}")
+        self._training = True
         history = self.trainer.train(self._folder)
         ranks = self._job.share(
             {
@@ -125,6 +129,15 @@ class _Course:
         """Leave nothing of a training that has not begun."""
         if self._job.speaks and self._fresh:
             give_back(self._folder)
+
+    @property
+    def advice(self) -> str:
+        """What to do when the training fails."""
+        if not self._training:
+            return ""
+        if self.settings.checkpoint is None:
+            return "\nWith --checkpoint and --run the same command would go on from what was saved"
+        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self._folder}"
 
     @property
     def _role_of_speaker(self) -> str:
