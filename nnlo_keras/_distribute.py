@@ -351,10 +351,11 @@ class Distribute(keras.callbacks.Callback):
     def _scale_gradient(self) -> None:
         weights = self._weights
         assert weights is not None  # _join has made it
+        if self._wrappers[0].follows and self._team is not None:
+            self._team.set_local_rate(self._wrappers[0].current_rate)
         for wrapper, place in zip(self._wrappers, weights.places, strict=True):
             if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
-                rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
-                weights.gradient.vector[place] *= np.float32(rate)
+                weights.gradient.vector[place] *= np.float32(wrapper.current_rate)
 
     def _settle(self, team: Team) -> None:
         """Let all ranks end with what this rank's model is now: perhaps its average, or its best.

@@ -164,11 +164,9 @@ class Settings:
         least=1,
     )
     monitor: bool = _option(
-        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness (Keras only)", default=False
+        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness", default=False
     )
-    timeline: bool = _option(
-        OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev (Keras only)", default=False
-    )
+    timeline: bool = _option(OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev", default=False)
     log_level: str = _option(
         *(OUTPUT, _WORD, "what is told while it trains"),
         metavar="NAME",
