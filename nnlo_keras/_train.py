@@ -77,7 +77,8 @@ class Training:
         refuse_for_keras(settings)
         self._plan, self._settings, self._model = plan, settings, plan.loaded.model
         inner = _optimizer(plan)
-        self.learning_rate = float(keras.ops.convert_to_numpy(inner.learning_rate))
+        # Keras holds it in 32 bits; told by as many figures as were given.
+        self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(inner.learning_rate))))
         options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
         self._inner, wrapper = inner, getattr(nnlo_keras, plan.wrapper)(inner, **options)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
