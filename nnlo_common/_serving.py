@@ -7,12 +7,26 @@ from typing import Any
 
 import numpy as np
 
+from nnlo_common._attendance import LOOK_EVERY_S, Attendance
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
-from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Means, Message, Received, Server, Shard
+from nnlo_common.protocol import (
+    AWAITED,
+    Clerk,
+    Desk,
+    Event,
+    Kind,
+    Lost,
+    Means,
+    Message,
+    Received,
+    Server,
+    Shard,
+    Standing,
+)
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Serving"]
@@ -33,6 +47,8 @@ class Serving:
         place: which part of them the server holds.
         others: the shards that other servers hold.
         desk: the desk, on the first server; on the others a clerk who asks it.
+        attendance: who is heard when.
+        drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
     """
 
     def __init__(
@@ -44,6 +60,8 @@ class Serving:
         others: Sequence[Shard],
         *,
         desk: Desk | Clerk,
+        attendance: Attendance,
+        drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
         self._others = {shard.index: shard for shard in others}
@@ -51,7 +69,10 @@ class Serving:
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
         self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
-        self._watch: Watch | None = None
+        self._attendance, self._drop = attendance, drop
+        self._dropped: set[int] = set()
+        self._losses: list[str] = []
+        self._watches = [Watch(self._look, LOOK_EVERY_S)]
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -145,7 +166,7 @@ class Serving:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._watch = Watch(call, every_s)
+        self._watches[1:] = [Watch(call, every_s)]
 
     def report(self) -> Report:
         """Return what the shard has seen."""
@@ -159,6 +180,7 @@ class Serving:
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
             noise_scale=noise.value if noise is not None and noise.count else None,
+            lost=tuple(self._losses),
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
@@ -178,7 +200,26 @@ class Serving:
         self._endpoint.close()
 
     def _serve(self, until: Callable[[], bool]) -> None:
-        serve(self._endpoint, self._handle, until, self._watch)
+        self._attendance.begin()
+        serve(self._endpoint, self._handle, until, self._watches)
+
+    def _look(self) -> None:
+        """Name workers that stall, and give up those who have for too long."""
+        for rank in self._attendance.look(self._is_awaited):
+            if rank not in self._dropped:
+                self._dropped.add(rank)
+                if not self._drop(rank):
+                    raise PeerLostError(
+                        rank,
+                        f"is given up, as stall_timeout_s asks ({self._attendance.last(rank)}); the others "
+                        "cannot go on without it here, so the job ends. See what that rank waits for",
+                    )
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether it is this worker's turn to say something."""
+        peer = self._server.peers[rank]
+        asked = isinstance(self._desk, Desk) and self._desk.has_asked(rank)
+        return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False) -> None:
         """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
@@ -199,7 +240,9 @@ class Serving:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
             self._lost(event)
-        elif event.message.shard == self._server.shard:
+            return
+        self._attendance.heard(event.message)
+        if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
             perform(self._endpoint, self._server.handle(event))
@@ -246,9 +289,14 @@ class Serving:
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers:
+            others = set(self._server.peers.awaited()) - {event.rank}
+            if self._server.peers[event.rank].standing in AWAITED:
+                self._losses.append(self._attendance.mourn(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
             if isinstance(self._desk, Desk):
                 perform(self._endpoint, self._desk.handle(event))
+            if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
+                raise PeerLostError(event.rank, "has died, and with it the last worker")
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost with it")
 
