@@ -54,11 +54,14 @@ class Distribute(keras.callbacks.Callback):
     the variables that it trains.
 
     Args:
+        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
+            ended where the others go on without it, else the job is. None: it is only named.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
-    def __init__(self, *, world: RankWorld | None = None) -> None:
+    def __init__(self, *, stall_timeout_s: float | None = None, world: RankWorld | None = None) -> None:
         super().__init__()
+        self._stall_timeout_s = stall_timeout_s
         self._world = world
         self._team: Team | None = None
         self._weights: Weights | None = None
@@ -79,7 +82,7 @@ class Distribute(keras.callbacks.Callback):
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
-        return type(self)(world=self._world)
+        return type(self)(stall_timeout_s=self._stall_timeout_s, world=self._world)
 
     @property
     def report(self) -> Report:
@@ -264,6 +267,7 @@ class Distribute(keras.callbacks.Callback):
             servers=first.servers,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
+            stall_timeout_s=self._stall_timeout_s,
             meetings=[type(one).__name__ for one in self._companions if one.meets],
         )
         self._rates = Rates(self.model, self._team)

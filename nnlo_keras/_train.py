@@ -87,7 +87,7 @@ class Training:
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         measured = _tried(self._model, *plan.data.first(), self._loss)
         self._stop_by = stop_rules(settings, measured, self._val is not None)
-        self._distribute = nnlo_keras.Distribute()
+        self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         shard = None if world is None else assigned(world, settings.servers)
         self.role = (

@@ -77,8 +77,9 @@ class Training:
     def join(self) -> None:
         """Wrap the optimizer, which joins the others."""
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
-        options = {"model": self._model, "servers": self._settings.servers, **self._settings.algorithm}
-        self._wrapper = make(self._optimizer, **options)
+        settings = self._settings
+        options = {"model": self._model, "servers": settings.servers, **settings.algorithm}
+        self._wrapper = make(self._optimizer, stall_timeout_s=settings.stall_timeout, **options)
         self.role = self._wrapper.role
 
     def report(self) -> dict[str, Any]:
