@@ -14,7 +14,9 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +32,7 @@ from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Message, Received, dec
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.transport._doorbell import Doorbell
 from nnlo_common.transport._endpoint import Endpoint, Link
+from nnlo_common.transport._mpi_mail import MPIMail
 from nnlo_common.transport._progress import OverlappedEndpoint
 from nnlo_common.transport._world import MPI, World
 
@@ -73,6 +76,33 @@ class MPIWorld:
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
         return engage(self.facts)
+
+    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Call this when the program ends; what fails then is reported like any other failure."""
+
+        def last() -> None:
+            try:
+                call()
+            except Exception as error:  # atexit would only print it, and the other ranks would wait
+                sys.excepthook(type(error), error, error.__traceback__)
+
+        atexit.register(last)
+        return lambda: atexit.unregister(last)
+
+    def at_meeting(self, call: Callable[[], object]) -> None:
+        """Do nothing: outside of a search nobody waits outside of a training."""
+
+    def mail(self) -> MPIMail:
+        """Open this rank's letter box (collective)."""
+        return MPIMail(self.facts.comm.Dup())
+
+    def part(self, ranks: Sequence[int]) -> MPIWorld:
+        """Return the world of these ranks, of which this one is (collective over all)."""
+        return MPIWorld(World(MPI.Intracomm(self.facts.comm.Split(min(ranks), ranks.index(self.rank)))))
+
+    def close(self) -> None:
+        """Free the communicator of a part."""
+        self.facts.comm.Free()
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
