@@ -177,13 +177,17 @@ def test_a_verdict_is_obeyed_by_all_ranks_at_the_same_call():
     assert len(calls) == 8
 
 
+class OddTrialsPruned(optuna.pruners.BasePruner):
+    def prune(self, study, trial):
+        return trial.number % 2 == 1
+
+
 def test_a_pruned_training_leaves_nothing_to_the_next():
     def study():
-        return optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=0.01))
+        return optuna.create_study(pruner=OddTrialsPruned())
 
     first, *_ = searched(7, training, n_trials=8, block_size=3, sampler="random", study=study)
-    states = {trial.state for trial in first.trials}
-    assert states == {TrialState.PRUNED, TrialState.COMPLETE}
+    assert [trial.state.name for trial in first.trials] == ["COMPLETE", "PRUNED"] * 4
 
 
 def test_one_rank_that_prunes_by_itself_prunes_the_trial():
@@ -263,3 +267,98 @@ def test_a_coordinator_that_fails_ends_the_search():
 def test_no_thread_stays_behind():
     with no_new_threads():
         searched(3, quadratic, n_trials=3)
+
+
+def test_a_gathering_is_passed_by_all_or_none_however_an_alarm_overtakes_it():
+    for _ in range(30):
+        passed = {}
+
+        def objective(trial, passed=passed):
+            world = launched()
+            world.gather_text("first")
+            if world.rank == 2:
+                world.gather_text("second")
+                raise ValueError("after it")
+            world.gather_text("second")
+            passed[world.rank] = True
+            world.gather_text("third")
+
+        searched(4, objective, n_trials=1, block_size=3)
+        assert passed == {0: True, 1: True}
+
+
+def journalled(path, n_trials, objective=quadratic, **options):
+    study = optuna.create_study()
+    return optimize(study, objective, n_trials=n_trials, journal=path, sampler="random", **options)
+
+
+def test_a_search_goes_on_from_its_journal(tmp_path):
+    path = tmp_path / "search.jsonl"
+    first = journalled(path, 4)
+    again = journalled(path, 4, objective=None)  # nothing is left to do
+    more = journalled(path, 7)
+    facts = [
+        [(one.params, one.values, one.user_attrs) for one in study.trials] for study in (first, again, more)
+    ]
+    assert facts[0] == facts[1] == facts[2][:4]
+    assert len(facts[2]) == 7
+    assert len({trial.params["x"] for trial in more.trials}) == 7, "a point was drawn twice"
+
+
+def test_wherever_the_journal_was_torn_each_trial_is_counted_once(tmp_path):
+    path = tmp_path / "search.jsonl"
+    journalled(path, 3)
+    whole = path.read_bytes()
+    finished = [line for line in whole.splitlines(keepends=True) if b'"state"' in line]
+    ends = [whole.index(line) + len(line) for line in finished]
+    for cut in [*range(0, len(whole), 97), len(whole) - 1]:
+        path.write_bytes(whole[:cut])
+        study = journalled(path, 3)
+        assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 3
+        kept = sum(cut >= end for end in ends)
+        assert [trial.params["x"] for trial in study.trials[:kept]] == [
+            trial.params["x"] for trial in journalled(path, 3).trials[:kept]
+        ]
+
+
+def test_what_was_running_is_trained_again_with_its_parameters(tmp_path):
+    path = tmp_path / "search.jsonl"
+    begun = []
+
+    def objective(trial):
+        begun.append(trial.suggest_float("x", 0, 1))
+        if len(begun) == 2:
+            raise KeyboardInterrupt  # as good as a kill: nothing is written any more
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        journalled(path, 3, objective=objective)
+    study = journalled(path, 3, objective=objective)
+    assert begun[2] == begun[1]
+    assert len(study.trials) == 3
+
+
+def test_a_retried_trial_counts_once_in_the_journal(tmp_path):
+    path = tmp_path / "search.jsonl"
+    seen = set()
+
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        if x not in seen:
+            seen.add(x)
+            raise ValueError("once")
+        return x
+
+    journalled(path, 2, objective=objective, retries=1)
+    for _ in range(2):
+        assert len(journalled(path, 2, objective=None).trials) == 4
+
+
+def test_another_study_does_not_go_on_from_a_journal(tmp_path):
+    path = tmp_path / "search.jsonl"
+    journalled(path, 1)
+    with pytest.raises(ConfigurationError, match="begins with .*MINIMIZE.*but this study is .*MAXIMIZE"):
+        optimize(optuna.create_study(direction="maximize"), quadratic, n_trials=1, journal=path)
+    path.write_text("hello\n")
+    with pytest.raises(ConfigurationError, match="holds a line that is no JSON object"):
+        journalled(path, 1)

@@ -35,13 +35,9 @@ class BayesianSampler(BaseSampler):
     """
 
     def __init__(self, *, seed: int | None = None, n_trials: int = _MOST_TRIALS) -> None:
-        self.tpe = TPESampler(seed=seed, multivariate=True, group=True, warn_independent_sampling=False)
+        self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
         computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
-        self.process = (
-            GPSampler(seed=seed, warn_independent_sampling=False)
-            if n_trials <= _MOST_TRIALS and computable
-            else None
-        )
+        self.process = GPSampler(seed=seed) if n_trials <= _MOST_TRIALS and computable else None
 
     def reseed_rng(self) -> None:
         """Draw other random numbers from now on."""

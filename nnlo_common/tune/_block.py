@@ -40,7 +40,8 @@ def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
             ending = Done(order.trial, "halted", error=f"broken off: {office.halted}")
         outcome = Outcome(order.trial, ending.state, ending.values, ending.error, world.sent)
         if outcome.state != "complete":
-            office.tell_partners(Alarm(order.trial, ending.error.strip().splitlines()[-1] or outcome.state))
+            problem = (ending.error.strip() or outcome.state).splitlines()[-1]
+            office.tell_partners(Alarm(order.trial, f"has ended the trial: {problem}", world.gathered))
         outcomes = _settle(office, world, outcome)
         world.close()
         if world.rank == 0:

@@ -10,6 +10,7 @@ still under way to it before its doors close, so that nothing is left for the ne
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
@@ -29,6 +30,9 @@ _LOOK_EVERY_S = 20e-3
 class BlockWorld:
     """The ranks of a block, for one trial.
 
+    Attributes:
+        gathered: in how many gatherings this rank has taken part.
+
     Args:
         ranks: the same ranks to the transport.
         office: this rank's letters.
@@ -40,8 +44,8 @@ class BlockWorld:
         self._ranks, self._office = ranks, office
         self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
         self.own_process = ranks.own_process
-        self._gathered = 0
-        self._early: dict[tuple[int, int], str] = {}  # texts by gathering and rank
+        self.gathered = 0
+        self._texts: dict[int, dict[int, str]] = defaultdict(dict)  # by gathering and rank
         self._doors: list[_Door] = []
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
@@ -49,23 +53,25 @@ class BlockWorld:
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
-        turn, self._gathered = self._gathered, self._gathered + 1
         self._office.check()
+        turn, self.gathered = self.gathered, self.gathered + 1
         self._office.tell_partners(Text(self._office.trial, turn, text))
-        self._early[turn, self.rank] = text
-        while any((turn, rank) not in self._early for rank in range(self.size)):
-            self._office.check()
+        texts = self._texts[turn]
+        texts[self.rank] = text
+        while True:
+            self._office.check(gathering=turn)
             while (letter := self._office.taken(Text)) is not None:
                 rank, part = letter
-                self._early[part.index, rank] = part.text
-            if any((turn, rank) not in self._early for rank in range(self.size)):
-                self._office.take_in(None)
-        return [self._early.pop((turn, rank)) for rank in range(self.size)]
+                self._texts[part.index][rank] = part.text
+            if len(texts) == self.size:
+                del self._texts[turn]
+                return [texts[rank] for rank in range(self.size)]
+            self._office.take_in(None)
 
     def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
         """Open this rank's door (collective)."""
-        # Whoever comes past this gathering finds all others in it or past it: nobody is missing from what
-        # the transport does to open a door, which an alarm could not end.
+        # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
+        # which no alarm could end.
         self.gather_text("")
         door = _Door(self._ranks.open(links, own), self._office, self.size)
         self._doors.append(door)

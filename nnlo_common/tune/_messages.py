@@ -148,9 +148,15 @@ class Text(Message):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(Message):
-    """A rank has left the objective by an error, so nobody must wait for it."""
+    """A rank has left the objective by an error, so nobody must wait for it.
+
+    Attributes:
+        problem: what has happened.
+        gathered: in how many gatherings of the trial it has taken part.
+    """
 
     problem: str
+    gathered: int
 
 
 @dataclass(frozen=True, slots=True)

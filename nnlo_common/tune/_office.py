@@ -44,7 +44,6 @@ class Office:
         self.size = len(self._members)
         self._boxes: dict[int, dict[type[Message], _Box]] = {}
         self._orders: deque[Start | End] = deque()
-        self._alarm: PeerLostError | None = None
         self.trial, self.halted = -1, ""
 
     def next_order(self) -> Start | End:
@@ -53,7 +52,7 @@ class Office:
             self.take_in(None)
         order = self._orders.popleft()
         if isinstance(order, Start):
-            self.trial, self._alarm, self.halted = order.trial, None, ""
+            self.trial, self.halted = order.trial, ""
             for old in [trial for trial in self._boxes if trial < order.trial]:
                 del self._boxes[old]
         return order
@@ -69,24 +68,27 @@ class Office:
             if member != self.rank:
                 self._mail.send(peer, text)
 
-    def check(self) -> None:
+    def check(self, gathering: int | None = None) -> None:
         """Take in what has come.
+
+        Args:
+            gathering: what this rank waits in, if it is one. Ranks leave a gathering all or none: as long as
+                all have taken part in it, it comes to its end whatever has happened since.
 
         Raises:
             PeerLostError: the trial is not to go on.
         """
         while self.take_in(0):
             pass
-        for peer, message in self._pending(Alarm):
-            assert isinstance(message, Alarm)
-            member = self._members.index(peer)
-            self._alarm = self._alarm or PeerLostError(member, f"of this block {message.problem}")
-        for _, message in self._pending(Halt):
-            assert isinstance(message, Halt)
-            self.halted = message.reason
-            self._alarm = PeerLostError(self._coordinator, f"has halted the trial: {message.reason}")
-        if self._alarm is not None:
-            raise self._alarm
+        for peer, alarm in self._pending(Alarm):
+            assert isinstance(alarm, Alarm)
+            if gathering is None or alarm.gathered <= gathering:
+                raise PeerLostError(self._members.index(peer), f"of this block {alarm.problem}")
+        for _, halt in self._pending(Halt):
+            assert isinstance(halt, Halt)
+            self.halted = halt.reason
+            if gathering is None:
+                raise PeerLostError(self._coordinator, f"has halted the trial: {halt.reason}")
 
     def wait(self, kind: type[_M]) -> _M:
         """Wait for the next letter of a kind about this trial.
@@ -95,9 +97,12 @@ class Office:
             PeerLostError: it will not come.
         """
         while True:
-            self.check()
+            while self.take_in(0):
+                pass
+            # Before the alarm: a leader that prunes has told its partners so, and they do it themselves.
             if (found := self.taken(kind)) is not None:
                 return found[1]
+            self.check()
             self.take_in(None)
 
     def taken(self, kind: type[_M]) -> tuple[int, _M] | None:

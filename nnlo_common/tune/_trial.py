@@ -85,8 +85,8 @@ class OfficeLine:
 
     def tell(self, message: Message) -> None:
         """Let the coordinator know."""
-        self._office.check()
         if not self._office.rank:
+            self._office.check()
             self._office.tell_coordinator(message)
 
     def _asked(self, message: Message) -> float | bool:

@@ -57,8 +57,12 @@ def told(study, what):
     return states
 
 
+def unpruned():
+    return optuna.create_study(pruner=optuna.pruners.NopPruner())
+
+
 def plain():
-    study = nt.optimize(optuna.create_study(), objective, n_trials=6, block_size=2, sampler="bayesian")
+    study = nt.optimize(unpruned(), objective, n_trials=6, block_size=2, sampler="bayesian")
     assert told(study, "plain") == ["COMPLETE"] * 6
     assert study.best_value < 0.5
 
@@ -68,7 +72,7 @@ def faulty(role, size, lag):
         if number == 1 and here == role and step == (-1 if role == "server 0" else 2):
             raise Fault("in the middle")
 
-    study = optuna.create_study()
+    study = unpruned()
     nt.optimize(
         study, lambda trial: objective(trial, fail, lag, size), n_trials=3, block_size=2, sampler="random"
     )
@@ -100,7 +104,7 @@ def many():
             raise Fault
         return value
 
-    nt.optimize(optuna.create_study(), watched, n_trials=60, block_size=2, sampler="random")
+    nt.optimize(unpruned(), watched, n_trials=60, block_size=2, sampler="random")
     assert not seen or seen[-1] == seen[2], (seen[2], seen[-1])
 
 
