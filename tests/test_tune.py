@@ -357,7 +357,7 @@ def test_a_retried_trial_counts_once_in_the_journal(tmp_path):
 def test_another_study_does_not_go_on_from_a_journal(tmp_path):
     path = tmp_path / "search.jsonl"
     journalled(path, 1)
-    with pytest.raises(ConfigurationError, match="begins with .*MINIMIZE.*but this study is .*MAXIMIZE"):
+    with pytest.raises(ConfigurationError, match=r"begins with .*MINIMIZE.*but this study is .*MAXIMIZE"):
         optimize(optuna.create_study(direction="maximize"), quadratic, n_trials=1, journal=path)
     path.write_text("hello\n")
     with pytest.raises(ConfigurationError, match="holds a line that is no JSON object"):

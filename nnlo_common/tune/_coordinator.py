@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -40,7 +39,8 @@ from nnlo_common.tune._record import Record, packed
 
 __all__ = ["ERROR", "RETRY_OF", "Coordinator", "Post", "seed_of"]
 
-_LOG = logging.getLogger(__name__)
+# Optuna's own, so that its verbosity is obeyed: users know its lines.
+_LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that holds what went wrong in a failed trial.
 ERROR = "nnlo:error"
 #: The user attribute that names the failed trial that a trial repeats.
@@ -108,6 +108,8 @@ class Coordinator:
         self._asked: deque[Trial] = deque()  # ahead, for whoever ends next
         self._known = len(study.get_trials(deepcopy=False)) if known is None else known
         self.over = False
+        # As Optuna's own loop does, so that a sampler may say that it is at its end.
+        study._thread_local.in_optimize_loop, study._stop_flag = True, False
 
     def begin(self) -> list[Post]:
         """Give every block its first trial."""
@@ -170,6 +172,15 @@ class Coordinator:
             posts.append(Post(block, start))
         if not self._running and not self.over:
             self.over = True
+            if len(self._study.directions) == 1 and self._study.get_trials(False, [TrialState.COMPLETE]):
+                best = self._study.best_trial
+                _LOG.info(
+                    "Best is trial %d with value: %s and parameters: %s.",
+                    best.number,
+                    best.value,
+                    best.params,
+                )
+            self._study._thread_local.in_optimize_loop = False
             trials = self._study.get_trials(deepcopy=False)[self._known :]
             kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
             posts += [Post(block, End(-1, kept)) for block in range(self._blocks)]
@@ -196,8 +207,11 @@ class Coordinator:
             state, error = "failed", f"the objective returned {message.values}, which holds NaN"
         if state == "complete":
             self._study.tell(trial, list(message.values))
+            told = "Trial %d finished with values: %s and parameters: %s."
+            _LOG.info(told, trial.number, list(message.values), trial.params)
         elif state == "pruned":
             self._study.tell(trial, state=TrialState.PRUNED)
+            _LOG.info("Trial %d pruned.", trial.number)
         else:
             self._failed(trial, error, again=state == "failed")
         finished = self._study.get_trials(deepcopy=False)[trial.number]

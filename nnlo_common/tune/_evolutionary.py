@@ -32,7 +32,7 @@ from nnlo_common._numbers import whole_number
 
 __all__ = ["EvolutionarySampler"]
 
-# Set on Branin, Hartmann6 and two mixed functions, 100 trials; `docs/optimisation.md` has the figures.
+# Not tuned; `docs/optimisation.md` has figures of how they do.
 _BLENDED = 0.5  # how often a child lies between and beyond its parents; else each parameter is one parent's
 _BEYOND = 0.3  # how far beyond, as a part of the distance
 _MUTATED = 0.35  # how many of the parameters are changed, and at least one of them

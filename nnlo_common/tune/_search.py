@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,14 @@ class Search:
 
     def alone(self) -> None:
         """Train all trials here, one after another."""
-        record, coordinator = self._begin(blocks=1)
-        waiting = coordinator.begin()
-        while waiting:
-            order = waiting.pop(0).message
-            if isinstance(order, Start):
-                line = _DirectLine(coordinator)
-                waiting += coordinator.handle(0, attempt(order, line, self._objective))
-        record.close()
+        with closing(self._record()) as record:
+            coordinator = self._begin(1, record)
+            waiting = coordinator.begin()
+            while waiting:
+                order = waiting.pop(0).message
+                if isinstance(order, Start):
+                    ending = attempt(order, _DirectLine(coordinator), self._objective)
+                    waiting += coordinator.handle(0, ending)
 
     def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> None:
         """Do this rank's part (collective).
@@ -90,16 +91,18 @@ class Search:
         mail.close()
         part.close()
 
-    def _begin(self, blocks: int) -> tuple[Record, Coordinator]:
-        study, known = self._study, len(self._study.get_trials(deepcopy=False))
-        record, counted = Record(), 0
-        if self._journal is not None:
-            record = journal = Journal(self._journal, study)
-            counted = journal.counted
+    def _record(self) -> Record:
+        """Open the journal, if there is to be one, and give the study what it holds."""
+        self._known = len(self._study.get_trials(deepcopy=False))
+        return Record() if self._journal is None else Journal(self._journal, self._study)
+
+    def _begin(self, blocks: int, record: Record) -> Coordinator:
+        study = self._study
+        counted = record.counted if isinstance(record, Journal) else 0
         found = len(study.get_trials(deepcopy=False))
         if self._sampler is not None:
             study.sampler = engine(self._sampler, self._seed + found, self._n_trials, study)
-        coordinator = Coordinator(
+        return Coordinator(
             study,
             blocks=blocks,
             n_trials=max(0, self._n_trials - counted),
@@ -107,24 +110,26 @@ class Search:
             retries=self._retries,
             target=self._target,
             record=record,
-            known=known,
+            known=self._known,
         )
-        return record, coordinator
 
     def _coordinate(self, mail: Mail, blocks: Sequence[tuple[int, ...]]) -> None:
         block_of = {rank: index for index, block in enumerate(blocks) for rank in block}
-        record, coordinator = self._begin(len(blocks))
-        _deliver(mail, blocks, coordinator.begin())
-        while not coordinator.over:
-            letter = mail.receive(0)
-            if letter is None and coordinator.think():
-                continue
-            if letter is None:
-                letter = mail.receive()
-            assert letter is not None  # without a time limit there always is one
-            rank, text = letter
-            _deliver(mail, blocks, coordinator.handle(block_of[rank], from_text(text)))
-        record.close()
+        with closing(self._record()) as record:
+            coordinator = self._begin(len(blocks), record)
+            _deliver(mail, blocks, coordinator.begin())
+            while not coordinator.over:
+                letter = mail.receive(0)
+                if letter is None and coordinator.think():
+                    continue
+                rank, text = letter or _next(mail)
+                _deliver(mail, blocks, coordinator.handle(block_of[rank], from_text(text)))
+
+
+def _next(mail: Mail) -> tuple[int, str]:
+    letter = mail.receive()
+    assert letter is not None  # without a time limit there always is one
+    return letter
 
 
 def _deliver(mail: Mail, blocks: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:

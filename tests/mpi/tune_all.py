@@ -64,7 +64,7 @@ def unpruned():
 def plain():
     study = nt.optimize(unpruned(), objective, n_trials=6, block_size=2, sampler="bayesian")
     assert told(study, "plain") == ["COMPLETE"] * 6
-    assert study.best_value < 0.5
+    assert study.best_value < 2  # untrained it is 2.3 and more
 
 
 def faulty(role, size, lag):
