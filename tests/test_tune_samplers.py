@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -77,9 +75,7 @@ def test_evolution_is_for_one_objective_but_its_name_is_for_several():
     [(False, 50, GPSampler), (True, 50, TPESampler), (False, 500, TPESampler)],
 )
 def test_the_rule_of_bayesian(conditional, n_trials, chosen):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = BayesianSampler(seed=1, n_trials=n_trials)
+    sampler = BayesianSampler(seed=1, n_trials=n_trials)
     study = optuna.create_study()
     for name in ("x", "y" if conditional else "x"):
         study.add_trial(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -35,7 +37,9 @@ class BayesianSampler(BaseSampler):
     """
 
     def __init__(self, *, seed: int | None = None, n_trials: int = _MOST_TRIALS) -> None:
-        self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
+        with warnings.catch_warnings():  # that Optuna may still change `group` is ours to follow
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
         computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
         self.process = GPSampler(seed=seed) if n_trials <= _MOST_TRIALS and computable else None
 
