@@ -80,6 +80,10 @@ class Office:
         """
         while self.take_in(0):
             pass
+        self._heed(gathering)
+
+    def _heed(self, gathering: int | None = None) -> None:
+        """Raise what has been taken in; nothing more is, or a wait would miss it."""
         for peer, alarm in self._pending(Alarm):
             assert isinstance(alarm, Alarm)
             if gathering is None or alarm.gathered <= gathering:
@@ -102,7 +106,7 @@ class Office:
             # Before the alarm: a leader that prunes has told its partners so, and they do it themselves.
             if (found := self.taken(kind)) is not None:
                 return found[1]
-            self.check()
+            self._heed()
             self.take_in(None)
 
     def taken(self, kind: type[_M]) -> tuple[int, _M] | None:
