@@ -28,7 +28,7 @@ class Leasing:
     """
 
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
-        self._workers, self._patient = set(workers), patient
+        self._workers, self._patient, self._may_wait = set(workers), patient, patient
         self._books: dict[str, Leases] = {}
 
     def ask(self, question: Question) -> list[Answer]:
@@ -49,6 +49,13 @@ class Leasing:
         now = [] if answer is WAIT else [_answer(rank, answer)]
         return [*now, *_told(book)]
 
+    def let_wait(self, *, may_wait: bool) -> list[Answer]:
+        """Say whether workers may wait: who waits cannot pause, so while all are to pause nobody does."""
+        self._may_wait = may_wait and self._patient
+        for book in self._books.values():
+            book.patient = self._may_wait
+        return [answer for book in self._books.values() for answer in _told(book)]
+
     def gone(self, rank: int, *, lost: bool) -> list[Answer]:
         """Give what `rank` had to the others."""
         if rank not in self._workers:
@@ -66,7 +73,7 @@ class Leasing:
         size, unit, order = (content[fact] for fact in _FACTS)
         book = self._books.get(name)
         if book is None:
-            book = Leases(size, self._workers, unit=unit, patient=self._patient, order=order)
+            book = Leases(size, self._workers, unit=unit, patient=self._may_wait, order=order)
             self._books[name] = book
         found = {"size": book.size, "unit": book.unit, "order": book.order}
         if found != {fact: content[fact] for fact in _FACTS}:

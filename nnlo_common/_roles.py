@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizer import VectorOptimizer
+from nnlo_common._state import State
 from nnlo_common.protocol import check_weight
 
 __all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say", "speaks"]
@@ -27,6 +28,7 @@ class Report:
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: how many commits old a contribution was, on average.
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only).
+        lost: who has died, as servers know it: rank, host, what it did last, and when; one line for each.
     """
 
     steps: int = 0
@@ -35,6 +37,7 @@ class Report:
     dropped: int = 0
     mean_staleness: float = 0.0
     noise_scale: float | None = None
+    lost: tuple[str, ...] = ()
 
 
 def speaks(role: str) -> bool:
@@ -110,6 +113,22 @@ class TeamPart(Part, Protocol):
 
     def tell_rate(self, rate: float) -> None:
         """On a server: tell workers a learning rate with all replies from now on; 0: none any more."""
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether this worker is to pause at its next batch boundary."""
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+
+    def state(self) -> State:
+        """Return everything that the next step depends on; exact in a pause."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Go on with the centre of `state`, but with other workers; call it before `start`."""
 
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this rank's contributions with from now on."""

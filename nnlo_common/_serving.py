@@ -7,12 +7,30 @@ from typing import Any
 
 import numpy as np
 
+from nnlo_common._attendance import LOOK_EVERY_S, Attendance
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
+from nnlo_common._leasing import Leasing
 from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
-from nnlo_common.protocol import Clerk, Desk, Event, Kind, Lost, Means, Message, Received, Server, Shard
+from nnlo_common._state import State, require
+from nnlo_common.protocol import (
+    AWAITED,
+    Averages,
+    Clerk,
+    Desk,
+    Event,
+    Kind,
+    Lost,
+    Means,
+    Message,
+    Received,
+    Server,
+    Shard,
+    Standing,
+    Told,
+)
 from nnlo_common.transport._endpoint import Endpoint
 
 __all__ = ["Serving"]
@@ -33,6 +51,8 @@ class Serving:
         place: which part of them the server holds.
         others: the shards that other servers hold.
         desk: the desk, on the first server; on the others a clerk who asks it.
+        attendance: who is heard when.
+        drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
     """
 
     def __init__(
@@ -44,6 +64,8 @@ class Serving:
         others: Sequence[Shard],
         *,
         desk: Desk | Clerk,
+        attendance: Attendance,
+        drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
         self._others = {shard.index: shard for shard in others}
@@ -51,7 +73,15 @@ class Serving:
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
         self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
-        self._watch: Watch | None = None
+        self._attendance, self._drop = attendance, drop
+        self._dropped: set[int] = set()
+        self._losses: list[str] = []
+        self._watches = [Watch(self._look, LOOK_EVERY_S)]
+        self._may_pause = False
+        self._early: list[Received] = []  # requests to pause, before this server has got to that epoch
+        self._pauses = 0
+        #: Called when all workers pause, before anything else is handled.
+        self.on_pause: Callable[[], object] | None = None
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -80,7 +110,10 @@ class Serving:
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
+        self._may_pause = True
+        self._take_early_pauses()
         self._serve(self._epoch_over)
+        self._may_pause = False
         self._assemble()
 
     def point(self) -> Vector:
@@ -137,6 +170,55 @@ class Serving:
     def configure(self, values: Vector) -> None:
         """Do nothing: a server contributes nothing."""
 
+    @property
+    def pause_requested(self) -> bool:
+        """A server is not asked: it is told when all workers pause."""
+        return False
+
+    def want_pause(self) -> None:
+        """Ask all workers for a pause, in the next reply to each; only the first server's word counts."""
+        self._server.pauses.wanted = True
+        self._let_wait(may_wait=False)
+
+    def pause(self) -> bool:
+        """Serve, between epochs, until all workers pause."""
+        pauses, self._may_pause = self._server.pauses.made, True
+        self._take_early_pauses()
+        self._serve(lambda: self._server.pauses.made > pauses)
+        self._may_pause = False
+        return True
+
+    def saving(self) -> set[int]:
+        """Return who else has something to save: the workers that are in, and the other servers."""
+        peers = self._server.peers.items()
+        inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
+        return inside | {shard.server for shard in self._others.values()}
+
+    def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        """Have questions about checkpoints answered; on the first server, where they are asked."""
+        told = self._desk.counters["checkpoint"] if isinstance(self._desk, Desk) else None
+        if isinstance(told, Told):
+            told.call = call
+
+    def state(self) -> State:
+        """Return everything that the next commit depends on; exact in a pause."""
+        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        return {
+            "server": self._server.state(),
+            "averages": averages.state() if isinstance(averages, Averages) else None,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+        require("a server's part", state, server=Mapping, averages=type(state.get("averages")))
+        self._server.load(state["server"])
+        self._go_on(state)
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Go on with the centre of `state`, but with other workers; call it before `start`."""
+        self._server.load_for_others(state["server"])
+        self._go_on(state)
+
     def set_local_rate(self, rate: float) -> None:
         """Do nothing: a server makes no steps of its own."""
 
@@ -145,7 +227,7 @@ class Serving:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._watch = Watch(call, every_s)
+        self._watches[1:] = [Watch(call, every_s)]
 
     def report(self) -> Report:
         """Return what the shard has seen."""
@@ -159,6 +241,7 @@ class Serving:
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
             noise_scale=noise.value if noise is not None and noise.count else None,
+            lost=tuple(self._losses),
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
@@ -177,8 +260,42 @@ class Serving:
             self.ask({"ask": "goodbye"})
         self._endpoint.close()
 
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        # Between two epochs of the workers a server has ended, and assembled, as many as all of them.
+        self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
+        for guest in self._server.guests:
+            self._server.guests[guest] = self._pulls
+        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        if isinstance(averages, Averages) and state["averages"] is not None:
+            averages.load(state["averages"])
+
+    def _take_early_pauses(self) -> None:
+        early, self._early = self._early, []
+        for event in early:
+            perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()
+
     def _serve(self, until: Callable[[], bool]) -> None:
-        serve(self._endpoint, self._handle, until, self._watch)
+        self._attendance.begin()
+        serve(self._endpoint, self._handle, until, self._watches)
+
+    def _look(self) -> None:
+        """Name workers that stall, and give up those who have for too long."""
+        for rank in self._attendance.look(self._is_awaited):
+            if rank not in self._dropped:
+                self._dropped.add(rank)
+                if not self._drop(rank):
+                    raise PeerLostError(
+                        rank,
+                        f"is given up, as stall_timeout_s asks ({self._attendance.last(rank)}); the others "
+                        "cannot go on without it here, so the job ends. See what that rank waits for",
+                    )
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether it is this worker's turn to say something."""
+        peer = self._server.peers[rank]
+        asked = isinstance(self._desk, Desk) and self._desk.has_asked(rank)
+        return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False) -> None:
         """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
@@ -199,10 +316,16 @@ class Serving:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
             self._lost(event)
-        elif event.message.shard == self._server.shard:
+            return
+        self._attendance.heard(event.message)
+        if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
+            if event.message.kind is Kind.PAUSE and not self._may_pause:
+                self._early.append(event)  # so that all ranks are at the same place of the script
+                return
             perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()
             if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):
                 self._desk.present.discard(event.message.sender)
                 perform(self._endpoint, self._desk.gone(event.message.sender))
@@ -211,6 +334,19 @@ class Serving:
             perform(self._endpoint, at_desk(event))
         else:
             self._take_shard(event)
+
+    def _look_for_pause(self) -> None:
+        if self._server.pauses.made > self._pauses:
+            self._pauses = self._server.pauses.made
+            self._let_wait(may_wait=True)
+            if self.on_pause is not None:
+                self.on_pause()
+
+    def _let_wait(self, *, may_wait: bool) -> None:
+        """Have workers wait for what others may leave behind of an epoch, or not."""
+        leasing = self._desk.counters["lease"] if isinstance(self._desk, Desk) else None
+        if isinstance(self._desk, Desk) and isinstance(leasing, Leasing):
+            perform(self._endpoint, self._desk.tell(leasing.let_wait(may_wait=may_wait)))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None
@@ -246,9 +382,14 @@ class Serving:
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers:
+            others = set(self._server.peers.awaited()) - {event.rank}
+            if self._server.peers[event.rank].standing in AWAITED:
+                self._losses.append(self._attendance.mourn(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
             if isinstance(self._desk, Desk):
                 perform(self._endpoint, self._desk.handle(event))
+            if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
+                raise PeerLostError(event.rank, "has died, and with it the last worker")
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost with it")
 

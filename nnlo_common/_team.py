@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common._forking import advise_on_fork
@@ -21,6 +22,8 @@ from nnlo_common._joining import Member, Plan, join
 from nnlo_common._observing import Observed, See
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._roles import Report, TeamPart, speaks
+from nnlo_common._serving import Serving
+from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import DESK_NUMBERS
 from nnlo_common.transport._endpoint import RankWorld
@@ -40,6 +43,8 @@ def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
 
 # As many numbers as fit into one question, with a few words before them.
 _PIECE = DESK_NUMBERS - 64
+# What is saved of a team beside its part.
+_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
 
 
 class Team:
@@ -50,6 +55,8 @@ class Team:
         size: how many ranks there are.
         member: its part.
         model: its model.
+        algorithm: how workers and centre exchange.
+        world: the ranks.
         broken: a step has failed half-way, so that the training cannot be left in good order.
         over: the training is over.
         before_epoch_ends: called when this worker ends its epoch.
@@ -66,6 +73,7 @@ class Team:
         optimizer: what kind of optimizer the user's is; the same on all ranks.
         epochs: how many the training is to have, if that is known; the same on all ranks.
         meetings: what else all ranks meet in, by name; the same on all ranks.
+        stall_timeout_s: after how long a silent worker is given up; None: never.
     """
 
     def __init__(
@@ -82,8 +90,10 @@ class Team:
         optimizer: str = "",
         epochs: int = 0,
         meetings: Sequence[str] = (),
+        stall_timeout_s: float | None = None,
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
+        self.algorithm, self.world = algorithm, world
         self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
         self._move = local_step
         plan = Plan(
@@ -98,12 +108,13 @@ class Team:
             optimizer=optimizer,
             epochs=epochs,
             meetings=meetings,
+            stall_timeout_s=check_stall_timeout(stall_timeout_s),
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
-        self._started = self._epoch_open = False
+        self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         self._final: Vector | None = None  # what a worker has taken over at the end
@@ -174,7 +185,8 @@ class Team:
             raise ConfigurationError("the training is over; make a new optimizer")
         if not self._started:
             self._started = True
-            self.model.absorb()  # 16-bit weights may have been loaded since
+            if not self._loaded:
+                self.model.absorb()  # 16-bit weights may have been loaded since
             self._part.start()
             self.model.publish()
 
@@ -188,6 +200,9 @@ class Team:
             self._publish()
             return
         self._epoch_open = True
+        if self._resumed_in_epoch:
+            self._resumed_in_epoch = False
+            return  # it goes on with an epoch that it began before it was saved
         self._part.begin_epoch()
         self.model.publish()
         if self._epochs:
@@ -264,6 +279,63 @@ class Team:
     def set_local_rate(self, rate: float) -> None:
         """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
         self._part.set_local_rate(rate)
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether this worker is to pause at its next batch boundary."""
+        return self._part.pause_requested
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+        self.start()
+        return self._part.pause()
+
+    def state(self) -> State:
+        """Return everything of this rank that the next step depends on, but for the framework's own.
+
+        It is exact in a pause: `load` on the same rank of a new training goes on with the same bits.
+        """
+        self.model.absorb()
+        counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
+        # What a scheduler has set since the last step, the servers are still to be told.
+        return {"part": self._part.state(), "known_options": list(self._known_options), **counts}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before anything else is done.
+
+        Raises:
+            ConfigurationError: it was saved with other options or another model.
+        """
+        counts = {name: type(getattr(self, f"_{name}")) for name in _COUNTS}
+        require("a rank", state, part=Mapping, known_options=[float], **counts)
+        self.model.absorb()
+        self._part.load(state["part"])
+        for name in _COUNTS:
+            setattr(self, f"_{name}", state[name])
+        self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
+        self._known_options = tuple(state["known_options"])
+        self._loaded = True
+        self.model.publish()
+
+    def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
+        """Go on after so many epochs, with the centre of a server's `state` but other workers."""
+        if state is not None:
+            self._part.load_for_others(state["part"])
+        self._epochs = epochs
+        self._loaded = True
+        self.model.publish()
+
+    @property
+    def layout(self) -> str:
+        """The names, shapes and types of the parameters, to be compared."""
+        return self.model.parameters.layout.to_json()
+
+    @property
+    def serving(self) -> Serving | None:
+        """This rank's part, if it is a server's."""
+        return self.member.part if isinstance(self.member.part, Serving) else None
 
     # -- the centre on any rank -----------------------------------------------------------------------
 

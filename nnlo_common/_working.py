@@ -8,6 +8,7 @@ from typing import Any
 from nnlo_common._drive import work
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._roles import LocalStep, Report
+from nnlo_common._state import State, require
 from nnlo_common.protocol import Action, Activity, Clerk, Received, Worker
 from nnlo_common.transport._endpoint import Endpoint
 
@@ -95,6 +96,30 @@ class Working:
 
     def tell_rate(self, rate: float) -> None:
         """Do nothing: this rank has no centre."""
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether the first server has asked for a pause at the next batch boundary."""
+        return self._worker.pause_requested
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False: it was called off."""
+        self._work(self._worker.pause())
+        return self._worker.paused
+
+    def state(self) -> State:
+        """Return everything that the next step depends on; exact in a pause."""
+        return {"worker": self._worker.state(), "steps": self._steps, "samples": self._samples}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+        require("a worker's part", state, worker=Mapping, steps=int, samples=int)
+        self._worker.load(state["worker"])
+        self._steps = state["steps"]
+        self.count_samples(state["samples"])
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: a new worker begins at the centre."""
 
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this worker's contributions with from now on."""

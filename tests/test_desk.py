@@ -598,6 +598,16 @@ def test_who_waits_gets_what_another_one_leaves_behind(end: str, rest: list[int]
     assert room.answer(1) == {"lease": rest}
 
 
+def test_nobody_waits_for_a_lease_while_all_are_to_pause() -> None:
+    leasing = Leasing([1, 2], patient=True)
+    leasing.ask(Question(1, lease(size=1)))
+    assert leasing.ask(Question(2, lease(size=1))) == []
+    (answer,) = leasing.let_wait(may_wait=False)
+    assert (answer.rank, answer.content) == (2, {"lease": None})
+    leasing.let_wait(may_wait=True)
+    assert leasing.ask(Question(2, lease(size=1))) == []
+
+
 def test_a_server_that_leaves_has_no_leases() -> None:
     leasing = Leasing([1], patient=True)
     leasing.ask(Question(1, lease()))
@@ -633,11 +643,6 @@ def test_a_book_can_be_read_and_written() -> None:
         assert take(room, rank) == take(fresh, rank)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ConfigurationError,
-    reason="a book keeps a page for each epoch that all have broken off, so its state outgrows a question",
-)
 def test_a_book_stays_small_however_many_epochs_were_broken_off() -> None:
     room = desk_of(1, patient=False)
     for epoch in range(1000):

@@ -411,7 +411,6 @@ def test_a_state_is_refused_while_somebody_waits_for_a_look() -> None:
     table.server.state()
 
 
-@pytest.mark.xfail(strict=True, reason="a server's state does not say how many epochs each worker has ended")
 def test_a_loaded_server_knows_who_has_ended_the_epoch() -> None:
     table = Table(Synchronous()).joined()
     finish(table, 1)

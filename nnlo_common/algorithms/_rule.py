@@ -223,6 +223,9 @@ class Algorithm(ABC):
     #: Whose step the user's optimizer makes: the centre's, each worker's, or nobody's.
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "center"
 
+    #: Why a training cannot go on with another number of workers; empty where it can, from the centre.
+    tied_to_workers: ClassVar[str] = ""
+
     lag: int = 0
 
     def __post_init__(self) -> None:

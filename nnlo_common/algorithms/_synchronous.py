@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nnlo_common._flat import Vector
 from nnlo_common._noise_scale import NoiseScale, mean_square
@@ -81,6 +82,10 @@ class Synchronous(Algorithm):
         >>> run.center, run.servers[0].rule.clock
         (array([0.25], dtype=float32), 2)
     """
+
+    tied_to_workers: ClassVar[str] = (
+        "each step is the mean over the workers' batches; with another number of them the batch is another"
+    )
 
     backup: int = 0
 

@@ -16,6 +16,7 @@ from nnlo_common.data._ranges import Range, Ranges
 
 __all__ = ["Leases"]
 
+_REMEMBERED = 8  # epochs that all have broken off
 OWNER = "the leases"  # in errors about saved states
 
 
@@ -38,9 +39,11 @@ class Leases:
       has not used is free again for whoever still asks about that epoch, and for nobody else: an epoch
       that all have broken off is not made up for later. (Part of a lease that was owed is owed again.)
 
-    `unfinished` tells what of an epoch was not used. A patient book has a worker wait rather than end its
-    epoch while anybody holds something of this epoch or an earlier one, so nothing is left behind while
-    somebody lives and asks. After each call ask for `answers`, as it may have set waiting workers free.
+    `unfinished` tells what of an epoch was not used; of epochs that all have broken off, for the last few
+    only (the others count as not begun, so that the book stays small). A patient book has a worker wait
+    rather than end its epoch while anybody holds something of this epoch or an earlier one, so nothing is
+    left behind while somebody lives and asks. After each call ask for `answers`, as it may have set waiting
+    workers free.
 
     Args:
         size: how many positions each epoch has.
@@ -104,6 +107,7 @@ class Leases:
         self._check(rank, used, worker)
         self._settle(worker, used, keeps=unused > 0)
         worker.turn_to(epoch)
+        self._forget()
         if (answer := self._next(worker)) is WAIT:
             self._waiting[rank] = None
         return answer
@@ -271,6 +275,13 @@ class Leases:
             if page.complete:
                 del self._pages[lease.epoch]
                 self._complete.add(lease.epoch, lease.epoch + 1)
+
+    def _forget(self) -> None:
+        """Keep no more than the last few pages that nobody will ask about any more."""
+        earliest, leased = min(worker.epoch for worker in self._workers.values()), self._leased()
+        over = [epoch for epoch in sorted(self._pages) if epoch < earliest and epoch not in leased]
+        for epoch in [epoch for epoch in over if not self._pages[epoch].owed.total][:-_REMEMBERED]:
+            del self._pages[epoch]
 
     def _depart(self, rank: int, how: str) -> None:
         self._gone[rank] = how

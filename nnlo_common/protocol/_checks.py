@@ -19,6 +19,7 @@ def refused(server: Server, message: Message) -> str | None:
     """Return why the protocol does not allow this request now, if it does not."""
     kind, size = message.kind, server.rule.center.size
     peer = server.peers.get(message.sender)
+    due = {Kind.JOIN: 0, Kind.PAUSE: peer.sequence if peer else 0}
     expected = Standing.EXPECTED if kind is Kind.JOIN else Standing.TRAINING
     if peer is None:
         problem = f"is none of its workers {sorted(server.peers)}"
@@ -26,7 +27,7 @@ def refused(server: Server, message: Message) -> str | None:
         problem = f"sent a request about shard {message.shard}"
     elif kind not in server.handlers:
         problem = f"sent {kind.name}, which only servers send"
-    elif message.sequence != (0 if kind is Kind.JOIN else peer.sequence + 1):
+    elif message.sequence != due.get(kind, peer.sequence + 1):
         problem = f"sent sequence {message.sequence} after {peer.sequence}: a message was lost or doubled"
     elif peer.standing is not expected:
         problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"

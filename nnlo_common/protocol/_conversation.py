@@ -58,6 +58,10 @@ class Conversation:
         lent: the gradient stays as it is until its contribution has been answered.
         stop_requested: the server has asked to finish.
         rate: the learning rate that it has told last; 0: none.
+        pause_requested: it has asked, in its latest reply, to pause at the next batch boundary.
+        pausing: it has been asked for a pause and has not answered.
+        paused: it has answered last that all workers pause.
+        put_off: it has called a pause off, so the next may come after the next exchange or epoch.
         outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
     """
 
@@ -72,6 +76,7 @@ class Conversation:
         self.samples = 0
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
+        self.pause_requested = self.pausing = self.paused = self.put_off = False
         self.resumes = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
@@ -127,6 +132,7 @@ class Conversation:
         if self._sent_at:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
+        self.put_off = False
         return [self._request(_ASKS[ask], vector), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
@@ -140,6 +146,11 @@ class Conversation:
         if self.phase is Phase.JOINING and message.sequence == 0:
             self._check_reply(message, Kind.ACK if self.resumes else Kind.CENTER)
             return self._welcome(event)
+        if message.kind is Kind.PAUSED and self.pausing:
+            self._check_reply(message, Kind.PAUSED)
+            self._note(message)
+            self.pausing, self.paused, self.put_off = False, not message.resume, message.resume
+            return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
             raise self.story.error(
@@ -174,6 +185,12 @@ class Conversation:
         self._look_at = self._sequence
         return [request]
 
+    def pause(self) -> list[Action]:
+        """Ask for a pause of all, between two steps; whatever is under way still comes."""
+        self._expect(Phase.TRAINING, "pause")
+        self.pausing, self.paused = True, False
+        return [self._request(Kind.PAUSE)]
+
     def options(self, values: Vector) -> list[Action]:
         """Tell the server what to step this worker's contributions with from now on."""
         self._expect(Phase.TRAINING, "send options")
@@ -186,6 +203,7 @@ class Conversation:
     def finish_epoch(self) -> list[Action]:
         """Tell the server that one more epoch is done."""
         self._expect(Phase.TRAINING, "finish an epoch")
+        self.put_off = False
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
@@ -269,7 +287,7 @@ class Conversation:
     def _note(self, message: Message) -> None:
         """Take what every reply says besides its numbers."""
         self.stop_requested |= message.stop
-        self.rate = message.weight
+        self.rate, self.pause_requested = message.weight, message.pause
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING
@@ -333,7 +351,8 @@ class Conversation:
 
     def _request(self, kind: Kind, vector: Vector | None = None) -> Send:
         joining = kind is Kind.JOIN
-        self._sequence += not joining
+        # A pause leaves no trace: a training with pauses has the same state as one without.
+        self._sequence += not joining and kind is not Kind.PAUSE
         message = Message(
             kind,
             self.rank,

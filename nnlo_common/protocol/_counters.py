@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
+from nnlo_common._state import State, require
 from nnlo_common.protocol._desk import Answer, Question
 
-__all__ = ["Averages", "Copies", "EpochMeans", "Means", "Notes"]
+__all__ = ["Averages", "Copies", "EpochMeans", "Means", "Notes", "Told"]
 
 
 class Means:
@@ -169,6 +170,17 @@ class Averages:
             self._update()
         return []
 
+    def state(self) -> State:
+        """Return the average and what it is made of."""
+        parts = {str(rank): [weight, vector.copy()] for rank, (weight, vector) in self._parts.items()}
+        return {"value": self.value.copy(), "parts": parts}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state` returned."""
+        require("the averages", state, value=self.value, parts=Mapping)
+        np.copyto(self.value, state["value"])
+        self._parts = {int(rank): (weight, vector) for rank, (weight, vector) in state["parts"].items()}
+
     def _update(self) -> None:
         # In float64, so that the mean of equal numbers is that number.
         total = sum(weight for weight, _ in self._parts.values())
@@ -177,6 +189,26 @@ class Averages:
             weight, vector = self._parts[rank]
             mean += weight / total * vector.astype(np.float64)
         np.copyto(self.value, mean, casting="same_kind")
+
+
+class Told:
+    """Questions that are answered at once, by whoever has taken that on.
+
+    Attributes:
+        call: returns the answer to a rank's question.
+    """
+
+    def __init__(self) -> None:
+        self.call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]] | None = None
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Answer; with nothing where nobody has taken it on."""
+        content = {} if self.call is None else self.call(question.rank, question.content)
+        return [Answer(question.rank, content)]
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:  # noqa: ARG002 - a counter's
+        """Nobody waits."""
+        return []
 
 
 class Notes:

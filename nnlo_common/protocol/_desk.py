@@ -90,10 +90,18 @@ class Desk:
         self._waiting[message.sender] = event
         return self._ask(Question(message.sender, content, numbers))
 
+    def has_asked(self, rank: int) -> bool:
+        """Whether `rank` waits for an answer."""
+        return rank in self._waiting
+
     def ask_here(self, content: Mapping[str, Any], numbers: Vector | None = None) -> list[Action]:
         """Ask a question of the server's own; the answer will lie in `own`."""
         self.own = None
         return self._ask(Question(self.rank, content, numbers))
+
+    def tell(self, answers: Iterable[Answer]) -> list[Action]:
+        """Hand out answers that have become possible otherwise than by a question."""
+        return self._sent(answers)
 
     def gone(self, rank: int, *, lost: bool = False) -> list[Action]:
         """Wait for `rank` no more; it may still ask what is answered at once."""

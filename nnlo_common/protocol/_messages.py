@@ -46,12 +46,16 @@ class Kind(enum.IntEnum):
     """Anybody, to the desk: a question beside the exchange. Answered by ANSWER."""
     ANSWER = 14
     """The desk: what was asked for."""
+    PAUSE = 15
+    """Worker: I am at a batch boundary and ask for nothing before the answer. Answered by PAUSED."""
+    PAUSED = 16
+    """Server: all workers are at a batch boundary, nothing is under way; or, with `resume`: go on first."""
 
 
 #: Requests that get no reply.
 ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
 #: What servers send.
-REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER})
+REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset(
     {Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER, Kind.OPTIONS, Kind.ASK, Kind.ANSWER}
@@ -65,8 +69,8 @@ class Message:
     Attributes:
         kind: what it means.
         sender: the rank that sent it.
-        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a resume;
-            replies: the request's.
+        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a resume; to
+            pause, the last one's once more. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last took it.
         weight: requests: the sender's share in a mean; replies: the learning rate that workers are to take
@@ -74,9 +78,10 @@ class Message:
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
         resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.
-            PULL of another server: I shall not ask again.
+            PULL of another server: I shall not ask again. PAUSED: the pause is called off.
         samples: requests: how many samples the sender has taken so far.
         vector: the numbers, if the kind has any.
+        pause: replies: pause at your next batch boundary.
     """
 
     kind: Kind
@@ -90,6 +95,7 @@ class Message:
     resume: bool = False
     samples: int = 0
     vector: Vector | None = None
+    pause: bool = False
 
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"
@@ -117,7 +123,7 @@ def encode(message: Message, frame: Frame) -> int:
         _MAGIC,
         _VERSION,
         message.kind,
-        message.stop | message.resume << 1,
+        message.stop | message.resume << 1 | message.pause << 2,
         message.sender,
         message.shard,
         message.sequence,
@@ -170,4 +176,5 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
         bool(flags & 2),
         samples,
         vector,
+        bool(flags & 4),
     )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from nnlo_common._flat import Vector
+from nnlo_common._state import State, require
 
 __all__ = ["AWAITED", "Peer", "Peers", "Standing"]
 
@@ -23,6 +28,8 @@ class Standing(enum.Enum):
 #: Standings of workers that may still contribute.
 AWAITED = (Standing.EXPECTED, Standing.QUEUING, Standing.TRAINING)
 
+_KEPT = ("sequence", "epochs", "commits", "last_commit", "dropped", "samples")
+
 
 @dataclass(slots=True)
 class Peer:
@@ -38,6 +45,25 @@ class Peer:
     samples: int = 0  # that it has taken so far
     views: int = 0  # how often it was shown the centre at the end of an epoch
     options: Vector | None = None  # what its contributions are stepped with, if it has said so
+
+    def state(self) -> State:
+        """Return what a resumed training goes on from; who is not in begins it anew."""
+        inside = self.standing in (Standing.EXPECTED, Standing.TRAINING)
+        peer = self if inside else Peer(epochs=self.epochs)
+        options = None if peer.options is None else peer.options.copy()
+        return {**{name: getattr(peer, name) for name in _KEPT}, "options": options}
+
+    @classmethod
+    def of(cls, owner: str, state: Mapping[str, Any]) -> Peer:
+        """Return the peer that gave `state`, as it is before it joins again.
+
+        Raises:
+            ConfigurationError: it is no peer's state.
+        """
+        options = state.get("options")
+        pattern = None if options is None else np.zeros(np.shape(options)[:1], np.float32)
+        require(owner, state, **dict.fromkeys(_KEPT, int), options=pattern)
+        return cls(**{**state, "options": None if options is None else options.copy()})
 
 
 class Peers(dict[int, Peer]):
@@ -69,6 +95,11 @@ class Peers(dict[int, Peer]):
         """Return how many workers have ended that epoch; also those who have left since."""
         epoch = self._earliest_epoch()
         return sum(peer.epochs > epoch for peer in self.values() if peer.standing is not Standing.LOST)
+
+    def latest_epoch(self) -> int:
+        """Return how many epochs the worker that is or was furthest has finished; the dead do not count."""
+        living = [peer for peer in self.values() if peer.standing is not Standing.LOST]
+        return max((peer.epochs for peer in living), default=0)
 
     def _earliest_epoch(self) -> int:
         return min((self[rank].epochs for rank in self.awaited()), default=0)

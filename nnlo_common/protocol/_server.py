@@ -7,12 +7,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from nnlo_common._errors import ConfigurationError
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._kept import kept, restored
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
+from nnlo_common.protocol._pauses import Pauses
 from nnlo_common.protocol._peers import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
@@ -32,6 +34,7 @@ class Server:
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
         rate: the learning rate that replies tell workers; 0: none.
+        pauses: of all workers together; set `pauses.wanted` to have them make one.
         handled: the ranks whose requests were handled, in order, if `record` was asked for. With the other
             shards' this is all a replay needs.
 
@@ -71,6 +74,7 @@ class Server:
         self._views: list[Received] = []  # who wants to see the centre at the end of an epoch
         self._calls: list[Received] = []  # guests, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
+        self.pauses = Pauses(self.peers)
         # Whether each contribution makes a commit, however many workers there are.
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
@@ -84,6 +88,7 @@ class Server:
             Kind.VIEW: self._view,
             Kind.OPTIONS: self._options,
             Kind.LEAVE: self._leave,
+            Kind.PAUSE: self._pause,
         }
 
     # -- what others may ask --------------------------------------------------------------------------
@@ -129,13 +134,13 @@ class Server:
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
         peer.samples = message.samples
-        if self.handled is not None:
+        if self.handled is not None and message.kind is not Kind.PAUSE:  # which moves nothing
             self.handled.append(message.sender)
         return self.handlers[message.kind](event)
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
-        waiting = (*self._pending, *self._lobby, *self._locks, *self._views)
+        waiting = (*self._pending, *self._lobby, *self._locks, *self._views, *self.pauses.waiting)
         broken = violated(self, [item.message.sender for item in waiting])
         if self._ready():
             broken = "no commit is overdue"
@@ -150,14 +155,15 @@ class Server:
         """Return the centre, all counts, and the contributions that wait for others.
 
         Raises:
-            ProtocolError: a worker holds the lock or waits for it, or to be let in.
+            ProtocolError: a worker holds the lock or waits for it, or for the end of an epoch.
         """
-        if self._locks or self._holder is not None or self._lobby or self._views:
+        if self._locks or self._holder is not None or self._views:
             raise self.story.error("its state was asked for amid a commit; let the workers pause first")
         return {
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
-            "sequences": {str(rank): peer.sequence for rank, peer in sorted(self.peers.items())},
+            "rate": self.rate,
+            "workers": {str(rank): peer.state() for rank, peer in sorted(self.peers.items())},
             "pending": [kept(event.message) for event in self._pending],
         }
 
@@ -169,22 +175,51 @@ class Server:
                 changed then.
         """
         owner = f"server shard {self.shard}"
-        require(owner, state, rule=Mapping, staleness=[[int]], sequences=Mapping, pending=[Mapping])
-        require(f"{owner}, workers", state["sequences"], **{str(rank): int for rank in self.peers})
+        peers = self._saved_peers(state)
+        if peers.keys() != self.peers.keys():
+            raise ConfigurationError(
+                f"{owner}: the state was saved with the workers {sorted(peers)}, but now they are "
+                f"{sorted(self.peers)}; resume with the same ranks"
+            )
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
-        self.rule.load(state["rule"])
-        self.staleness = Counter(dict(state["staleness"]))
-        for rank, peer in self.peers.items():
-            peer.sequence = state["sequences"][str(rank)]
+        self._load_center(state)
+        self.peers.update(peers)
+        for rank, peer in peers.items():
             peer.unanswered = sum(event.message.sender == rank for event in pending)
         self._pending = pending
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Continue with the centre of the server that gave `state`, but with other workers.
+
+        They begin at the centre, in the epoch that the slowest of the earlier ones was in; what waited for
+        others is left out.
+
+        Raises:
+            ConfigurationError: it was saved with other options or another model; nothing was changed then.
+        """
+        epochs = min((peer.epochs for peer in self._saved_peers(state).values()), default=0)
+        self._load_center(state)
+        for peer in self.peers.values():
+            peer.epochs = epochs
+
+    def _saved_peers(self, state: Mapping[str, Any]) -> dict[int, Peer]:
+        owner = f"server shard {self.shard}"
+        parts = {"rule": Mapping, "staleness": [[int]], "workers": Mapping, "pending": [Mapping]}
+        require(owner, state, rate=float, **parts)
+        if not all(isinstance(peer, Mapping) and rank.isdecimal() for rank, peer in state["workers"].items()):
+            raise ConfigurationError(f"{owner}: its workers are not what was saved; is the state damaged?")
+        return {int(rank): Peer.of(f"{owner}, rank {rank}", peer) for rank, peer in state["workers"].items()}
+
+    def _load_center(self, state: Mapping[str, Any]) -> None:
+        self.rule.load(state["rule"])
+        self.staleness, self.rate = Counter(dict(state["staleness"])), state["rate"]
 
     # -- one method per kind of message ---------------------------------------------------------------
 
     def _join(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].standing = Standing.QUEUING
         self._lobby.append(event)
-        return self._admit()
+        return [*self._admit(), *self._answer_pauses()]
 
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._pending:
@@ -193,7 +228,7 @@ class Server:
             reply = self._reply_to_contribution(event)
             return [reply, *self._admit()] if self._lobby else [reply]
         self._pending.append(event)
-        return self._commit_ready()
+        return [*self._commit_ready(), *self._answer_pauses()]
 
     def _pull(self, event: Received) -> list[Action]:
         return [self._center_to(event)]
@@ -210,12 +245,18 @@ class Server:
             )
         self._holder = None
         self._apply([event])
-        return [Release(message.sender, event.frame), *self._grant(), *self._admit()]
+        released = Release(message.sender, event.frame)
+        return [released, *self._grant(), *self._admit(), *self._answer_pauses()]
 
     def _epoch(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].epochs += 1
         released = Release(event.message.sender, event.frame)
-        return [released, *self._commit_ready(), *self._show(), *self._answer_calls()]
+        moved = [*self._commit_ready(), *self._show(), *self._answer_calls()]
+        return [released, *moved, *self._answer_pauses()]
+
+    def _pause(self, event: Received) -> list[Action]:
+        self.pauses.waiting.append(event)
+        return self._answer_pauses()
 
     def _view(self, event: Received) -> list[Action]:
         self._views.append(event)
@@ -237,12 +278,13 @@ class Server:
         self.story.tell("lost rank", rank)
         self._depart(rank, Standing.LOST)
         self.peers[rank].unanswered = 0
-        waiting = (*self._pending, *self._lobby, *self._locks, *self._views)
+        waiting = (*self._pending, *self._lobby, *self._locks, *self._views, *self.pauses.waiting)
         gone = [item for item in waiting if item.message.sender == rank]
         self._pending = [item for item in self._pending if item.message.sender != rank]
         self._lobby = [item for item in self._lobby if item.message.sender != rank]
         self._locks = deque(item for item in self._locks if item.message.sender != rank)
         self._views = [item for item in self._views if item.message.sender != rank]
+        self.pauses.waiting = [item for item in self.pauses.waiting if item.message.sender != rank]
         if self._holder == rank:
             self._holder = None
         return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
@@ -256,7 +298,7 @@ class Server:
     def _move_on(self) -> list[Action]:
         """After a worker has gone: whoever waited for it need not wait any longer."""
         moved = [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
-        return [*moved, *self._answer_calls()]
+        return [*moved, *self._answer_calls(), *self._answer_pauses()]
 
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
@@ -299,6 +341,18 @@ class Server:
         for event in ready:
             self.guests[event.message.sender] += math.inf if event.message.resume else 1
         return [self._center_to(event) for event in ready]
+
+    def _answer_pauses(self) -> list[Action]:
+        """Send on whom others wait for; let all pause once they are there and nothing is under way."""
+        if not self.pauses.waiting:
+            return []
+        contributed = {event.message.sender for event in self._pending}
+        sent_on: list[Action] = [
+            self._paused(event, go_on=True) for event in self.pauses.called_off(contributed)
+        ]
+        if self._pending or self._locks or self._holder is not None:
+            return sent_on
+        return [*sent_on, *(self._paused(event, go_on=False) for event in self.pauses.complete())]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
@@ -393,5 +447,22 @@ class Server:
             shard=self.shard,
             stop=self.stopping,
             vector=event.frame.vector[: self.rule.center.size] if with_vector else None,
+            pause=self.pauses.wanted,
+        )
+        return Send(request.sender, reply, event.frame)
+
+    def _paused(self, event: Received, *, go_on: bool) -> Send:
+        request = event.message
+        self.peers[request.sender].unanswered -= 1
+        reply = Message(
+            Kind.PAUSED,
+            self.rank,
+            request.sequence,
+            self.rule.clock,
+            weight=self.rate,
+            shard=self.shard,
+            stop=self.stopping,
+            resume=go_on,
+            pause=self.pauses.wanted,
         )
         return Send(request.sender, reply, event.frame)

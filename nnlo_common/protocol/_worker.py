@@ -79,6 +79,16 @@ class Worker:
         return any(conversation.stop_requested for conversation in self.conversations)
 
     @property
+    def pause_requested(self) -> bool:
+        """Whether the first server has asked, in its latest reply, to pause at the next batch boundary."""
+        return self.conversations[0].pause_requested and not self.conversations[0].put_off
+
+    @property
+    def paused(self) -> bool:
+        """Whether the last `pause` was one of all workers; otherwise it was called off."""
+        return all(conversation.paused for conversation in self.conversations)
+
+    @property
     def rate(self) -> float:
         """The learning rate that the first server has told last; 0: none."""
         return self.conversations[0].rate
@@ -178,6 +188,16 @@ class Worker:
         yield from self._all(Conversation.finish_epoch)
         self._epochs += 1
 
+    def pause(self) -> Activity:
+        """Wait between two steps until all workers do, and nothing is under way; then the state is exact.
+
+        It is called off where others wait for this worker to go on; `paused` says which.
+        """
+        for conversation in self.conversations:
+            yield from conversation.pause()
+        while any(conversation.pausing for conversation in self.conversations):
+            yield Wait()
+
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
         yield from self._drain()
@@ -202,6 +222,7 @@ class Worker:
     def state(self) -> State:
         """Return parameters, local optimizer and the state of every conversation."""
         return {
+            "epochs": self._epochs,
             "parameters": self.parameters.vector.copy(),
             "local": None if self.local is None else self.local.state(),
             "conversations": [conversation.state() for conversation in self.conversations],
@@ -216,7 +237,8 @@ class Worker:
         """
         owner = f"worker rank {self.rank}"
         local = type(None) if self.local is None else Mapping
-        require(owner, state, parameters=self.parameters.vector, local=local, conversations=[Mapping])
+        parts = {"parameters": self.parameters.vector, "local": local, "conversations": [Mapping]}
+        require(owner, state, epochs=int, **parts)
         if len(state["conversations"]) != len(self.conversations):
             raise ConfigurationError(
                 f"{owner}: the state was saved with {len(state['conversations'])} servers and now there are "
@@ -229,6 +251,7 @@ class Worker:
         for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
             conversation.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
+        self._epochs = state["epochs"]
 
     def _seen(self) -> Activity:
         """Wait until no look at the centre is under way."""

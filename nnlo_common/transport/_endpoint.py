@@ -95,5 +95,8 @@ class RankWorld(Protocol):
     def at_meeting(self, call: Callable[[], object]) -> None:
         """Call this before this rank waits for others outside of a training; only a search makes it wait."""
 
+    def drop(self, rank: int) -> bool:
+        """End another rank, if that is possible and the others go on without it; say whether."""
+
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

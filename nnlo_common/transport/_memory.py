@@ -259,6 +259,10 @@ class MemoryWorld:
         """Return the world of these ranks, of which this one is (collective)."""
         return MemoryPart(self._cluster, self, ranks)
 
+    def drop(self, rank: int) -> bool:  # noqa: ARG002
+        """Refuse: nobody can end a thread."""
+        return False
+
     def abort(self, code: int) -> NoReturn:
         """End this rank, and with it the run."""
         raise SystemExit(code)

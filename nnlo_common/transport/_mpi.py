@@ -14,112 +14,25 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import logging
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from nnlo_common._errors import StartupError
 from nnlo_common._flat import Frame, Vector
-from nnlo_common._guard import engage
-from nnlo_common._startup import require_threads
-from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Message, Received, decode, encode
+from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
+from nnlo_common.transport._deaths import Deaths
 from nnlo_common.transport._doorbell import Doorbell
-from nnlo_common.transport._endpoint import Endpoint, Link
-from nnlo_common.transport._mpi_mail import MPIMail
-from nnlo_common.transport._progress import OverlappedEndpoint
-from nnlo_common.transport._world import MPI, World
+from nnlo_common.transport._endpoint import Link
+from nnlo_common.transport._world import MPI
 
-__all__ = ["MPIEndpoint", "MPIWorld"]
+__all__ = ["MPIEndpoint"]
 
 _LOG = logging.getLogger(__name__)
-
-
-class MPIWorld:
-    """The ranks of one communicator.
-
-    Args:
-        world: the facts about it.
-
-    Example:
-        >>> world = MPIWorld(World())
-        >>> world.gather_text("hello")
-        ['hello']
-    """
-
-    own_process = True
-    survives_loss = False
-
-    def __init__(self, world: World) -> None:
-        self.facts = world
-        self.rank, self.size, self.host = world.rank, world.size, world.host
-
-    def gather_text(self, text: str) -> list[str]:
-        """Give every rank the texts of all ranks (collective)."""
-        return self.facts.gather_text(text)
-
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
-        """Open this rank's door on a communicator of its own (collective)."""
-        bell = Doorbell()
-        addresses = enumerate(self.gather_text(f"{self.host} {bell.address}"))
-        parts = ((rank, text.rpartition(" ")) for rank, text in addresses)
-        bells = {rank: bell for rank, (host, _, bell) in parts if bell and host == self.host}
-        door = MPIEndpoint(self.facts.comm.Dup(), links, own, bell, bells)
-        return OverlappedEndpoint(door) if self._overlaps(links) else door
-
-    def engage(self) -> Callable[[], None]:
-        """Make this rank's failure or early end everybody's, until the returned function is called."""
-        return engage(self.facts)
-
-    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call this when the program ends; what fails then is reported like any other failure."""
-
-        def last() -> None:
-            try:
-                call()
-            except Exception as error:  # atexit would only print it, and the other ranks would wait
-                sys.excepthook(type(error), error, error.__traceback__)
-
-        atexit.register(last)
-        return lambda: atexit.unregister(last)
-
-    def at_meeting(self, call: Callable[[], object]) -> None:
-        """Do nothing: outside of a search nobody waits outside of a training."""
-
-    def mail(self) -> MPIMail:
-        """Open this rank's letter box (collective)."""
-        return MPIMail(self.facts.comm.Dup())
-
-    def part(self, ranks: Sequence[int]) -> MPIWorld:
-        """Return the world of these ranks, of which this one is (collective over all)."""
-        return MPIWorld(World(MPI.Intracomm(self.facts.comm.Split(min(ranks), ranks.index(self.rank)))))
-
-    def close(self) -> None:
-        """Free the communicator of a part."""
-        self.facts.comm.Free()
-
-    def abort(self, code: int) -> NoReturn:
-        """End all ranks now."""
-        self.facts.abort(code)
-
-    def _overlaps(self, links: Sequence[Link]) -> bool:
-        """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
-        if any(link.serving for link in links) or all(link.depth == 1 for link in links):
-            return False
-        try:
-            # One lock keeps our own calls apart, but the program may make calls of its own.
-            require_threads(self.facts, "MULTIPLE", why="exchanging while computing")
-        except StartupError as error:
-            _LOG.warning("messages will move only between steps: %s", error)
-            return False
-        return True
-
 
 # Looks in a row while a message is expected or moving: long messages move only while somebody looks.
 _LOOKS = 64
@@ -169,6 +82,11 @@ class _Slot:
         self.channel.posted.append(self)
         self.receive.Start()
 
+    def retire(self) -> None:
+        """Expect nothing any more: the peer is dead."""
+        self.arrived, self.replying = True, False
+        self.frame.header[0] = 0
+
 
 class MPIEndpoint:
     """One rank's door on a communicator that nobody else uses.
@@ -190,6 +108,7 @@ class MPIEndpoint:
         bells: Mapping[int, str],
     ) -> None:
         self._comm, self.bell, self._bells = comm, bell, bells
+        self._deaths = Deaths(comm)
         self._unrung: set[str] = set()  # to whom something was sent since they were rung for
         self._heard_s = time.perf_counter()  # when the last message came
         self.near = all(link.peer in bells for link in links)
@@ -202,7 +121,7 @@ class MPIEndpoint:
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
         self._active: list[MPI.Request] = []
-        self._ready: deque[Frame] = deque()  # what has come, in order
+        self._ready: deque[Frame | Lost] = deque()  # what has come, in order
         self._leaving: dict[int, MPI.Request] = {}  # what leaves from frames without a slot, by frame
         self._awaited = 0  # replies that have not come
         for channel in self._channels.values():
@@ -211,6 +130,8 @@ class MPIEndpoint:
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
+        if peer in self._deaths.known:
+            return
         absent = peer in self._absent
         if peer in self._bells and not absent:
             self._announce(self._bells[peer])
@@ -231,18 +152,18 @@ class MPIEndpoint:
             self._heard_s = time.perf_counter()
             if not arrived:
                 return None
-        frame = self._ready.popleft()
-        return Received(decode(frame), frame)
+        news = self._ready.popleft()
+        return news if isinstance(news, Lost) else Received(decode(news), news)
 
     def _wait(self, timeout_s: float | None) -> bool:
         backoff, looks = Backoff(self.longest_s, sleep=self.bell.wait), _LOOKS
         while True:
             for _ in range(looks):
-                done = MPI.Request.Testsome(self._active)
+                done = self._done()
                 if done:
                     self._take(done)
-                    if self._ready:
-                        return True
+                if self._ready:
+                    return True
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return False
             if self._unrung and backoff.waited_s > _PATIENCE_S:
@@ -253,7 +174,7 @@ class MPIEndpoint:
         """Post the receive of `frame` again; a frame that is not ours needs nothing."""
         slot = self._by_frame.get(id(frame))
         if slot is not None:
-            slot.post()
+            self._post(slot)
 
     def flush(self) -> None:
         """Keep MPI going until everything has left: it moves long messages only while it is called."""
@@ -274,7 +195,7 @@ class MPIEndpoint:
     def look(self) -> bool:
         """Let move what is under way and take in what has come; say whether anything still is."""
         for _ in range(_LOOKS):
-            done = MPI.Request.Testsome(self._active)
+            done = self._done()
             if done:
                 self._take(done)
                 self._heard_s = time.perf_counter()
@@ -287,16 +208,20 @@ class MPIEndpoint:
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
         replies = [self._active[slot.index] for slot in self._slots if slot.replying]
-        MPI.Request.Waitall([*self._leaving.values(), *replies])
+        for request in (*self._leaving.values(), *replies):
+            with self._mourning():
+                request.Wait()
         for slot in self._slots:
-            if slot in slot.channel.posted and not slot.arrived:
-                slot.receive.Cancel()
-                slot.receive.Wait()
-            slot.receive.Free()
+            with self._mourning():
+                if slot in slot.channel.posted and not slot.arrived:
+                    slot.receive.Cancel()
+                    slot.receive.Wait()
+                slot.receive.Free()
         self._slots.clear()
         self._ring()
         self.bell.close()
-        self._comm.Free()
+        with self._mourning():
+            self._comm.Free()
 
     def _announce(self, address: str) -> None:
         """Ring for a message that is about to be sent: at once if the peer may be asleep, else later."""
@@ -317,7 +242,42 @@ class MPIEndpoint:
         self._slots.append(slot)
         self._active.append(receive)
         self._by_frame[id(frame)] = slot
-        slot.post()
+        self._post(slot)
+
+    def _post(self, slot: _Slot) -> None:
+        """Be ready for a message of a living peer."""
+        if slot.channel.link.peer not in self._deaths.known:
+            with self._mourning():
+                slot.post()
+
+    def _done(self) -> Sequence[int] | None:
+        """Which slots something has come to, or left from, since the last look."""
+        try:
+            return MPI.Request.Testsome(self._active)
+        except MPI.Exception as error:
+            self._mourn(error)
+        # MPI has not said what else was done, and forgets it when it is asked once more.
+        return [
+            slot.index
+            for slot in self._slots
+            if (slot.replying or not slot.arrived) and self._active[slot.index].Test()
+        ]
+
+    @contextlib.contextmanager
+    def _mourning(self) -> Iterator[None]:
+        try:
+            yield
+        except MPI.Exception as error:
+            self._mourn(error)
+
+    def _mourn(self, error: MPI.Exception) -> None:
+        """Expect nothing more of those who have died, and have that known."""
+        for rank in self._deaths.news(error):
+            for slot in self._slots:
+                if slot.channel.link.peer == rank:
+                    slot.retire()
+                    self._active[slot.index] = MPI.REQUEST_NULL
+            self._ready.append(Lost(rank))
 
     def _take(self, done: Iterable[int]) -> None:
         """Take what has come and what has left."""
@@ -325,7 +285,7 @@ class MPIEndpoint:
             slot = self._slots[index]
             if slot.replying:
                 self._active[index] = slot.receive
-                slot.post()
+                self._post(slot)
                 continue
             slot.arrived = True
             posted = slot.channel.posted
@@ -348,15 +308,32 @@ class MPIEndpoint:
 
     def _all_left(self) -> bool:
         """Whether everything has left that was sent from frames without a slot."""
-        if self._leaving and MPI.Request.Testall(list(self._leaving.values())):
-            self._leaving.clear()
+        if self._leaving:
+            try:
+                if MPI.Request.Testall(list(self._leaving.values())):
+                    self._leaving.clear()
+            except MPI.Exception as error:
+                self._mourn(error)
+                self._leaving = {at: one for at, one in self._leaving.items() if not self._left(one)}
         return not self._leaving
+
+    def _left(self, request: MPI.Request) -> bool:
+        """Whether nothing more will come of it; so it is, too, where the peer is dead."""
+        try:
+            return request.Test()
+        except MPI.Exception as error:
+            self._mourn(error)
+            return True
 
     def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)
         to_server = message.kind not in REPLIES
         self._awaited += to_server and message.kind not in ONE_WAY
-        return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
+        try:
+            return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
+        except MPI.Exception as error:
+            self._mourn(error)
+            return MPI.REQUEST_NULL
 
     def _frame_for(self, peer: int, message: Message) -> Frame:
         """The memory to send from: the vector's own where it has one, else a copy."""
@@ -366,7 +343,8 @@ class MPIEndpoint:
         if frame is None or not in_place:
             frame = self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
-            leaving.Wait()
+            with self._mourning():
+                leaving.Wait()
         if vector is not None and not in_place:
             np.copyto(frame.vector[: vector.size], vector)
         return frame

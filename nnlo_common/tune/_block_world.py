@@ -104,6 +104,10 @@ class BlockWorld:
         """Call this before this rank waits for the others of the block outside of a training."""
         self._before_meeting.append(call)
 
+    def drop(self, rank: int) -> bool:  # noqa: ARG002
+        """Refuse: a search needs all of its ranks."""
+        return False
+
     def abort(self, code: int) -> NoReturn:
         """End all ranks of the job now."""
         self._ranks.abort(code)

@@ -1,0 +1,323 @@
+"""Checkpoints of an ordinary torch loop, and the way back into the middle of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+import nnlo_common
+from nnlo_common import ConfigurationError
+from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common._keeping import Keeper
+from nnlo_common._numbers import whole_number
+from nnlo_torch._evaluation import samples_in
+from nnlo_torch._hdf5 import H5Batches
+from nnlo_torch._sampler import ShardSampler
+from nnlo_torch._snapshot import (
+    layout_of,
+    load_modules,
+    load_random,
+    packed,
+    random_states,
+    saved_modules,
+    unpacked,
+)
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["Checkpoint"]
+
+_Batch = TypeVar("_Batch")
+_END = object()
+
+
+class Checkpoint:
+    """Saves a training in the midst of its loop; the same command goes on where the newest checkpoint was.
+
+    A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
+    weights, optimizer and counts, buffers, the sampler's position, the states of all random numbers, and what
+    you name in `also`. It is written whole or not at all; one that is damaged is told of, and the one before
+    is used. With one process, one worker, or `Synchronous`, a training that was interrupted has the bits of
+    one that was not.
+
+    All ranks have to see the folder. On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and
+    leave with exit status 75; the same command goes on.
+
+    Args:
+        folder: of the run; made if it is not there.
+        optimizer: the wrapper.
+        also: what else is to go on: a scheduler, a `GradScaler`, an `EarlyStopping`, by name.
+        epochs: epochs between two checkpoints; 0: none at the end of epochs.
+        batches: batches of the first worker between two checkpoints; 0: none inside epochs.
+        minutes: minutes between two checkpoints; 0: not by time.
+        keep: how many of the last to keep, besides the best (see `score`).
+        better: whether lower or higher scores are better.
+
+    Example:
+        >>> import tempfile
+        >>> import nnlo_torch
+        >>> def train(folder):
+        ...     model = torch.nn.Linear(1, 1)
+        ...     optimizer = nnlo_torch.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     checkpoint = Checkpoint(folder, optimizer)
+        ...     data = torch.ones(4, 1)
+        ...     loader = torch.utils.data.DataLoader(data, sampler=nnlo_torch.ShardSampler(data))
+        ...     seen = []
+        ...     for epoch in checkpoint.epochs(3):
+        ...         for x in checkpoint.batches(loader):
+        ...             optimizer.zero_grad()
+        ...             model(x).sum().backward()
+        ...             optimizer.step()
+        ...         seen.append(epoch)
+        ...     return seen
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     train(folder), train(folder)
+        ([0, 1, 2], [])
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        optimizer: Wrapper,
+        *,
+        also: Mapping[str, Any] | None = None,
+        epochs: int = 1,
+        batches: int = 0,
+        minutes: float = 0,
+        keep: int = 3,
+        better: Literal["min", "max"] = "min",
+    ) -> None:
+        self._optimizer, self._team, self._also = optimizer, optimizer._team, dict(also or {})
+        for name, one in self._also.items():
+            if not (hasattr(one, "load_state_dict") or hasattr(one, "load")):
+                raise ConfigurationError(
+                    f"also[{name!r}] is a {type(one).__name__}, which has neither load_state_dict nor load; "
+                    "give what can be saved and loaded"
+                )
+        self._every_epochs = whole_number("epochs", epochs, 0)
+        self._every_batches, self._every_s = whole_number("batches", batches, 0), 60.0 * minutes
+        self._keeper = Keeper(
+            folder,
+            self._team,
+            keep=keep,
+            better=better,
+            suffix="pt",
+            collect=self._collect,
+            facts=self._facts,
+        )
+        self._epoch = self._batch = self._samples = 0  # epochs ended, and what of the next one is done
+        self._inside = self._begun = False  # an epoch; and its sampler has been asked
+        self._was_inside = False  # when it was saved
+        self._sampler: ShardSampler | H5Batches | None = None
+        self._ahead = self._of_batches = False  # the loader takes more than the loop; it is dealt batches
+        self._first_epoch: int | None = None  # with other workers
+        self._saved: dict[str, Any] | None = None  # what is to be gone on from when batches begin
+        self._last_s, self._last_batch = time.monotonic(), 0
+        self._interrupts, self._asked_to_end = Interrupts(), False
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Loop over epochs, from the one that the newest checkpoint is in; all ranks do.
+
+        Args:
+            count: how many there are in all.
+
+        Raises:
+            ConfigurationError: the folder is of another training, or no checkpoint in it is whole.
+        """
+        with self._interrupts:
+            self._keeper.resume(self._load, self._load_for_others)
+            while self._epoch < count and not self._optimizer.stopped:
+                yield self._epoch
+                self._epoch, self._batch, self._samples, self._last_batch = self._epoch + 1, 0, 0, 0
+                self._inside = self._begun = False
+                last = self._epoch == count
+                if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
+                    if self._team is not None:
+                        self._team.end_epoch()
+                    self._keeper.save()
+
+    def batches(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Loop over this rank's batches of an epoch, from where the newest checkpoint was.
+
+        Args:
+            loader: `H5Batches`, or a `DataLoader` with a `ShardSampler`. Of any other the first batches are
+                read and dropped where the training goes on in the midst of an epoch.
+        """
+        self._meet(loader)
+        if self._team is not None and not self._team.serves:
+            self._team.end_epoch()  # the one before, whose end is known only now
+        self._inside, self._begun = True, False
+        saved, self._saved = self._saved, None
+        if self._sampler is not None:
+            if saved is not None:
+                self._sampler.load_state_dict(saved["sampler"])
+            elif self._first_epoch is not None:
+                self._sampler.set_epoch(self._first_epoch)
+        self._first_epoch = None
+        iterator = iter(loader)
+        if saved is not None:
+            if self._sampler is None:
+                self._begun = True
+                list(islice(iterator, self._batch))
+            if self._was_inside:
+                load_random(saved["random"])  # after the loader has drawn its seed
+        while True:
+            self._look_around()
+            self._begun = True
+            batch: Any = next(iterator, _END)
+            if batch is _END:
+                self._leave_if_told()
+                return
+            yield batch
+            self._batch += 1
+            self._samples += 1 if self._of_batches or not self._ahead else samples_in(batch)
+
+    def score(self, value: float) -> None:
+        """Say how good the model is now, so that the best checkpoint is kept: call it on all ranks."""
+        self._keeper.score = float(value)
+
+    # -- saving ---------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Between two batches: save if it is time to, and leave if that was the last thing to do."""
+        team = self._team
+        if self._is_time():
+            self._last_s, self._last_batch = time.monotonic(), self._batch
+            if team is None:
+                self._keeper.save()
+                self._keeper.ending = self._interrupts.came
+            elif not team.serves:
+                self._asked_to_end = self._interrupts.came
+                team.ask({"ask": "checkpoint", "do": "want", "end": self._asked_to_end})
+        if team is not None and team.pause_requested:
+            self._keeper.save()
+        self._leave_if_told()
+
+    def _leave_if_told(self) -> None:
+        if self._keeper.ending:
+            self._optimizer.close()
+            raise SystemExit(EXIT_CODE)
+
+    def _is_time(self) -> bool:
+        if self._interrupts.came and not self._asked_to_end:
+            return True
+        if self._optimizer.share[0] != 0:
+            return False  # the first worker looks
+        by_batches = self._every_batches and self._batch - self._last_batch >= self._every_batches
+        by_time = self._every_s and time.monotonic() - self._last_s >= self._every_s
+        return bool(by_batches or by_time)
+
+    def _collect(self) -> bytes:
+        optimizer, team = self._optimizer, self._team
+        with_center = team is not None and team.serves and optimizer.algorithm.optimizer_runs == "center"
+        return packed(
+            {
+                "team": None if team is None else team.state(),
+                "modules": saved_modules(optimizer._modules(), parameters=team is None),
+                "optimizer": None if with_center else optimizer.optimizer.state_dict(),
+                "also": {name: _state(one) for name, one in self._also.items()},
+                "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
+                "random": random_states(),
+                "position": [self._epoch, self._batch, self._samples, self._inside],
+                "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
+            }
+        )
+
+    def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
+        if isinstance(sampler, H5Batches):
+            return self._batches_state(sampler)
+        ahead = self._ahead and self._inside and self._begun and not self._optimizer.serves
+        state = sampler.state_dict(taken=self._samples if ahead else None)
+        if self._inside and self._begun and state["epoch"] != sampler.epoch:
+            # The share is used up, but the epoch has not ended; a server has no share.
+            state["epoch"] = sampler.epoch
+            state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
+        return state
+
+    def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
+        state = batches.state_dict()
+        if not (self._inside and self._begun):
+            state["epoch"] = batches.epoch
+        elif state["epoch"] == batches.epoch:
+            # All batches are used up, but the epoch has not ended; a server has no batches.
+            state["epoch"] = batches.epoch - 1
+            state["taken"] = 0 if self._optimizer.serves else len(batches)
+        return state
+
+    def _facts(self) -> dict[str, Any]:
+        optimizer, member = self._optimizer, None if self._team is None else self._team.member
+        return {
+            "algorithm": optimizer.algorithm.describe(),
+            "optimizer": type(optimizer.optimizer).__name__,
+            "servers": 0 if member is None else member.servers,
+            "workers": 0 if member is None else member.workers,
+            "model": layout_of(optimizer, optimizer._modules()) if self._team is None else self._team.layout,
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},
+        }
+
+    # -- going on -------------------------------------------------------------------------------------
+
+    def _load(self, data: bytes) -> None:
+        tree, optimizer = unpacked(data), self._optimizer
+        load_modules(optimizer._modules(), tree["modules"])
+        if tree["optimizer"] is not None:
+            optimizer.load_state_dict(tree["optimizer"])
+        if self._team is not None:
+            self._team.load(tree["team"])
+            # The centre's optimizer has got its state, and with it new groups.
+            optimizer.param_groups, optimizer.state = (
+                optimizer.optimizer.param_groups,
+                optimizer.optimizer.state,
+            )
+        self._load_also(tree)
+        self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
+        if not self._was_inside:
+            load_random(tree["random"])
+        self._last_batch = self._batch
+        optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
+        self._saved = tree
+
+    def _load_for_others(self, data: bytes | None, facts: Mapping[str, Any]) -> None:
+        """Begin the epoch anew with other workers, who share it out anew."""
+        assert self._team is not None  # alone there are none
+        self._epoch = self._first_epoch = facts["epoch"]
+        tree = None if data is None else unpacked(data)
+        self._team.load_for_others(tree and tree["team"], self._epoch)
+        if tree is not None:
+            optimizer = self._optimizer
+            optimizer.param_groups, optimizer.state = (
+                optimizer.optimizer.param_groups,
+                optimizer.optimizer.state,
+            )
+
+    def _load_also(self, tree: Mapping[str, Any]) -> None:
+        if tree["also"].keys() != self._also.keys():
+            raise ConfigurationError(
+                f"also={sorted(self._also)} was given, but the checkpoint has {sorted(tree['also'])}; "
+                "give the same names"
+            )
+        for name, one in self._also.items():
+            load = getattr(one, "load_state_dict", None) or one.load
+            load(tree["also"][name])
+
+    def _meet(self, loader: object) -> None:
+        """Find what knows its position behind a loader."""
+        for one in (loader, getattr(loader, "dataset", None)):
+            if isinstance(one, H5Batches):
+                self._sampler, self._ahead = one, False
+                return
+        for name in ("batch_sampler", "sampler"):
+            sampler = getattr(loader, name, None)
+            if isinstance(sampler, ShardSampler):
+                self._sampler, self._of_batches = sampler, name == "batch_sampler"
+        self._ahead = bool(getattr(loader, "num_workers", 0))
+
+
+def _state(one: Any) -> Any:
+    return one.state_dict() if hasattr(one, "state_dict") else one.state()

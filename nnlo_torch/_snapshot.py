@@ -1,0 +1,117 @@
+"""What a rank of a torch training is besides its team: modules and random states; as bytes and back."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnlo_common import ConfigurationError, Layout, Segment
+from nnlo_torch._bridge import named_parameters
+
+__all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
+
+_ARRAY = "an array of numpy"
+
+
+def packed(tree: Mapping[str, Any]) -> bytes:
+    """Return a tree of numbers, texts, tensors and arrays as bytes, as `torch.save` writes them."""
+    file = io.BytesIO()
+    torch.save(_without_arrays(tree), file)
+    return file.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Return the tree that was packed; nothing in it can run code.
+
+    Raises:
+        ConfigurationError: these bytes are none.
+    """
+    try:
+        tree: dict[str, Any] = _with_arrays(
+            torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        )
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
+    return tree
+
+
+def saved_modules(modules: Sequence[torch.nn.Module], *, parameters: bool) -> list[dict[str, Any]]:
+    """Return the state of modules, with or without their parameters."""
+    states = []
+    for module in modules:
+        left_out = (
+            set() if parameters else {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        )
+        states.append({name: value for name, value in module.state_dict().items() if name not in left_out})
+    return states
+
+
+def load_modules(modules: Sequence[torch.nn.Module], states: Sequence[Mapping[str, Any]]) -> None:
+    """Load what `saved_modules` returned."""
+    if len(modules) != len(states):
+        raise ConfigurationError(
+            f"{len(states)} modules were saved, and {len(modules)} hold the optimizer's parameters now; pass "
+            "model= to the wrapper to name one"
+        )
+    for module, state in zip(modules, states, strict=True):
+        module.load_state_dict(dict(state), strict=False)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all random numbers that a script draws from."""
+    version, numbers, gauss = random.getstate()
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002 - user code draws from it
+    kind, keys, *rest = of_numpy
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def load_random(states: Mapping[str, Any]) -> None:
+    """Go on drawing where `random_states` was called."""
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))  # noqa: NPY002 - user code draws from it
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def layout_of(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> str:
+    """Return the names, shapes and types of an optimizer's parameters, to be compared."""
+    segments, offset = [], 0
+    for name, tensor in named_parameters(optimizer, modules):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        segments.append(Segment(name, tuple(tensor.shape), kind, offset, tensor.numel()))
+        offset += tensor.numel()
+    return Layout(tuple(segments), offset).to_json()
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(value.copy())}
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(_without_arrays(item) for item in value)
+    return {key: _without_arrays(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _with_arrays(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_with_arrays(item) for item in value)
+    if type(value) is not dict:
+        return value
+    if value.keys() == {_ARRAY}:
+        return value[_ARRAY].numpy()
+    return {key: _with_arrays(item) for key, item in value.items()}
