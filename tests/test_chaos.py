@@ -29,7 +29,10 @@ def strike_and_judge(strike: Strike, folder: Path) -> None:
 @pytest.mark.skipif("torch" not in INSTALLED, reason="torch is not in NNLO_TEST_FRAMEWORKS")
 @pytest.mark.parametrize(
     "strike",
-    [Strike("torch", "Synchronous", 1, 2, 0.8), Strike("torch", "EASGD", 2, 3, 0.5)],
+    [
+        pytest.param(Strike("torch", "Synchronous", 1, 2, 0.8), marks=pytest.mark.extended),
+        Strike("torch", "EASGD", 2, 3, 0.5),
+    ],
     ids=lambda strike: strike.algorithm,
 )
 def test_a_training_goes_on_without_a_dead_worker(strike, tmp_path):

@@ -124,7 +124,8 @@ def test_without_a_folder_jets_are_made(tmp_path):
 
 @with_keras
 @pytest.mark.mpi
-@pytest.mark.parametrize("script", ["jedi_keras.py", pytest.param("tagger_keras.py", marks=extended)])
+@extended
+@pytest.mark.parametrize("script", ["jedi_keras.py", "tagger_keras.py"])
 def test_the_taggers_train_with_keras_on_three_ranks(folder, script):
     told = started(3, script, "--data", str(folder), *TINY, env=KERAS)
     assert len(re.findall(r"val_accuracy: [0-9.]+", told)) == 2
@@ -132,6 +133,7 @@ def test_the_taggers_train_with_keras_on_three_ranks(folder, script):
 
 
 @with_keras
+@extended
 @extended
 @pytest.mark.parametrize("script", ["jedi_keras.py", "tagger_keras.py"])
 def test_alone_a_wrapped_tagger_is_a_plain_one(folder, script):

@@ -181,7 +181,7 @@ def test_alone_the_wrappers_are_the_plain_optimizers(wrapper):
 # Under mpiexec.
 
 
-@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow")])
+@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
 def trainings(request, tmp_path_factory):
     """What each piece of keras_models.py has left behind, by piece and rank."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -31,6 +31,11 @@ BACKENDS = [
     )
     for name in ("torch", "tensorflow", "jax")
 ]
+#: Where TensorFlow takes minutes.
+BRIEF = [
+    BACKENDS[0],
+    *(pytest.param(*one.values, marks=[*one.marks, pytest.mark.extended]) for one in BACKENDS[1:]),
+]
 
 
 def on(backend):
@@ -88,7 +93,7 @@ def test_one_worker_has_the_bits_of_the_plain_fit_on_both_ranks(backend, table, 
 WRAPPERS = ["Downpour", "Synchronous", "EASGD", "GEM", "AGN", "DynSGD", "LocalSGD", "DiLoCo"]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=BRIEF)
 def trainings(request, tmp_path_factory):
     """What each piece of keras_all.py has left behind, by piece and rank, and the folder it wrote to."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -239,7 +244,7 @@ DEALT_ANEW = {"H5Sequence", "H5Sequence of groups"}
 LEASED = {"leased H5Sequence", "H5Sequence of one lease"}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=BRIEF)
 def inputs(request, tmp_path_factory):
     """What each piece of keras_inputs.py has left behind, by piece and rank."""
     folder = tmp_path_factory.mktemp("inputs")

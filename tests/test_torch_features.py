@@ -679,7 +679,7 @@ def _forget_compiled(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [(kind, "aot_eager") for kind in (*KINDS, "compiled before wrapping")]
-    + [pytest.param("compiled after wrapping", "inductor", marks=INDUCTOR)],
+    + [pytest.param("compiled after wrapping", "inductor", marks=[INDUCTOR, pytest.mark.extended])],
 )
 def test_compiled_models_train_as_in_the_plain_loop(kind, backend):
     feature = compiled_feature(kind, backend)

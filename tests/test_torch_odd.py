@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.framework("torch")]
 
 # One job takes three imports of torch; only what covers most is run each time.
 OFTEN = {
-    "during_epoch", "all_workers_raise", "second_wrapper", "training_sampler_in_evaluate",
-    "workers_only_evaluate", "one_worker_evaluates",
+    "during_epoch", "all_workers_raise", "training_sampler_in_evaluate", "workers_only_evaluate",
 }  # fmt: skip
 
 
