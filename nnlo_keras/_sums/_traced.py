@@ -78,6 +78,13 @@ class TracedSum:
         self._begun.vector.fill(0)
         self._begun_road.write()
 
+    def resume(self) -> None:
+        """Go on with the sum that lies in the vector whose turn it is."""
+        there = self._vectors[self._turn].vector[self._marks] != 0
+        self._begun.vector[: len(self._segments)] = there
+        self._begun_road.write()
+        self._roads[self._turn].write()
+
 
 def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Put neighbours together that are small."""
