@@ -16,6 +16,7 @@ from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
 from nnlo_torch._evaluation import samples_in
+from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
     layout_of,
@@ -111,7 +112,7 @@ class Checkpoint:
         self._epoch = self._batch = self._samples = 0  # epochs ended, and what of the next one is done
         self._inside = self._begun = False  # an epoch; and its sampler has been asked
         self._was_inside = False  # when it was saved
-        self._sampler: ShardSampler | None = None
+        self._sampler: ShardSampler | H5Batches | None = None
         self._ahead = self._of_batches = False  # the loader takes more than the loop; it is dealt batches
         self._first_epoch: int | None = None  # with other workers
         self._saved: dict[str, Any] | None = None  # what is to be gone on from when batches begin
@@ -143,8 +144,8 @@ class Checkpoint:
         """Loop over this rank's batches of an epoch, from where the newest checkpoint was.
 
         Args:
-            loader: a `DataLoader` with a `ShardSampler`. Of any other the first batches are read and dropped
-                where the training goes on in the midst of an epoch.
+            loader: `H5Batches`, or a `DataLoader` with a `ShardSampler`. Of any other the first batches are
+                read and dropped where the training goes on in the midst of an epoch.
         """
         self._meet(loader)
         if self._team is not None and not self._team.serves:
@@ -226,13 +227,25 @@ class Checkpoint:
             }
         )
 
-    def _sampler_state(self, sampler: ShardSampler) -> dict[str, Any]:
+    def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
+        if isinstance(sampler, H5Batches):
+            return self._batches_state(sampler)
         ahead = self._ahead and self._inside and self._begun and not self._optimizer.serves
         state = sampler.state_dict(taken=self._samples if ahead else None)
         if self._inside and self._begun and state["epoch"] != sampler.epoch:
             # The share is used up, but the epoch has not ended; a server has no share.
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
+        return state
+
+    def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
+        state = batches.state_dict()
+        if not (self._inside and self._begun):
+            state["epoch"] = batches.epoch
+        elif state["epoch"] == batches.epoch:
+            # All batches are used up, but the epoch has not ended; a server has no batches.
+            state["epoch"] = batches.epoch - 1
+            state["taken"] = 0 if self._optimizer.serves else len(batches)
         return state
 
     def _facts(self) -> dict[str, Any]:
@@ -296,7 +309,11 @@ class Checkpoint:
             load(tree["also"][name])
 
     def _meet(self, loader: object) -> None:
-        """Find the sampler behind a loader."""
+        """Find what knows its position behind a loader."""
+        for one in (loader, getattr(loader, "dataset", None)):
+            if isinstance(one, H5Batches):
+                self._sampler, self._ahead = one, False
+                return
         for name in ("batch_sampler", "sampler"):
             sampler = getattr(loader, name, None)
             if isinstance(sampler, ShardSampler):

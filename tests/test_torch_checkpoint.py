@@ -62,6 +62,20 @@ def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(
     assert np.array_equal(weights, straight(tmp_path / "straight", wrapper="Downpour"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "signal"])
+@pytest.mark.parametrize("stop_at", [1, 5, 15, 16, 31])
+def test_files_are_gone_on_with_where_they_were(tmp_path, stop_at, how):
+    torch_checkpoint.write(tmp_path / "a.h5")
+    options = {"wrapper": "Downpour", "file": tmp_path / "a.h5"}
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        torch_checkpoint.train(tmp_path / "run", stop_at=stop_at, how=how, **options)
+    _, weights, done = torch_checkpoint.train(tmp_path / "run", **options)
+    if how == "signal":
+        assert done == BATCHES - stop_at
+    assert np.array_equal(weights, straight(tmp_path / "straight", **options))
+
+
 def test_a_training_that_is_over_is_not_begun_again(tmp_path):
     torch_checkpoint.train(tmp_path, "Downpour")
     assert torch_checkpoint.train(tmp_path, "Downpour")[2] == 0
@@ -209,10 +223,17 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
         pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=Downpour"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),
+        pytest.param(2, "signal", ["wrapper=EASGD", "every=4", "file=a.h5"], marks=pytest.mark.extended),
+        pytest.param(3, "raise", ["wrapper=Synchronous", "file=a.h5"], marks=pytest.mark.extended),
+        pytest.param(
+            2, "signal", ["wrapper=Downpour", "file=a.h5", "assignment=dynamic"], marks=pytest.mark.extended
+        ),
     ],
     ids=str,
 )
 def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, ranks, how, options):
+    torch_checkpoint.write(tmp_path / "a.h5")
+    options = [one.replace("a.h5", str(tmp_path / "a.h5")) for one in options]
     done = run(tmp_path, ranks, "straight", *options)
     assert done.returncode == 0, done.stderr
     stopped = run(tmp_path, ranks, "stopped", *options, stop_at=11, how=how)

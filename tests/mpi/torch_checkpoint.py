@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import torch
 from torch_cases import SAMPLES, data, initialised, loss_of
@@ -18,7 +19,9 @@ import nnlo_torch as nt
 EPOCHS = 3
 
 
-def train(folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="static", **options):
+def train(
+    folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="static", file=None, **options
+):
     """Train, and return the weights of this rank; `stop_at` is the batch before which worker 0 stops."""
     torch.manual_seed(4)
     random.seed(4)
@@ -38,6 +41,10 @@ def train(folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="
         batch_size=4,
         sampler=nt.ShardSampler(range(SAMPLES), seed=3, assignment=assignment),
     )
+    if file is not None:
+        loader = nt.H5Batches(
+            file, features="x", labels="y", batch_size=4, seed=3, window=2, assignment=assignment
+        )
     checkpoint = nt.Checkpoint(folder, optimizer, also={"schedule": schedule}, epochs=2, batches=3)
     done, used = 0, []
     for _ in checkpoint.epochs(EPOCHS):
@@ -56,8 +63,17 @@ def train(folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="
             used.append(len(inputs))
         optimizer.mean({}, 0)
     optimizer.close()
+    if file is not None:
+        loader.close()
     weights = [tensor.detach().float().numpy().ravel() for tensor in model.state_dict().values()]
     return optimizer, np.concatenate(weights), done
+
+
+def write(path):
+    """Write the samples to a file."""
+    x, y = data()
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = x.numpy(), y.numpy()
 
 
 if __name__ == "__main__":
