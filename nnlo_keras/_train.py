@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +106,7 @@ class Training:
         self._train.close()
         if self._val is not None:
             self._val.close()
-        kept = folder / _CHECKPOINT / "progress.json"
-        if speaks(self.role) and self._settings.checkpoint is not None and kept.exists():
-            history: Mapping[str, Sequence[float]] = json.loads(kept.read_text())["history"]
-        else:
-            history = fitted.history
-        return {name: [float(value) for value in values] for name, values in history.items()}
+        return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
     def save(self, folder: Path) -> Path:
         """Write the model with the optimizer itself, so that it can be loaded without nnlo."""
@@ -128,7 +123,7 @@ class Training:
 
     def _callbacks(self, folder: Path) -> list[Any]:
         settings = self._settings
-        found: list[Any] = [_Order(self._train)]
+        found: list[Any] = []
         if settings.early_stopping is not None:
             mode = "max" if rises(self._stop_by) else "min"
             found.append(
@@ -143,18 +138,6 @@ class Training:
         if settings.timeline:
             found.append(nnlo_keras.Timeline(folder / "timeline.json"))
         return found
-
-
-class _Order(keras.callbacks.Callback):
-    """Lets the samples come in the order of the epoch, also where a checkpoint has had those before."""
-
-    def __init__(self, samples: H5Sequence) -> None:
-        super().__init__()
-        self._samples = samples
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Say which epoch it is."""
-        self._samples.epoch = epoch
 
 
 class _Target(keras.callbacks.Callback):
