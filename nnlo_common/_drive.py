@@ -76,10 +76,11 @@ def serve(
     endpoint: Endpoint,
     handle: Callable[[Event], None],
     until: Callable[[], bool],
-    watch: Watch | None = None,
+    watches: Iterable[Watch] = (),
 ) -> None:
     """Hand every event to `handle` until `until()` holds, which is asked before each."""
+    watches = tuple(watches)
     while not until():
-        event = endpoint.receive(None if watch is None else watch.look())
+        event = endpoint.receive(min((watch.look() for watch in watches), default=None))
         if event is not None:
             handle(event)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nnlo_common._attendance import Attendance
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector
 from nnlo_common._layout import Layout
@@ -62,6 +63,7 @@ class Plan:
         optimizer: what kind of optimizer it is, where all ranks are to have the same.
         epochs: how many the training is to have, where that is known before.
         meetings: what else all ranks meet in, by name.
+        stall_timeout_s: after how long a silent worker is given up; None: never.
         record: keep the order of all requests.
     """
 
@@ -77,6 +79,7 @@ class Plan:
     optimizer: str = ""
     epochs: int = 0
     meetings: Sequence[str] = ()
+    stall_timeout_s: float | None = None
     record: bool = False
 
 
@@ -181,7 +184,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
     if assignment.shard is None:
         part, role = _join_as_worker(world, plan, cell, shards), f"worker {assignment.worker}"
     else:
-        part, server = _join_as_server(world, plan, cell, shards, assignment.shard)
+        part, server = _join_as_server(world, plan, cell, shards, places)
         role = f"server {assignment.shard}"
     return Member(
         part=part,
@@ -216,8 +219,9 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
 
 
 def _join_as_server(
-    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], index: int
+    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[Serving, Server]:
+    index = cell.servers.index(world.rank)
     mine, others = shards[index], [shard for shard in shards if shard.index != index]
     links = [_link(plan, rank, mine, serving=True) for rank in cell.workers]
     for shard in others:
@@ -244,7 +248,16 @@ def _join_as_server(
         guests=[shard.server for shard in others],
         record=plan.record,
     )
-    return Serving(world.open(links), server, plan.parameters, mine.place, others, desk=desk), server
+    attendance = Attendance(
+        {rank: places[rank].host for rank in cell.workers},
+        stall_timeout_s=plan.stall_timeout_s,
+        tells=index == 0,
+    )
+    door, parameters = world.open(links), plan.parameters
+    serving = Serving(
+        door, server, parameters, mine.place, others, desk=desk, attendance=attendance, drop=world.drop
+    )
+    return serving, server
 
 
 def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:

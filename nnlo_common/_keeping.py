@@ -13,6 +13,7 @@ from nnlo_common._identity import difference
 from nnlo_common._roles import speaks
 from nnlo_common._team import Team
 from nnlo_common.checkpoint import Checkpoint, DamagedError, Draft, Entry, Store
+from nnlo_common.checkpoint._hold import hold
 
 __all__ = ["Keeper"]
 
@@ -194,6 +195,8 @@ class Keeper:
         return facts
 
     def _find(self) -> str:
+        if self._speaks:
+            hold(self.store.folder)
         newest = self.store.newest() if self._speaks else None
         return "0" if newest is None else str(newest.manifest.number)
 

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import numpy.typing as npt
 
+from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._joining import Member, Plan, join, launched
@@ -37,6 +38,8 @@ class Participant:
         names: what error messages call the arrays.
         servers: how many ranks share the serving of the centre.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
+            ended where the others go on without it, else the job is. None: it is only named.
         log_order: a file to write the order of all requests to, for a replay in the virtual cluster; alone
             there are none.
 
@@ -67,11 +70,12 @@ class Participant:
         names: Sequence[str] | None = None,
         servers: int = 1,
         world: RankWorld | None = None,
+        stall_timeout_s: float | None = None,
         log_order: str | Path | None = None,
     ) -> None:
         _check_arguments(algorithm, optimizer, servers)
         self.algorithm, self.optimizer = algorithm, optimizer
-        self._servers = servers
+        self._servers, self._stall_timeout_s = servers, check_stall_timeout(stall_timeout_s)
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
@@ -211,6 +215,7 @@ class Participant:
             servers=self._servers,
             center_optimizer=at_center,
             local_optimizer=self._fitted(plain) if runs == "worker" else None,
+            stall_timeout_s=self._stall_timeout_s,
             record=self._log_order is not None,
         )
 

@@ -28,6 +28,7 @@ class Report:
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: how many commits old a contribution was, on average.
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only).
+        lost: who has died, as servers know it: rank, host, what it did last, and when; one line for each.
     """
 
     steps: int = 0
@@ -36,6 +37,7 @@ class Report:
     dropped: int = 0
     mean_staleness: float = 0.0
     noise_scale: float | None = None
+    lost: tuple[str, ...] = ()
 
 
 def speaks(role: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nnlo_common._attendance import LOOK_EVERY_S, Attendance
 from nnlo_common._drive import Watch, perform, serve
 from nnlo_common._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common._flat import FlatVector, Vector, looks_finite, telling_places
@@ -15,6 +16,7 @@ from nnlo_common._noise_scale import NoiseScale
 from nnlo_common._roles import LocalStep, Report
 from nnlo_common._state import State, require
 from nnlo_common.protocol import (
+    AWAITED,
     Averages,
     Clerk,
     Desk,
@@ -49,6 +51,8 @@ class Serving:
         place: which part of them the server holds.
         others: the shards that other servers hold.
         desk: the desk, on the first server; on the others a clerk who asks it.
+        attendance: who is heard when.
+        drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class Serving:
         others: Sequence[Shard],
         *,
         desk: Desk | Clerk,
+        attendance: Attendance,
+        drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
         self._others = {shard.index: shard for shard in others}
@@ -67,7 +73,10 @@ class Serving:
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
         self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
-        self._watch: Watch | None = None
+        self._attendance, self._drop = attendance, drop
+        self._dropped: set[int] = set()
+        self._losses: list[str] = []
+        self._watches = [Watch(self._look, LOOK_EVERY_S)]
         self._may_pause = False
         self._early: list[Received] = []  # requests to pause, before this server has got to that epoch
         self._pauses = 0
@@ -218,7 +227,7 @@ class Serving:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._watch = Watch(call, every_s)
+        self._watches[1:] = [Watch(call, every_s)]
 
     def report(self) -> Report:
         """Return what the shard has seen."""
@@ -232,6 +241,7 @@ class Serving:
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
             noise_scale=noise.value if noise is not None and noise.count else None,
+            lost=tuple(self._losses),
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
@@ -266,7 +276,26 @@ class Serving:
             self._look_for_pause()
 
     def _serve(self, until: Callable[[], bool]) -> None:
-        serve(self._endpoint, self._handle, until, self._watch)
+        self._attendance.begin()
+        serve(self._endpoint, self._handle, until, self._watches)
+
+    def _look(self) -> None:
+        """Name workers that stall, and give up those who have for too long."""
+        for rank in self._attendance.look(self._is_awaited):
+            if rank not in self._dropped:
+                self._dropped.add(rank)
+                if not self._drop(rank):
+                    raise PeerLostError(
+                        rank,
+                        f"is given up, as stall_timeout_s asks ({self._attendance.last(rank)}); the others "
+                        "cannot go on without it here, so the job ends. See what that rank waits for",
+                    )
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether it is this worker's turn to say something."""
+        peer = self._server.peers[rank]
+        asked = isinstance(self._desk, Desk) and self._desk.has_asked(rank)
+        return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False) -> None:
         """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
@@ -287,7 +316,9 @@ class Serving:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
             self._lost(event)
-        elif event.message.shard == self._server.shard:
+            return
+        self._attendance.heard(event.message)
+        if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
             if event.message.kind is Kind.PAUSE and not self._may_pause:
@@ -351,9 +382,14 @@ class Serving:
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers:
+            others = set(self._server.peers.awaited()) - {event.rank}
+            if self._server.peers[event.rank].standing in AWAITED:
+                self._losses.append(self._attendance.mourn(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
             if isinstance(self._desk, Desk):
                 perform(self._endpoint, self._desk.handle(event))
+            if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
+                raise PeerLostError(event.rank, "has died, and with it the last worker")
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost with it")
 

@@ -9,12 +9,14 @@ A process that `mpiexec -n 1` or `srun -n 1` started is one process, so it train
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +29,21 @@ if TYPE_CHECKING:
     from nnlo_common.transport._world import MPI, ThreadLevel, World
 
 __all__ = [
+    "START_LIMIT_S",
     "SWITCH",
     "check_together",
     "connect",
     "guard",
     "limit_threads",
+    "limited_start",
     "load_world",
     "require_threads",
     "switched_off",
 ]
 
 SWITCH = "NNLO_MPI"
+#: So long one rank may wait for the others to come to MPI, for they may have data to read first.
+START_LIMIT_S = 600.0
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
@@ -95,7 +101,8 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
         StartupError: there is no MPI library, or it is not initialised.
     """
     try:
-        from nnlo_common.transport import _world
+        with limited_start(os.environ):
+            from nnlo_common.transport import _world
     except (ImportError, RuntimeError) as error:
         raise _no_library(error) from error
     if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
@@ -105,6 +112,27 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
             "or call MPI.Init_thread() before training and MPI.Finalize() after it."
         )
     return _world.World(comm)
+
+
+@contextlib.contextmanager
+def limited_start(env: Mapping[str, str]) -> Iterator[None]:
+    """End this process if MPI does not come up where the launcher tolerates deaths.
+
+    Under `mpiexec --with-ft ulfm` a rank that dies before it has joined leaves the others in MPI_Init, where
+    nothing of Python runs; so the operating system has to end them.
+
+    Args:
+        env: the environment variables.
+    """
+    tolerant = env.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
+    free = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and not signal.getitimer(signal.ITIMER_REAL)[0]
+    if tolerant and free:
+        signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
+    try:
+        yield
+    finally:
+        if tolerant and free:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:

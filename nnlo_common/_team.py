@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common._forking import advise_on_fork
@@ -62,6 +63,7 @@ class Team:
         optimizer: what kind of optimizer the user's is; the same on all ranks.
         epochs: how many the training is to have, if that is known; the same on all ranks.
         meetings: what else all ranks meet in, by name; the same on all ranks.
+        stall_timeout_s: after how long a silent worker is given up; None: never.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Team:
         optimizer: str = "",
         epochs: int = 0,
         meetings: Sequence[str] = (),
+        stall_timeout_s: float | None = None,
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world = algorithm, world
@@ -95,6 +98,7 @@ class Team:
             optimizer=optimizer,
             epochs=epochs,
             meetings=meetings,
+            stall_timeout_s=check_stall_timeout(stall_timeout_s),
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part

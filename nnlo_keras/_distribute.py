@@ -28,6 +28,7 @@ from nnlo_keras._quiet import (
     quieten,
     refuse_loading,
     restored_first,
+    undisturbed,
     unvalidated,
 )
 from nnlo_keras._rates import Rates
@@ -53,11 +54,14 @@ class Distribute(keras.callbacks.Callback):
     the variables that it trains.
 
     Args:
+        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
+            ended where the others go on without it, else the job is. None: it is only named.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
-    def __init__(self, *, world: RankWorld | None = None) -> None:
+    def __init__(self, *, stall_timeout_s: float | None = None, world: RankWorld | None = None) -> None:
         super().__init__()
+        self._stall_timeout_s = stall_timeout_s
         self._world = world
         self._team: Team | None = None
         self._weights: Weights | None = None
@@ -65,6 +69,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epoch, self._batch = 0, -1  # the last one of this epoch
         self._summed = 0  # batches since the last push
+        self._undisturbed = False  # whether nobody else sees the weights between batches
         self._before: Vector | None = None  # the weights as an epoch's first batch begins
         self._in_epoch = self._epochs_left = 0
         self._epoch_open = False
@@ -78,7 +83,7 @@ class Distribute(keras.callbacks.Callback):
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
-        return type(self)(world=self._world)
+        return type(self)(stall_timeout_s=self._stall_timeout_s, world=self._world)
 
     @property
     def report(self) -> Report:
@@ -167,6 +172,7 @@ class Distribute(keras.callbacks.Callback):
         else:
             build(self.model, sys._getframe(1))
             assign_variables(self.model, wrappers)
+            self._undisturbed = undisturbed(callbacks, self)
             self._join(world)
             self._agree_on_first_epoch()
             if self._serving:
@@ -188,6 +194,9 @@ class Distribute(keras.callbacks.Callback):
                 self._rates.tell()
             else:
                 self._team.begin_epoch()
+                if self._undisturbed and self._wrappers[0].mode is Mode.ACCUMULATE:
+                    assert self._weights is not None  # _join has made it
+                    self._weights.attach()
         if self._feeding is not None:
             self._feeding.begin_epoch(epoch)
 
@@ -229,6 +238,8 @@ class Distribute(keras.callbacks.Callback):
         self._epoch_open = False
         if self._summed:
             self._push()
+        assert self._weights is not None  # _join has made it
+        self._weights.detach()
         values = numbers(logs) if self._in_epoch else {}  # nothing was left for this worker
         note = {"ask": "note", "epoch": epoch, "values": values, "weight": self._in_epoch or 1}
         self._team.ask(note)
@@ -298,6 +309,7 @@ class Distribute(keras.callbacks.Callback):
             servers=first.servers,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
+            stall_timeout_s=self._stall_timeout_s,
             meetings=[type(one).__name__ for one in self._companions if one.meets],
         )
         self._rates = Rates(self.model, self._team)
@@ -387,10 +399,11 @@ class Distribute(keras.callbacks.Callback):
     def _scale_gradient(self) -> None:
         weights = self._weights
         assert weights is not None  # _join has made it
+        if self._wrappers[0].follows and self._team is not None:
+            self._team.set_local_rate(self._wrappers[0].current_rate)
         for wrapper, place in zip(self._wrappers, weights.places, strict=True):
             if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
-                rate = float(keras.ops.convert_to_numpy(wrapper.learning_rate))
-                weights.gradient.vector[place] *= np.float32(rate)
+                weights.gradient.vector[place] *= np.float32(wrapper.current_rate)
 
     def _settle(self, team: Team) -> None:
         """Let all ranks end with what this rank's model is now: perhaps its average, or its best.

@@ -91,6 +91,14 @@ class Weights:
         """Bring the vector into the weights."""
         self._road.write()
 
+    def attach(self) -> None:
+        """Let the weights lie in their vector, where that is possible, while nobody else looks at them."""
+        self._road.attach()
+
+    def detach(self) -> None:
+        """Let them have memory of their own again."""
+        self._road.detach()
+
     def changed_since(self, before: Vector) -> str | None:
         """Return the name of a weight that is not what the vector was before, if there is one."""
         vector = self.parameters.vector
@@ -163,10 +171,17 @@ class CenterOptimizer:
         self._optimizers, self._weights = [wrapper.inner_optimizer for wrapper in wrappers], weights
         self._steps = []
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
+        views = weights.parameters.views()
         for optimizer, owned in zip(self._optimizers, weights.places, strict=True):
             own = [index for index in mine if owned.start <= segments[index].offset < owned.stop]
-            variables, pieces = [weights.variables[i] for i in own], [segments[i] for i in own]
-            step = stepper(optimizer, variables, pieces, place.start)
+            starts = [segments[index].offset - place.start for index in own]
+            step = stepper(
+                optimizer,
+                [weights.variables[index] for index in own],
+                [slice(at, at + segments[index].size) for at, index in zip(starts, own, strict=True)],
+                [views[index] for index in own],
+                weights.absorb,
+            )
             self._steps.append((marks[own] - place.start, step))
 
     @property
@@ -187,14 +202,10 @@ class CenterOptimizer:
 
     def step(self, x: Vector, gradient: Vector) -> None:  # noqa: ARG002 - x is read from the weights
         """Step with the gradient that lies in `gradient`; leave the weights in the centre."""
-        stepped = False
         for marks, step in self._steps:
             present = tuple((gradient[marks] != 0).tolist())
             if any(present):
                 step(gradient, present)
-                stepped = True
-        if stepped:
-            self._weights.absorb()
 
     def state(self) -> dict[str, Any]:
         """Return the optimizers' variables."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from nnlo_common import ConfigurationError
+from nnlo_keras._callbacks._companion import Companion
 
 __all__ = [
     "last_of",
@@ -15,6 +16,7 @@ __all__ = [
     "quieten",
     "refuse_loading",
     "restored_first",
+    "undisturbed",
     "unvalidated",
 ]
 
@@ -33,6 +35,8 @@ _FOR_THE_CENTRE = tuple(
     )
     if hasattr(keras.callbacks, name)
 )
+
+_BETWEEN_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
 def quieten(container: Any, but: type | tuple[type, ...] = ()) -> None:
@@ -70,6 +74,31 @@ def restored_first(container: Any) -> None:
     """Let a server's list begin with what loads weights as the training begins: they are the centre's."""
     loads = keras.callbacks.BackupAndRestore
     container.callbacks = sorted(container.callbacks, key=lambda one: not isinstance(one, loads))
+
+
+def undisturbed(callbacks: Sequence[Any], ours: Any) -> bool:
+    """Return whether no other callback can look at weights from an epoch's first batch to the end of `ours`.
+
+    Those of Keras do not, and those of nnlo know how to.
+    """
+    place = next(index for index, one in enumerate(callbacks) if one is ours)
+    return not any(
+        _overrides(one, hook)
+        for index, one in enumerate(callbacks)
+        if index != place and _foreign(one)
+        for hook in (*_BETWEEN_BATCHES, *(["on_epoch_end"] if index < place else []))
+    )
+
+
+def _foreign(callback: Any) -> bool:
+    of_keras = type(callback).__module__.startswith("keras.src.callbacks.")
+    return isinstance(callback, keras.callbacks.LambdaCallback) or not (
+        of_keras or isinstance(callback, Companion)
+    )
+
+
+def _overrides(callback: Any, hook: str) -> bool:
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(keras.callbacks.Callback, hook)
 
 
 def unvalidated(model: Any) -> list[Callable[[], object]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 import nnlo_keras
-from nnlo_common import ConfigurationError, Report
+from nnlo_common import ConfigurationError
 from nnlo_common import Target as Reached
 from nnlo_common._files import whole
 from nnlo_common._joining import assigned, launched
@@ -29,7 +33,15 @@ _SPOKEN = ("accuracy", "acc", "crossentropy", "ce")
 
 def seed(number: int) -> None:
     """Seed everything that Keras draws from."""
-    keras.utils.set_random_seed(number)
+    if keras.backend.backend() == "tensorflow":
+        keras.utils.set_random_seed(number)
+        return
+    # On other back ends that would load TensorFlow, if it is installed, which takes seconds.
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - users' code draws from it
+    if keras.backend.backend() == "torch":
+        torch = importlib.import_module("torch")
+        torch.manual_seed(number)
 
 
 def load(path: Path, trusted: bool) -> Any:
@@ -65,10 +77,9 @@ class Training:
         refuse_for_keras(settings)
         self._plan, self._settings, self._model = plan, settings, plan.loaded.model
         inner = _optimizer(plan)
-        self.learning_rate = float(keras.ops.convert_to_numpy(inner.learning_rate))
+        # Keras holds it in 32 bits; told by as many figures as were given.
+        self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(inner.learning_rate))))
         options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
-        if settings.mode == "agn":  # as for PyTorch: explore with the rate that the centre steps with
-            options.setdefault("local_learning_rate", self.learning_rate)
         self._inner, wrapper = inner, getattr(nnlo_keras, plan.wrapper)(inner, **options)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._train = self._sequence(plan.data.train, shuffle=settings.shuffle, servers=settings.servers)
@@ -76,7 +87,7 @@ class Training:
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         measured = _tried(self._model, *plan.data.first(), self._loss)
         self._stop_by = stop_rules(settings, measured, self._val is not None)
-        self._distribute = nnlo_keras.Distribute()
+        self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         shard = None if world is None else assigned(world, settings.servers)
         self.role = (
@@ -90,9 +101,12 @@ class Training:
     def join(self) -> None:
         """Do nothing: `fit` joins."""
 
-    def report(self) -> Report:
-        """Return what this rank has seen of the exchanges."""
-        return self._distribute.report
+    def report(self) -> dict[str, Any]:
+        """Return what this rank has seen of the exchanges; `Distribute` counts batches, not samples."""
+        if self.role == "alone":
+            return {}
+        told = asdict(self._distribute.report)
+        return {"batches": told.pop("samples")} | told
 
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Fit, and return the history: on a server with the centre's metrics, on a worker with its own."""

@@ -38,6 +38,7 @@ class Wrapper(keras.optimizers.Optimizer):
         every: batches between exchanges, where gradients are added up.
         servers: how many ranks share the serving of the centre.
         mode: what it does with gradients.
+        follows: whether local steps of the algorithm's own go by your optimizer's learning rate.
         sum: of gradients, where they are added up.
 
     Args:
@@ -65,7 +66,7 @@ class Wrapper(keras.optimizers.Optimizer):
         self.inner_optimizer, self.algorithm = optimizer, algorithm
         self.every, self.servers = every, servers
         self._own = own
-        self.mode = Mode.ALONE
+        self.mode, self.follows = Mode.ALONE, False
         self.attached = False  # whether a Distribute callback drives it
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientSum | None = None
@@ -139,6 +140,11 @@ class Wrapper(keras.optimizers.Optimizer):
     def iterations(self) -> Any:
         """The wrapped optimizer's."""
         return self.inner_optimizer.iterations
+
+    @property
+    def current_rate(self) -> float:
+        """The wrapped optimizer's learning rate, as a number."""
+        return float(keras.ops.convert_to_numpy(self.learning_rate))
 
     @property
     def learning_rate(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -129,7 +130,8 @@ class AGN(Wrapper):
     Args:
         optimizer: yours; it runs on the server.
         every: local steps per push.
-        local_learning_rate: of the local steps.
+        local_learning_rate: of the local steps; None: that of your optimizer, as callbacks set it (of a
+            schedule, what it begins with).
         lag: exchanges that may be under way while the worker goes on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
@@ -140,13 +142,17 @@ class AGN(Wrapper):
         optimizer: Any,
         *,
         every: int = 10,
-        local_learning_rate: float = 0.01,
+        local_learning_rate: float | None = None,
         lag: int = 0,
         servers: int = 1,
         name: str | None = None,
     ) -> None:
         own: dict[str, Any] = {"every": every, "local_learning_rate": local_learning_rate, "lag": lag}
-        super().__init__(optimizer, algorithms.AGN(**own), own, servers=servers, name=name)
+        rule = algorithms.AGN(every=every, local_learning_rate=local_learning_rate or 0.0, lag=lag)
+        super().__init__(optimizer, rule, own, servers=servers, name=name)
+        self.follows = local_learning_rate is None
+        if self.follows:  # now it is known to be an optimizer that has a rate
+            self.algorithm = replace(rule, local_learning_rate=self.current_rate)
 
 
 @_registered

@@ -12,8 +12,10 @@ from nnlo_common import EarlyStopping, Target
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
+from nnlo_torch._monitor import Monitor
 from nnlo_torch._progress import Progress
 from nnlo_torch._sampler import ShardSampler
+from nnlo_torch._timeline import Timeline
 from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
 
@@ -29,10 +31,12 @@ __all__ = [
     "H5Batches",
     "H5Dataset",
     "LocalSGD",
+    "Monitor",
     "Progress",
     "ShardIterable",
     "ShardSampler",
     "Synchronous",
     "Target",
+    "Timeline",
     "Wrapper",
 ]

@@ -15,6 +15,7 @@ import torch
 from nnlo_common import ConfigurationError, Report
 from nnlo_common._drive import Watch
 from nnlo_common._files import whole
+from nnlo_common._observing import See
 from nnlo_common._roles import say, speaks
 from nnlo_common._team import Team
 from nnlo_torch._aside import start
@@ -181,7 +182,7 @@ class Participation:
         if self._team is None:
             return numbers
         means = self._team.mean(numbers, float(weight))
-        return {name: means[name] for name in [*numbers, *(means.keys() - numbers.keys())]}
+        return {name: means[name] for name in [*numbers, *(name for name in means if name not in numbers)]}
 
     def aside(
         self,
@@ -231,6 +232,16 @@ class Participation:
             self._watch = Watch(call, every_s)
         else:
             self._team.watch(call, every_s)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step exchanges with other ranks."""
+        return self._team is not None and self._team.due
+
+    def observe(self, see: See) -> None:
+        """Have `see` told of everything that this rank does with others from now on; `Timeline` does."""
+        if self._team is not None:
+            self._team.observe(see)
 
     def report(self) -> Report:
         """Return what this rank has seen so far."""

@@ -25,6 +25,7 @@ class Progress:
         loss: the loss of a model, on few samples: it is called again and again, with copies of the centre.
         every_s: how often the line changes.
         live: whether it changes at all; None: if somebody seems to be looking.
+        initial_epoch: how many epochs there were before, of a training that goes on.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -43,6 +44,7 @@ class Progress:
         *,
         every_s: float = 0.5,
         live: bool | None = None,
+        initial_epoch: int = 0,
     ) -> None:
         self._optimizer, self._model, self._loss = optimizer, model, loss
         self._speaks = speaks(optimizer.role)
@@ -50,7 +52,7 @@ class Progress:
         self._meter, self._screen = Meter(), Screen(live=self._live)
         self._center_loss: float | None = None
         self._measuring = False
-        self._epochs = 0
+        self._epochs = initial_epoch
         if self._speaks and self._live:
             optimizer.watch(self._look, every_s)
 

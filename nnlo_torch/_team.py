@@ -24,6 +24,7 @@ def join_team(
     *,
     servers: int,
     modules: Sequence[torch.nn.Module],
+    stall_timeout_s: float | None,
 ) -> tuple[Team, Bridge]:
     """Tie the model to flat vectors and take up this rank's part (collective).
 
@@ -33,6 +34,7 @@ def join_team(
         world: the ranks.
         servers: how many of them serve.
         modules: what the parameters belong to, for the buffers and the names.
+        stall_timeout_s: after how long a silent worker is given up; None: never.
     """
     named = named_parameters(optimizer, modules)
     bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
@@ -47,6 +49,7 @@ def join_team(
         local_step=optimizer.step,
         optimizer=type(optimizer).__name__,
         servers=servers,
+        stall_timeout_s=stall_timeout_s,
     )
     if team.member.threads is not None:
         torch.set_num_threads(team.member.threads)

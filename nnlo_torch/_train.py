@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 
 import nnlo_torch
-from nnlo_common import ConfigurationError, EarlyStopping, Report, Target
+from nnlo_common import ConfigurationError, EarlyStopping, Target
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
 from nnlo_common._train._module import running
-from nnlo_common._train._plan import Plan, refuse_for_torch, rises, stop_rules
+from nnlo_common._train._plan import Plan, rises, stop_rules
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._train_parts import function_of, optimizer_of
@@ -59,7 +60,6 @@ class Training:
     """
 
     def __init__(self, plan: Plan) -> None:
-        refuse_for_torch(plan.settings)
         self._plan, self._settings = plan, plan.settings
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = plan.loaded.model.to(self._device)
@@ -77,23 +77,26 @@ class Training:
     def join(self) -> None:
         """Wrap the optimizer, which joins the others."""
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
-        options = {"model": self._model, "servers": self._settings.servers, **self._settings.algorithm}
-        self._wrapper = make(self._optimizer, **options)
+        settings = self._settings
+        options = {"model": self._model, "servers": settings.servers, **settings.algorithm}
+        self._wrapper = make(self._optimizer, stall_timeout_s=settings.stall_timeout, **options)
         self.role = self._wrapper.role
 
-    def report(self) -> Report:
+    def report(self) -> dict[str, Any]:
         """Return what this rank has seen of the exchanges."""
-        return self._joined.report()
+        return asdict(self._joined.report())
 
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return the scores: a worker's own, elsewhere the workers' means and the centre's."""
         optimizer, settings = self._joined, self._settings
         course = _Course()
         checkpoint = self._checkpoint(folder / _CHECKPOINT, course)
-        progress = nnlo_torch.Progress(optimizer, live=False)
+        told: list[Any] = []
         for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
             if course.over:
                 break
+            # Only now it is known how many epochs a checkpoint has had.
+            told = told or self._told(folder, len(course.center.get("loss", [])))
             sums = self._epoch(course, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
             if self._val is not None:
@@ -104,7 +107,8 @@ class Training:
             _append(course.center, scores)
             _append(course.own, sums.means())
             course.sums = Sums()
-            progress.epoch(scores)
+            for one in told:
+                one.epoch(scores)
             found = [reached(scores) for reached in course.enough]  # each is to see all scores
             if any(found):
                 course.over = True
@@ -129,6 +133,15 @@ class Training:
         return H5Batches(
             files, batch_size=settings.batch, seed=settings.seed, **options, **self._plan.data.reading
         )
+
+    def _told(self, folder: Path, done: int) -> list[Any]:
+        """What is told of each epoch, after so many."""
+        found: list[Any] = [nnlo_torch.Progress(self._joined, live=False, initial_epoch=done)]
+        if self._settings.monitor:
+            found.append(nnlo_torch.Monitor(self._joined, folder / "monitor.jsonl", initial_epoch=done))
+        if self._settings.timeline:
+            found.append(nnlo_torch.Timeline(self._joined, folder / "timeline.json", initial_epoch=done))
+        return found
 
     def _epoch(self, course: _Course, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
         """Train on this worker's batches of an epoch; on a server serve it."""
@@ -184,8 +197,8 @@ class Training:
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
         except Exception as error:  # whatever a layer or a loss raises
             raise ConfigurationError(
-                f"the model, the samples and --loss {self._settings.loss} do not fit: features {_told(x)}, "
-                f"labels {_told(y)}\n{type(error).__name__}: {brief(str(error))}\n"
+                f"the model, the samples and --loss {self._settings.loss} do not fit: features {_shapes(x)}, "
+                f"labels {_shapes(y)}\n{type(error).__name__}: {brief(str(error))}\n"
                 "Choose another --loss, --features-name or --labels-name, or adapt the arrays by "
                 "get_features() or get_labels() of the Python file"
             ) from None
@@ -249,9 +262,9 @@ def _tensors(some: Any) -> Any:
     return tuple(map(_tensors, some)) if isinstance(some, tuple | list) else torch.as_tensor(some)
 
 
-def _told(some: Any) -> str:
+def _shapes(some: Any) -> str:
     if isinstance(some, Mapping):
         some = tuple(some.values())
     if isinstance(some, tuple | list):
-        return ", ".join(map(_told, some))
+        return ", ".join(map(_shapes, some))
     return f"{str(some.dtype).removeprefix('torch.')} {(None, *some.shape[1:])}"

@@ -56,6 +56,8 @@ class Wrapper(Participation, torch.optim.Optimizer):
         model: whose parameters these are; None: whatever modules hold them are found. Their buffers, such as
             running statistics, are averaged over the workers.
         servers: how many ranks share the serving of the centre.
+        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
+            ended where the others go on without it, else the job is. None: it is only named.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
@@ -69,6 +71,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
         *,
         model: torch.nn.Module | None = None,
         servers: int = 1,
+        stall_timeout_s: float | None = None,
         world: RankWorld | None = None,
     ) -> None:
         _refuse(optimizer, type(self).__name__)
@@ -78,7 +81,10 @@ class Wrapper(Participation, torch.optim.Optimizer):
         if world is not None and world.size > 1:
             modules = self._modules()
             self._team, self._bridge = join_team(
-                optimizer, algorithm, world, servers=servers, modules=modules
+                *(optimizer, algorithm, world),
+                servers=servers,
+                modules=modules,
+                stall_timeout_s=stall_timeout_s,
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
             if world.own_process:  # the end of the script is the end of the training

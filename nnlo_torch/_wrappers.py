@@ -25,7 +25,7 @@ class Downpour(Wrapper):
         every: gradients are summed over this many steps before they are pushed.
         lag: exchanges that may be under way while the worker goes on.
         warm_start: commits that the first worker makes alone before the others are let in.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -60,7 +60,7 @@ class Synchronous(Wrapper):
         optimizer: yours; it runs on the server.
         backup: how many of the slowest workers are not waited for.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EASGD(Wrapper):
         alpha: that moving rate itself, in place of beta.
         order: "step_first": your step, then the exchange; "paper": the other way round.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GEM(Wrapper):
         optimizer: `torch.optim.SGD` with momentum, without Nesterov, dampening and weight decay.
         kappa: how much energy the workers may have together, in units of the momentum SGD's.
         lag: steps that gradients are delayed by.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class AGN(Wrapper):
         every: local steps per push.
         local_learning_rate: of the local steps; None: that of your optimizer's first group, as it is set.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class DynSGD(Wrapper):
         optimizer: yours; it runs on the server. Plain or momentum SGD is what the paper means.
         every: gradients are summed over this many steps before they are pushed.
         lag: exchanges that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class LocalSGD(Wrapper):
         every: local steps per round.
         warmup: first steps that are averaged one by one.
         lag: rounds that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class DiLoCo(Wrapper):
         outer_learning_rate: of the outer SGD, on the server.
         outer_momentum: of the outer SGD.
         lag: rounds that may be under way while the worker goes on.
-        options: `servers`, `model`, `world`; see `Wrapper`.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(

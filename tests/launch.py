@@ -12,12 +12,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 import pytest
 
-__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi"]
+__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "starting"]
 
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
 _INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
@@ -120,13 +120,25 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
             process.stdout.close()
 
 
-def _start(command, env, stderr, kind=subprocess.Popen):
+@contextlib.contextmanager
+def starting(command: Sequence[str | Path], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a command while the test looks on, with all that it prints in a file; nothing of it is left."""
+    process = _start(command, None, subprocess.STDOUT, stdout=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _kill(process)
+            process.wait(10)
+
+
+def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
     return kind(
         command,
         env=kept | _settings() | dict(env or {}),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
         text=True,
         errors="replace",

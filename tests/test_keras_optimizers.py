@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -450,3 +451,24 @@ def test_hooks_are_called_as_often_as_ever():
     plain, wrapped = (calls_with(optimizer) for optimizer in both(lambda: o.SGD(0.1)))
     assert wrapped == plain
     assert ("on_epoch_end", 1) in plain
+
+
+def test_the_local_steps_of_agn_follow_the_optimizer_unless_they_have_a_rate_of_their_own():
+    told = []
+
+    class Team:
+        set_local_rate = told.append
+
+    for rate, expected in [(None, [0.05, 0.02]), (0.5, [])]:
+        wrapper = nk.AGN(keras.optimizers.SGD(0.05), local_learning_rate=rate)
+        again = nk.AGN.from_config(wrapper.get_config())
+        assert again.algorithm == wrapper.algorithm
+        assert wrapper.algorithm.local_learning_rate == pytest.approx(0.05 if rate is None else 0.5)
+        distribute = nk.Distribute()
+        distribute._wrappers, distribute._team = [again], Team()
+        distribute._weights = SimpleNamespace(places=[slice(0)], gradient=None)
+        distribute._scale_gradient()
+        again.learning_rate = 0.02  # as a callback sets it
+        distribute._scale_gradient()
+        assert told == pytest.approx(expected)
+        told.clear()

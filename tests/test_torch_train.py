@@ -53,11 +53,14 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 def test_a_torch_module_trains_and_trains_the_same_again(capsys):
     import torch
 
-    assert train(*torch_net, *ADAM, "--epochs", "3", "--model-params", "width=16") == 0
+    words = ["--epochs", "3", "--model-params", "width=16", "--monitor", "--timeline"]
+    assert train(*torch_net, *ADAM, *words) == 0
     first = told("runs/a_net-1")
     assert first["center"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert first["center"]["val_loss"][-1] < first["center"]["val_loss"][0]
     assert first["workers"] == []
+    assert len(Path("runs/a_net-1/monitor.rank0.jsonl").read_text().splitlines()) == 3
+    assert json.loads(Path("runs/a_net-1/timeline.rank0.json").read_text())[-1]["name"] == "epoch 2"
     weights = torch.load("runs/a_net-1/weights.pt", weights_only=True)
     assert weights["0.weight"].shape == (16, 3)
     run = json.loads(Path("runs/a_net-1/run.json").read_text())
@@ -101,7 +104,7 @@ def test_a_torch_training_goes_on_from_its_checkpoint(capsys):
 
 
 @pytest.mark.framework("torch")
-def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch):
+def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, capsys):
     import torch
 
     from nnlo_torch import _train
@@ -118,10 +121,33 @@ def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(_train.Training, "_epoch", killed)
         assert train(*words, "--run", "r", "--checkpoint") == 130
+    capsys.readouterr()
     assert train(*words, "--run", "r", "--checkpoint") == 0
+    assert re.findall(r"^epoch +(\d)", capsys.readouterr().out, re.MULTILINE) == ["3", "4"]
     assert told("r") == told("whole")
     one, other = (torch.load(f"{run}/weights.pt", weights_only=True) for run in ("r", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("saving", [[], ["--checkpoint"]])
+def test_what_to_do_stands_before_the_traceback_of_a_users_error(saving, capsys, monkeypatch):
+    import torch
+
+    calls = []
+
+    def broken(output, labels):
+        calls.append(1)
+        if len(calls) > 3:  # after the trial, within the first epoch
+            raise RuntimeError("a broken cable")
+        return torch.nn.functional.cross_entropy(output, labels.long())
+
+    monkeypatch.setattr(torch.nn.functional, "broken_loss", broken, raising=False)
+    with pytest.raises(RuntimeError, match="cable"):
+        train("--model", "torch_net.py", "--loss", "broken_loss", "--run", "r", *saving)
+    said = capsys.readouterr().err
+    assert said.startswith("nnlo train: RuntimeError: a broken cable\n")
+    assert ("the same command goes on from the last checkpoint in " in said) == bool(saving)
 
 
 @pytest.mark.framework("torch")
@@ -209,7 +235,6 @@ WRONG_TORCH = {
     "an optimizer that cannot be wrapped": (["--optimizer", "lbfgs"], "cannot wrap LBFGS"),
     "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
     "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
-    "Keras's monitor": (["--monitor"], "Keras models only"),
 }
 
 
@@ -249,6 +274,7 @@ def test_three_ranks_train_a_torch_module():
         (["--servers", "3"], "3 ranks cannot be laid out"),
         (["--epochs", "0"], "--epochs '0' is not possible"),
         (["--labels-name", "three"], "do not fit"),
+        (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
     ],
 )
 def test_what_is_refused_is_told_once_by_three_ranks(words, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 import re
@@ -25,7 +26,7 @@ from nnlo_common._train._config import as_toml, read_config
 from nnlo_common._train._devices import choose_gpu, share_host
 from nnlo_common._train._folder import claim, config_text, give_back, write_json
 from nnlo_common._train._job import Job, _said_together, brief
-from nnlo_common._train._model import Loaded, check_model, load_model
+from nnlo_common._train._model import Loaded, check_model, choose_back_end, load_model
 from nnlo_common._train._modes import MODES, mode_options
 from nnlo_common._train._module import frameworks_in, import_file, made_model
 from nnlo_common._train._options import Given, Kind
@@ -646,3 +647,27 @@ def test_no_flag_is_short_for_another(capsys):
 
 def test_the_kinds_are_told_in_words():
     assert {option.kind for option in OPTIONS.values()} == set(Kind)
+
+
+@pytest.mark.parametrize(
+    ("installed", "written", "chosen"),
+    [
+        (["tensorflow", "torch"], None, None),
+        (["torch", "jax"], None, "torch"),
+        (["jax"], '{"backend": "tensorflow"}', "jax"),  # which Keras writes, whatever is installed
+        (["torch", "jax"], '{"backend": "jax"}', None),
+        (["torch"], "no JSON", "torch"),
+        ([], None, None),
+    ],
+)
+def test_keras_gets_a_back_end_that_is_installed(installed, written, chosen, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    if written is not None:
+        (tmp_path / "keras.json").write_text(written)
+    env = {"KERAS_HOME": str(tmp_path)}
+    choose_back_end(env)
+    assert env.get("KERAS_BACKEND") == chosen
+    env = {"KERAS_BACKEND": "mine"}
+    choose_back_end(env)
+    assert env == {"KERAS_BACKEND": "mine"}

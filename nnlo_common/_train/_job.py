@@ -123,13 +123,17 @@ class Job:
         self.share("told")  # nobody leaves before
         return REFUSED
 
-    def fail(self, error: Exception) -> int:
+    @property
+    def name(self) -> str:
+        """Which rank this is, where there are several, as the beginning of a message."""
+        return "" if self.world is None else f"rank {self.rank} of {self.size} on {self.world.host}: "
+
+    def fail(self, error: Exception, advice: str = "") -> int:
         """End the job for what has gone wrong on this rank, perhaps on this one only."""
+        tell(f"{self.name}{error}{advice}")
         if self.world is not None:
-            tell(f"rank {self.rank} of {self.size} on {self.world.host}: {error}")
             time.sleep(_SILENT_S / 5)  # for the launcher to carry the text
             self.world.abort(1)
-        tell(str(error))
         return 1
 
 

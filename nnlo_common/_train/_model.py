@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from nnlo_common._train._module import asked, check_source, frameworks_in, impor
 from nnlo_common._train._pickled import unpickled
 from nnlo_common._train._settings import Settings
 
-__all__ = ["Loaded", "check_model", "load_model", "plug_in"]
+__all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
 
 _LARGEST_JSON = 100_000_000
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
@@ -200,8 +201,31 @@ def plug_in(framework: str) -> Any:
         return sys.modules[name]
     if importlib.util.find_spec(framework) is None:
         raise MissingExtraError("this model", framework, framework)
+    if framework == "keras":
+        choose_back_end(os.environ)
     try:
         return importlib.import_module(name)
     except ImportError as error:
         hint = "; choose another back end by KERAS_BACKEND=torch, tensorflow or jax" * (framework == "keras")
         raise ConfigurationError(f"{framework} cannot be loaded ({error}){hint}") from None
+
+
+def choose_back_end(env: MutableMapping[str, str]) -> None:
+    """Let Keras have a back end that is installed, where nobody has chosen one and TensorFlow is not there.
+
+    Args:
+        env: the variables of the process.
+    """
+    if "KERAS_BACKEND" in env or "keras" in sys.modules or importlib.util.find_spec("tensorflow") is not None:
+        return
+    file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
+    try:
+        # Keras writes this file itself, with its default, when it is first imported.
+        if json.loads(file.read_text("utf-8")).get("backend", "tensorflow") != "tensorflow":
+            return
+    except (OSError, ValueError, AttributeError):
+        pass
+    for name in ("torch", "jax"):
+        if importlib.util.find_spec(name) is not None:
+            env["KERAS_BACKEND"] = name
+            return

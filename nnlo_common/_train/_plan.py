@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
 
-__all__ = ["Data", "Plan", "Trainer", "check_files", "data_of", "rises", "stop_rules"]
+__all__ = ["Data", "Plan", "Trainer", "check_exchanges", "check_files", "data_of", "rises", "stop_rules"]
 
 # A metric whose name ends so is to rise.
 _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
@@ -46,6 +47,14 @@ class Data:
         finally:
             source.close()
         return features, labels
+
+    def count(self) -> int:
+        """Return how many samples there are to train on."""
+        source = HDF5Source(self.train, **self.reading)
+        try:
+            return len(source)
+        finally:
+            source.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +141,7 @@ class Trainer(Protocol):
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return what this rank has seen, epoch by epoch (collective)."""
 
-    def report(self) -> Any:
+    def report(self) -> Mapping[str, Any]:
         """Return what this rank has seen of the exchanges."""
 
     def save(self, folder: Path) -> Path:
@@ -218,14 +227,29 @@ def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> s
     return by
 
 
+def check_exchanges(plan: Plan, workers: int) -> None:
+    """Refuse a training that ends before its workers exchange: the centre would stay as it begins.
+
+    Args:
+        plan: what it is to be.
+        workers: who share the samples.
+    """
+    settings = plan.settings
+    rule: Any = settings.rule()
+    if rule.optimizer_runs != "worker" or getattr(rule, "warmup", 0):
+        return
+    every: int = getattr(rule, "every", 1)
+    share = math.ceil(plan.data.count() / workers)
+    steps = settings.epochs * math.ceil(share / settings.batch)
+    if every > steps:
+        raise ConfigurationError(
+            f"--mode {settings.mode} exchanges every {every} steps of a worker, but each has {steps} steps: "
+            f"{share} samples in batches of {settings.batch}, {settings.epochs} times; the centre would stay "
+            f"as it begins. Give --every {steps} or less, or more --epochs"
+        )
+
+
 def refuse_for_keras(settings: Settings) -> None:
     """Refuse what only the wrappers of PyTorch have."""
     for name in ONLY_TORCH & settings.algorithm.keys():
         raise ConfigurationError(f"--{name.replace('_', '-')} is there for PyTorch models only; leave it out")
-
-
-def refuse_for_torch(settings: Settings) -> None:
-    """Refuse what only Keras has callbacks for."""
-    for name in ("monitor", "timeline"):
-        if getattr(settings, name):
-            raise ConfigurationError(f"--{name} is there for Keras models only so far; leave it out")

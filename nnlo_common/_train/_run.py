@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from nnlo_common._train._folder import (
     give_back,
     write_json,
 )
-from nnlo_common._train._job import Job, refuse_alike, tell
+from nnlo_common._train._job import Job, brief, refuse_alike, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._parser import read
-from nnlo_common._train._plan import Plan, Trainer, check_files, data_of
+from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
 from nnlo_common._train._settings import Settings
 
 __all__ = ["run_train"]
@@ -53,7 +52,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         course.train()
     except NNLOError as error:
         if not error.collective:
-            return job.fail(error)
+            return job.fail(error, course.advice)
         course.undo()
         return job.refuse(error)
     except KeyboardInterrupt:
@@ -61,6 +60,9 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
             raise  # the guard ends the others
         tell("interrupted")
         return _INTERRUPTED
+    except Exception as error:  # of the user's code, perhaps: what to do comes before the traceback
+        tell(f"{job.name}{type(error).__name__}: {brief(str(error))}{course.advice}")
+        raise
     return 0
 
 
@@ -73,7 +75,7 @@ class _Course:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._folder = Path()
-        self._fresh = False
+        self._fresh = self._training = False
         self._began_s, self._began = (
             time.perf_counter(),
             datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,6 +97,8 @@ class _Course:
             loaded = load_model(settings, path)
             plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded))
             self.trainer = plug_in(loaded.framework).Training(plan)
+            if job.size > 1:
+                check_exchanges(plan, job.size - settings.servers)
         with job.together():  # what a wrapper refuses, it refuses on all ranks
             self.trainer.join()
         with job.together():
@@ -107,13 +111,14 @@ class _Course:
     def train(self) -> None:
         """Train, and write down what came of it."""
         say(self._role_of_speaker, f"nnlo train: {self._told()}")
+        self._training = True
         history = self.trainer.train(self._folder)
         ranks = self._job.share(
             {
                 "role": self.trainer.role,
                 "host": os.uname().nodename,
                 "history": history,
-                "report": asdict(self.trainer.report()),
+                "report": dict(self.trainer.report()),
             }
         )
         with self._job.together():
@@ -124,6 +129,15 @@ class _Course:
         """Leave nothing of a training that has not begun."""
         if self._job.speaks and self._fresh:
             give_back(self._folder)
+
+    @property
+    def advice(self) -> str:
+        """What to do when the training fails."""
+        if not self._training:
+            return ""
+        if self.settings.checkpoint is None:
+            return "\nWith --checkpoint and --run the same command would go on from what was saved"
+        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self._folder}"
 
     @property
     def _role_of_speaker(self) -> str:

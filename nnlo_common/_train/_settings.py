@@ -153,6 +153,9 @@ class Settings:
     max_gpus: int | None = _option(
         RANKS, _WHOLE, "use at most so many GPUs of each host; 0: none", metavar="N", least=0
     )
+    stall_timeout: int | None = _option(
+        RANKS, _WHOLE, "give up a worker that is silent so long; else it is only named", metavar="S", least=1
+    )
 
     run: str | None = _option(
         *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
@@ -164,11 +167,9 @@ class Settings:
         least=1,
     )
     monitor: bool = _option(
-        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness (Keras only)", default=False
+        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness", default=False
     )
-    timeline: bool = _option(
-        OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev (Keras only)", default=False
-    )
+    timeline: bool = _option(OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev", default=False)
     log_level: str = _option(
         *(OUTPUT, _WORD, "what is told while it trains"),
         metavar="NAME",

@@ -7,7 +7,7 @@ from nnlo_common.protocol._counters import Averages, Copies, EpochMeans, Means, 
 from nnlo_common.protocol._desk import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
-from nnlo_common.protocol._peers import Standing
+from nnlo_common.protocol._peers import AWAITED, Standing
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
 
@@ -16,6 +16,7 @@ __all__ = [
     "Activity",
     "Answer",
     "Averages",
+    "AWAITED",
     "check_weight",
     "Clerk",
     "Compute",

@@ -90,6 +90,10 @@ class Desk:
         self._waiting[message.sender] = event
         return self._ask(Question(message.sender, content, numbers))
 
+    def has_asked(self, rank: int) -> bool:
+        """Whether `rank` waits for an answer."""
+        return rank in self._waiting
+
     def ask_here(self, content: Mapping[str, Any], numbers: Vector | None = None) -> list[Action]:
         """Ask a question of the server's own; the answer will lie in `own`."""
         self.own = None

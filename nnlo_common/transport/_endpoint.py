@@ -89,5 +89,8 @@ class RankWorld(Protocol):
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
 
+    def drop(self, rank: int) -> bool:
+        """End another rank, if that is possible and the others go on without it; say whether."""
+
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

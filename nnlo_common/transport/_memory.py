@@ -234,6 +234,10 @@ class MemoryWorld:
     def _disengage(self) -> None:
         self._engaged = False
 
+    def drop(self, rank: int) -> bool:  # noqa: ARG002
+        """Refuse: nobody can end a thread."""
+        return False
+
     def abort(self, code: int) -> NoReturn:
         """End this rank, and with it the run."""
         raise SystemExit(code)

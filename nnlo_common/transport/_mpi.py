@@ -14,10 +14,14 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
+import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -26,10 +30,12 @@ from nnlo_common._errors import StartupError
 from nnlo_common._flat import Frame, Vector
 from nnlo_common._guard import engage
 from nnlo_common._startup import require_threads
-from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Message, Received, decode, encode
+from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
+from nnlo_common.transport._deaths import Deaths, limit_farewell
 from nnlo_common.transport._doorbell import Doorbell
 from nnlo_common.transport._endpoint import Endpoint, Link
+from nnlo_common.transport._neighbours import Card, Neighbours
 from nnlo_common.transport._progress import OverlappedEndpoint
 from nnlo_common.transport._world import MPI, World
 
@@ -51,32 +57,77 @@ class MPIWorld:
     """
 
     own_process = True
-    survives_loss = False
 
     def __init__(self, world: World) -> None:
         self.facts = world
         self.rank, self.size, self.host = world.rank, world.size, world.host
+        self.survives_loss = world.survives_loss()
+        self._neighbours: Neighbours | None = None
+        if self.survives_loss:  # before anything that is to be done at the end of a program, so after it
+            atexit.register(limit_farewell, world.comm)
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
-        return self.facts.gather_text(text)
+        with self._all_needed():
+            return self.facts.gather_text(text)
 
     def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
         """Open this rank's door on a communicator of its own (collective)."""
         bell = Doorbell()
-        addresses = enumerate(self.gather_text(f"{self.host} {bell.address}"))
-        parts = ((rank, text.rpartition(" ")) for rank, text in addresses)
-        bells = {rank: bell for rank, (host, _, bell) in parts if bell and host == self.host}
-        door = MPIEndpoint(self.facts.comm.Dup(), links, own, bell, bells)
+        cards = [Card.of_text(text) for text in self.gather_text(Card.own(self.host, bell.address).to_text())]
+        bells = {rank: card.bell for rank, card in enumerate(cards) if card.bell and card.host == self.host}
+        self._neighbours = Neighbours(self.rank, cards)
+        if not self.survives_loss:
+            self._neighbours.watch(self._tell_death)
+        with self._all_needed():
+            comm = self.facts.comm.Dup()
+        door = MPIEndpoint(comm, links, own, bell, bells)
         return OverlappedEndpoint(door) if self._overlaps(links) else door
 
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
-        return engage(self.facts)
+        disengage = engage(self)
+
+        def leave() -> None:
+            disengage()
+            self._farewell()
+
+        return leave
+
+    def drop(self, rank: int) -> bool:
+        """End a rank of this host, where its death is survived."""
+        return self.survives_loss and self._neighbours is not None and self._neighbours.kill(rank)
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
+        self._farewell()
         self.facts.abort(code)
+
+    def _farewell(self) -> None:
+        if self._neighbours is not None:
+            self._neighbours.farewell()
+
+    def _tell_death(self, rank: int) -> None:
+        """Say who has died, before the launcher ends this rank too; a launcher that does not is helped."""
+        os.write(
+            2,
+            f"nnlo: rank {rank} of {self.size} on {self.host} has died (killed, crashed or out of memory), "
+            "so the job ends. The same command goes on from the newest checkpoint, if there is one. "
+            "Under Open MPI, mpiexec --with-ft ulfm lets the others go on without a dead worker\n".encode(),
+        )
+        time.sleep(_LAUNCHERS_TURN_S)
+        threading.Timer(_LAUNCHERS_TURN_S, os._exit, [1]).start()
+        self.facts.abort(1)
+
+    @contextlib.contextmanager
+    def _all_needed(self) -> Iterator[None]:
+        """Say who has died, where MPI cannot go on without that rank."""
+        try:
+            yield
+        except MPI.Exception as error:
+            if not self.survives_loss:
+                raise
+            raise Deaths(self.facts.comm).refuse(error, "taking up their parts") from None
 
     def _overlaps(self, links: Sequence[Link]) -> bool:
         """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
@@ -97,6 +148,8 @@ _LOOKS = 64
 _PATIENCE_S = 500e-6
 # And who has had nothing to do with us for this time, too.
 _DROWSY_S = 1e-3
+# So long a launcher may take to end a job in which a rank has died.
+_LAUNCHERS_TURN_S = 5.0
 # The longest pause where every peer can ring; others are looked out for more often.
 _LONGEST_PAUSE_S = 2e-3
 
@@ -139,6 +192,11 @@ class _Slot:
         self.channel.posted.append(self)
         self.receive.Start()
 
+    def retire(self) -> None:
+        """Expect nothing any more: the peer is dead."""
+        self.arrived, self.replying = True, False
+        self.frame.header[0] = 0
+
 
 class MPIEndpoint:
     """One rank's door on a communicator that nobody else uses.
@@ -160,6 +218,7 @@ class MPIEndpoint:
         bells: Mapping[int, str],
     ) -> None:
         self._comm, self.bell, self._bells = comm, bell, bells
+        self._deaths = Deaths(comm)
         self._unrung: set[str] = set()  # to whom something was sent since they were rung for
         self._heard_s = time.perf_counter()  # when the last message came
         self.near = all(link.peer in bells for link in links)
@@ -172,7 +231,7 @@ class MPIEndpoint:
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
         self._active: list[MPI.Request] = []
-        self._ready: deque[Frame] = deque()  # what has come, in order
+        self._ready: deque[Frame | Lost] = deque()  # what has come, in order
         self._leaving: dict[int, MPI.Request] = {}  # what leaves from frames without a slot, by frame
         self._awaited = 0  # replies that have not come
         for channel in self._channels.values():
@@ -181,6 +240,8 @@ class MPIEndpoint:
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
+        if peer in self._deaths.known:
+            return
         absent = peer in self._absent
         if peer in self._bells and not absent:
             self._announce(self._bells[peer])
@@ -201,18 +262,18 @@ class MPIEndpoint:
             self._heard_s = time.perf_counter()
             if not arrived:
                 return None
-        frame = self._ready.popleft()
-        return Received(decode(frame), frame)
+        news = self._ready.popleft()
+        return news if isinstance(news, Lost) else Received(decode(news), news)
 
     def _wait(self, timeout_s: float | None) -> bool:
         backoff, looks = Backoff(self.longest_s, sleep=self.bell.wait), _LOOKS
         while True:
             for _ in range(looks):
-                done = MPI.Request.Testsome(self._active)
+                done = self._done()
                 if done:
                     self._take(done)
-                    if self._ready:
-                        return True
+                if self._ready:
+                    return True
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return False
             if self._unrung and backoff.waited_s > _PATIENCE_S:
@@ -223,7 +284,7 @@ class MPIEndpoint:
         """Post the receive of `frame` again; a frame that is not ours needs nothing."""
         slot = self._by_frame.get(id(frame))
         if slot is not None:
-            slot.post()
+            self._post(slot)
 
     def flush(self) -> None:
         """Keep MPI going until everything has left: it moves long messages only while it is called."""
@@ -244,7 +305,7 @@ class MPIEndpoint:
     def look(self) -> bool:
         """Let move what is under way and take in what has come; say whether anything still is."""
         for _ in range(_LOOKS):
-            done = MPI.Request.Testsome(self._active)
+            done = self._done()
             if done:
                 self._take(done)
                 self._heard_s = time.perf_counter()
@@ -257,16 +318,20 @@ class MPIEndpoint:
     def close(self) -> None:
         """Let everything leave that was sent, withdraw what was posted, free the communicator."""
         replies = [self._active[slot.index] for slot in self._slots if slot.replying]
-        MPI.Request.Waitall([*self._leaving.values(), *replies])
+        for request in (*self._leaving.values(), *replies):
+            with self._mourning():
+                request.Wait()
         for slot in self._slots:
-            if slot in slot.channel.posted and not slot.arrived:
-                slot.receive.Cancel()
-                slot.receive.Wait()
-            slot.receive.Free()
+            with self._mourning():
+                if slot in slot.channel.posted and not slot.arrived:
+                    slot.receive.Cancel()
+                    slot.receive.Wait()
+                slot.receive.Free()
         self._slots.clear()
         self._ring()
         self.bell.close()
-        self._comm.Free()
+        with self._mourning():
+            self._comm.Free()
 
     def _announce(self, address: str) -> None:
         """Ring for a message that is about to be sent: at once if the peer may be asleep, else later."""
@@ -287,7 +352,42 @@ class MPIEndpoint:
         self._slots.append(slot)
         self._active.append(receive)
         self._by_frame[id(frame)] = slot
-        slot.post()
+        self._post(slot)
+
+    def _post(self, slot: _Slot) -> None:
+        """Be ready for a message of a living peer."""
+        if slot.channel.link.peer not in self._deaths.known:
+            with self._mourning():
+                slot.post()
+
+    def _done(self) -> Sequence[int] | None:
+        """Which slots something has come to, or left from, since the last look."""
+        try:
+            return MPI.Request.Testsome(self._active)
+        except MPI.Exception as error:
+            self._mourn(error)
+        # MPI has not said what else was done, and forgets it when it is asked once more.
+        return [
+            slot.index
+            for slot in self._slots
+            if (slot.replying or not slot.arrived) and self._active[slot.index].Test()
+        ]
+
+    @contextlib.contextmanager
+    def _mourning(self) -> Iterator[None]:
+        try:
+            yield
+        except MPI.Exception as error:
+            self._mourn(error)
+
+    def _mourn(self, error: MPI.Exception) -> None:
+        """Expect nothing more of those who have died, and have that known."""
+        for rank in self._deaths.news(error):
+            for slot in self._slots:
+                if slot.channel.link.peer == rank:
+                    slot.retire()
+                    self._active[slot.index] = MPI.REQUEST_NULL
+            self._ready.append(Lost(rank))
 
     def _take(self, done: Iterable[int]) -> None:
         """Take what has come and what has left."""
@@ -295,7 +395,7 @@ class MPIEndpoint:
             slot = self._slots[index]
             if slot.replying:
                 self._active[index] = slot.receive
-                slot.post()
+                self._post(slot)
                 continue
             slot.arrived = True
             posted = slot.channel.posted
@@ -318,15 +418,32 @@ class MPIEndpoint:
 
     def _all_left(self) -> bool:
         """Whether everything has left that was sent from frames without a slot."""
-        if self._leaving and MPI.Request.Testall(list(self._leaving.values())):
-            self._leaving.clear()
+        if self._leaving:
+            try:
+                if MPI.Request.Testall(list(self._leaving.values())):
+                    self._leaving.clear()
+            except MPI.Exception as error:
+                self._mourn(error)
+                self._leaving = {at: one for at, one in self._leaving.items() if not self._left(one)}
         return not self._leaving
+
+    def _left(self, request: MPI.Request) -> bool:
+        """Whether nothing more will come of it; so it is, too, where the peer is dead."""
+        try:
+            return request.Test()
+        except MPI.Exception as error:
+            self._mourn(error)
+            return True
 
     def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
         size = encode(message, frame)
         to_server = message.kind not in REPLIES
         self._awaited += to_server and message.kind not in ONE_WAY
-        return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
+        try:
+            return self._comm.Isend([frame.bytes[:size], MPI.BYTE], peer, _tag(message.shard, to_server))
+        except MPI.Exception as error:
+            self._mourn(error)
+            return MPI.REQUEST_NULL
 
     def _frame_for(self, peer: int, message: Message) -> Frame:
         """The memory to send from: the vector's own where it has one, else a copy."""
@@ -336,7 +453,8 @@ class MPIEndpoint:
         if frame is None or not in_place:
             frame = self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
-            leaving.Wait()
+            with self._mourning():
+                leaving.Wait()
         if vector is not None and not in_place:
             np.copyto(frame.vector[: vector.size], vector)
         return frame

@@ -86,6 +86,13 @@ class World:
         flag = _open_mpi_flag("ompi_ftmpi_enabled")
         return True if flag is None else flag
 
+    def survives_loss(self) -> bool:
+        """Whether the others go on when a rank dies: only under Open MPI's `mpiexec --with-ft ulfm`.
+
+        MPICH has the calls, but its launcher ends the job.
+        """
+        return _open_mpi_flag("ompi_ftmpi_enabled") is True
+
     def cuda_aware(self) -> bool | None:
         """Whether the library may be given addresses of GPU memory; None if it cannot say."""
         return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))

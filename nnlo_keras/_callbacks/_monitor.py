@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from nnlo_common._files import of_rank, usable
-from nnlo_common._usage import Usage
+from nnlo_common._monitoring import EpochLog
 from nnlo_keras._callbacks._companion import Companion, numbers
 
 if TYPE_CHECKING:
@@ -34,7 +30,7 @@ class Monitor(Companion):
         path: the file; the rank is added to its name.
 
     Example:
-        >>> import tempfile
+        >>> import json, tempfile
         >>> import numpy as np
         >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         >>> model.compile("sgd", "mse")
@@ -53,12 +49,13 @@ class Monitor(Companion):
     def after_start(self, distribute: Distribute | None) -> None:
         """See whether the file can be written."""
         super().after_start(distribute)
-        self._file = usable(f"Monitor({str(self.path)!r})", of_rank(self.path, self.rank))
+        self._log = EpochLog(self.path, self.rank, self.role)
         self._batches_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Note when and with what the epoch begins."""
-        self._began_s, self._before, self._batches = time.perf_counter(), Usage.now(), 0
+        self._log.begin()
+        self._batches = 0
         self._samples: int | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -71,31 +68,13 @@ class Monitor(Companion):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Write the line."""
-        seconds, now = time.perf_counter() - self._began_s, Usage.now()
-        batches = self._batches if self.trains else self._batches_served()
-        line: dict[str, Any] = {
-            "epoch": epoch,
-            "rank": self.rank,
-            "role": self.role,
-            "time": round(time.time(), 3),
-            "seconds": round(seconds, 6),
-            "batches": batches,
-            "batches_per_second": round(batches / seconds, 3),
-            "memory_mb": round(now.memory_mb, 3),
-            "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
-            "learning_rate": float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)),
-        }
+        counts, served = {"batches": self._batches}, None
         if self.trains:
-            samples = self.samples_in_epoch if self._samples is None else self._samples
-            line |= {"samples": samples, "samples_per_second": round(samples / seconds, 3)}
+            counts["samples"] = self.samples_in_epoch if self._samples is None else self._samples
         elif self.distribute is not None:
-            report = self.distribute.report
-            line |= {"exchanges": report.exchanges, "mean_staleness": report.mean_staleness}
-        line["metrics"] = {
-            name: value if math.isfinite(value) else None for name, value in numbers(logs).items()
-        }
-        with self._file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            counts["batches"], served = self._batches_served(), self.distribute.report
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        self._log.end(epoch, counts, rate, numbers(logs), served)
 
     def _batches_served(self) -> int:
         assert self.distribute is not None  # a server has one

@@ -23,9 +23,9 @@ class Road(Protocol):
     Only the segments of the vector are touched, never what lies between them.
 
     Attributes:
-        aliased: whether the vector *is* the memory of variables (only ever with torch). Where it is not, the
-            vector and the variables are apart: after `read` and after `write` either may be overwritten
-            without a change of the other.
+        aliased: whether the vector *is* the memory of some variables: always with torch, with tensorflow from
+            `attach` to `detach`. Where it is not, the vector and the variables are apart: after `read` and
+            after `write` either may be overwritten without a change of the other.
     """
 
     @property
@@ -37,6 +37,15 @@ class Road(Protocol):
 
     def write(self) -> None:
         """Copy the vector into the variables."""
+
+    def attach(self) -> None:
+        """Let variables be the vector's memory from now on, where that is possible.
+
+        It is for as long as nobody else keeps what he reads from them, or writes to them.
+        """
+
+    def detach(self) -> None:
+        """End that: the vector and the variables are apart again, if they can be."""
 
 
 def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Model | None = None) -> Road:

@@ -61,6 +61,12 @@ class JaxRoad:
                 else:
                     variable.assign(piece)  # spreads it over the devices of a keras.distribution
 
+    def attach(self) -> None:
+        """Do nothing: the arrays of JAX never change."""
+
+    def detach(self) -> None:
+        """Do nothing."""
+
     def _sync(self) -> None:
         if self._model is not None:
             self._model.jax_state_sync()

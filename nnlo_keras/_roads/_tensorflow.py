@@ -8,7 +8,9 @@ What shaped this module:
   is updated in place: so a copy of the vector is lent, and copied into again when no tensor is a part of it
   any more. Whatever somebody has read from a variable never changes;
 * if the array does not start on a cache line the process is aborted by the next operation: ours all do;
-* the address of a variable changes at nearly every step, so that none is kept.
+* while nobody but us looks at a variable between two steps it may be lent the vector itself. A step that
+  adds to it does so in place; one that assigns to it gives it other memory, so that whoever reads looks where
+  it is.
 """
 
 from __future__ import annotations
@@ -34,8 +36,6 @@ _FEW = 32
 class TensorFlowRoad:
     """A road to `tf.Variable`s."""
 
-    aliased = False
-
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         self._vector, self._copies = flat.vector, _Copies()
         places = list(zip(variables, flat.layout.segments, flat.views(), strict=True))
@@ -44,43 +44,72 @@ class TensorFlowRoad:
         spread = [isinstance(variable.value, tf.distribute.DistributedValues) for variable, _, _ in places]
         self._spread = [(v.value, view) for (v, _, view), apart in zip(places, spread, strict=True) if apart]
         plain = [
-            (variable.value, segment, view)
+            _Place(variable.value, segment, view)
             for (variable, segment, view), apart in zip(places, spread, strict=True)
             if not apart
         ]
         # float32 variables that are large, or few, are taken one by one.
-        alone = [s.dtype == "float32" and (s.size >= _LARGE or len(plain) <= _FEW) for _, s, _ in plain]
-        self._alone = [(value, segment) for (value, segment, _), one in zip(plain, alone, strict=True) if one]
-        together = [place for place, one in zip(plain, alone, strict=True) if not one]
-        self._together = bool(together)
-        self._pieces = [flat.vector[segment.place] for _, segment, _ in together]
-        self._read = _reader([value for value, _, _ in together])
-        self._write = _writer([(value, segment) for value, segment, _ in together], flat.vector.size)
+        self._floats = [place for place in plain if place.segment.dtype == "float32"]
+        self._alone = [place for place in self._floats if place.segment.size >= _LARGE or len(plain) <= _FEW]
+        self._small = _Together([place for place in self._floats if place not in self._alone], flat)
+        self._other = _Together([place for place in plain if place not in self._floats], flat)
+        self.aliased = False
 
     def read(self) -> None:
         """Copy the variables into the vector."""
-        # What `_numpy` returns is TensorFlow's own memory, where `numpy` would copy it first.
-        for value, segment in self._alone:
-            tensor = tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=tf.float32)
-            np.copyto(self._vector[segment.place].reshape(segment.shape), tensor._numpy())
-        if self._together:
-            packed, start = self._read()._numpy(), 0
-            for piece in self._pieces:
-                np.copyto(piece, packed[start : start + piece.size])
-                start += piece.size
-        for value, view in self._spread:
-            np.copyto(view, value.numpy(), casting="unsafe")
+        for place in self._floats if self.aliased else self._alone:
+            value = place.read()
+            if not (self.aliased and _address(value) == place.address):
+                np.copyto(place.view, value)
+                if self.aliased:
+                    place.lend(place.view)
+        if not self.aliased:
+            self._small.read()
+        self._other.read()
+        for variable, view in self._spread:
+            np.copyto(view, variable.numpy(), casting="unsafe")
 
     def write(self) -> None:
         """Copy the vector into the variables."""
-        copy = self._copies.of(self._vector)
-        for value, segment in self._alone:
-            piece = copy.lend(segment.place, segment.shape)
-            tf.raw_ops.AssignVariableOp(resource=value.handle, value=piece)
-        if self._together:
-            self._write(copy.lend(slice(None), self._vector.shape))
-        for value, view in self._spread:
-            value.assign(tf.cast(tf.constant(view), value.dtype))
+        if not self.aliased or self._other:
+            copy = self._copies.of(self._vector)
+            if not self.aliased:
+                for place in self._alone:
+                    place.lend(copy.part(place.segment))
+                self._small.write(copy)
+            self._other.write(copy)
+        for variable, view in self._spread:
+            variable.assign(tf.cast(tf.constant(view), variable.dtype))
+
+    def attach(self) -> None:
+        """Let the variables be the vector's memory."""
+        self.write()
+        for place in self._floats:
+            place.lend(place.view)
+        self.aliased = bool(self._floats)
+
+    def detach(self) -> None:
+        """Give the variables memory of their own."""
+        if self.aliased:
+            self.aliased = False
+            self.write()
+
+
+class _Place:
+    """A variable, and where it lies in the vector."""
+
+    def __init__(self, variable: Any, segment: Segment, view: Any) -> None:
+        self.variable, self.segment, self.view = variable, segment, view
+        self.address = _address(view)
+
+    def read(self) -> Any:
+        """Return the variable's own memory, where `numpy` would copy it first."""
+        return tf.raw_ops.ReadVariableOp(resource=self.variable.handle, dtype=tf.float32)._numpy()
+
+    def lend(self, memory: Any) -> None:
+        """Let the variable be that memory."""
+        tensor = tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
+        tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=tensor)
 
 
 class _Copy:
@@ -95,9 +124,15 @@ class _Copy:
         """Whether no tensor is a part of it any more."""
         return all(piece() is None for piece in self._lent)
 
-    def lend(self, place: slice, shape: tuple[int, ...]) -> Any:
-        """Return a tensor that is the same memory; it keeps the array that we have an eye on."""
-        piece = self.vector[place].reshape(shape)
+    def part(self, segment: Segment) -> Any:
+        """Return the memory of a segment; it is in use as long as somebody has that array."""
+        piece = self.vector[segment.place].reshape(segment.shape)
+        self._lent.append(weakref.ref(piece))
+        return piece
+
+    def lend(self) -> Any:
+        """Return a tensor that is all of it."""
+        piece = self.vector[:]
         self._lent.append(weakref.ref(piece))
         return tf.experimental.dlpack.from_dlpack(piece.__dlpack__())
 
@@ -123,23 +158,53 @@ class _Copies:
         return copy
 
 
-def _reader(values: list[Any]) -> Any:
+class _Together:
+    """Variables that one compiled function reads, and one writes."""
+
+    def __init__(self, places: list[_Place], flat: FlatVector) -> None:
+        self._pieces = [flat.vector[place.segment.place] for place in places]
+        if places:
+            self._read, self._write = _reader(places), _writer(places, flat.vector.size)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def read(self) -> None:
+        """Copy the variables into the vector."""
+        if self:
+            packed, start = self._read()._numpy(), 0
+            for piece in self._pieces:
+                np.copyto(piece, packed[start : start + piece.size])
+                start += piece.size
+
+    def write(self, copy: _Copy) -> None:
+        """Copy the vector's copy into the variables."""
+        if self:
+            self._write(copy.lend())
+
+
+def _reader(places: list[_Place]) -> Any:
     """Make the function that returns variables one behind the other."""
 
     def read() -> Any:
-        flat = [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
-        return tf.concat(flat, 0) if flat else tf.zeros(0)
+        return tf.concat([tf.reshape(tf.cast(place.variable, tf.float32), [-1]) for place in places], 0)
 
     return tf.function(read, autograph=False).get_concrete_function()
 
 
-def _writer(places: list[tuple[Any, Segment]], size: int) -> Any:
+def _writer(places: list[_Place], size: int) -> Any:
     """Make the function that cuts variables out of the vector."""
 
     def write(vector: Any) -> None:
-        for value, segment in places:
-            piece = tf.cast(tf.slice(vector, [segment.offset], [segment.size]), value.dtype)
-            value.assign(tf.reshape(piece, segment.shape), read_value=False)
+        for place in places:
+            segment, variable = place.segment, place.variable
+            piece = tf.cast(tf.slice(vector, [segment.offset], [segment.size]), variable.dtype)
+            variable.assign(tf.reshape(piece, segment.shape), read_value=False)
 
     signature = [tf.TensorSpec([size], tf.float32)]
     return tf.function(write, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -53,6 +53,12 @@ class TorchRoad:
                 else:
                     tensor.copy_(view)
 
+    def attach(self) -> None:
+        """Do nothing: they are as it is."""
+
+    def detach(self) -> None:
+        """Do nothing."""
+
 
 def _can_be_view(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
 import numpy as np
 
-from nnlo_common import FlatVector, Segment
+from nnlo_common import FlatVector
 from nnlo_common._flat import PRESENT
 from nnlo_keras._layout import layout_of
 from nnlo_keras._roads import road
@@ -18,10 +19,15 @@ __all__ = ["TracedSum"]
 # A gradient of so many numbers has a sum of its own, which costs no copy in the step. Smaller ones are put
 # together, since each sum is fetched by itself.
 _LARGE = 1 << 16
+# So many sums have numbers of their own; float32 counts no further than 2**24.
+_NUMBERS = 1 << 20
 
 
 class TracedSum:
     """Sums where Python traces the training step once.
+
+    Each sum has a number. That of the sum asked for is only read by the step, so that nothing needs to be
+    written for a new one to begin where variables can be host memory.
 
     Args:
         optimizer: whom the variables belong to that hold the sums.
@@ -29,89 +35,91 @@ class TracedSum:
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._segments = layout_of(variables).segments
-        self._groups = _groups(self._segments)
+        self._segments = segments = layout_of(variables).segments
+        self._small = [index for index, segment in enumerate(segments) if segment.size < _LARGE]
+        self._large = [index for index, segment in enumerate(segments) if segment.size >= _LARGE]
+        self._head = 1 + len(segments)
+        ends = np.cumsum([self._head, *(segments[index].size for index in self._small)]).tolist()
+        self._pieces = [slice(start, end) for start, end in pairwise(ends)]
+        self._asked = optimizer.add_variable(shape=(1,), dtype="float32", name="sum_asked")
+        # The number of the sum, of how many gradients it is for each variable, and the small sums.
+        self._joint = optimizer.add_variable(shape=(ends[-1],), dtype="float32", name="sum_joint")
         self._sums = [
-            optimizer.add_variable(shape=(_size(group),), dtype="float32", name=f"sum_{number}")
-            for number, group in enumerate(self._groups)
+            optimizer.add_variable(shape=(segments[index].size,), dtype="float32", name=f"sum_{index}")
+            for index in self._large
         ]
-        # Of which variables a sum has begun; of none: the next gradients take the place of all.
-        self._there = optimizer.add_variable(shape=(len(variables),), dtype="float32", name="sums_begun")
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:
         """Say where sums are brought to, in turn."""
         self._vectors, self._marks, self._turn = vectors, vectors[0].layout.marks(), 0
-        layout = layout_of(self._sums)
-        self._roads = [road(self._sums, flat.part(layout), model) for flat in vectors]
-        self._begun = FlatVector(layout_of([self._there]))
-        self._begun_road = road([self._there], self._begun, model)
+        starts = [self._segments[index].offset for index in self._large]
+        layouts = [layout_of([variable]) for variable in self._sums]
+        self._roads = [
+            [
+                road([variable], flat.part(layout, slice(start, start + layout.size)), model)
+                for variable, layout, start in zip(self._sums, layouts, starts, strict=True)
+            ]
+            for flat in vectors
+        ]
+        self._number, self._joined = (
+            FlatVector(layout_of([self._asked])),
+            FlatVector(layout_of([self._joint])),
+        )
+        self._number_road = road([self._asked], self._number, model)
+        self._joint_road = road([self._joint], self._joined, model)
+        self._number_road.attach()
 
     def add(self, gradients: Sequence[Any]) -> None:
         """Add one gradient for each variable, or None."""
         ops = keras.ops
-        given = dict(zip(self._segments, gradients, strict=True))
+        flat = [
+            _flat(gradient, segment.size) for gradient, segment in zip(gradients, self._segments, strict=True)
+        ]
         there = ops.convert_to_tensor(np.array([one is not None for one in gradients], np.float32))
-        new = [there, *(_joined(group, given) for group in self._groups)]
-        old = [variable.value for variable in (self._there, *self._sums)]
-        after = ops.cond(
-            ops.max(old[0]) > 0,
-            lambda: [ops.maximum(old[0], new[0]), *map(ops.add, old[1:], new[1:])],
-            lambda: new,
-        )
-        for variable, value in zip((self._there, *self._sums), after, strict=True):
+        variables = [self._joint, *self._sums]
+        old = [variable.value for variable in variables]
+        goes_on = ops.equal(old[0][:1], self._asked.value)
+        number = ops.where(goes_on, 0.0, self._asked.value)
+        new = [
+            ops.concatenate([number, there, *(flat[index] for index in self._small)]),
+            *(flat[index] for index in self._large),
+        ]
+        after = ops.cond(goes_on[0], lambda: list(map(ops.add, old, new)), lambda: new)
+        for variable, value in zip(variables, after, strict=True):
             variable.assign(value)
 
     def collect(self) -> None:
         """Bring the sum into the vector whose turn it is."""
-        self._begun_road.read()
-        there = self._begun.vector[: len(self._segments)]
-        vector = self._vectors[self._turn].vector
-        if there.any():
-            self._roads[self._turn].read()
-        else:
-            vector.fill(0)
-        vector[self._marks] = PRESENT * there
+        self._joint_road.read()
+        joined, vector = self._joined.vector, self._vectors[self._turn].vector
+        if joined[0] != self._number.vector[0]:
+            vector.fill(0)  # nothing was added
+            return
+        for way in self._roads[self._turn]:
+            way.read()
+        for index, piece in zip(self._small, self._pieces, strict=True):
+            vector[self._segments[index].place] = joined[piece]
+        vector[self._marks] = PRESENT * (joined[1 : self._head] > 0)
 
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""
         self._turn = turn
-        self._begun.vector.fill(0)
-        self._begun_road.write()
+        self._number.vector[0] = self._number.vector[0] % _NUMBERS + 1
+        self._number_road.write()
 
     def resume(self) -> None:
         """Go on with the sum that lies in the vector whose turn it is."""
-        there = self._vectors[self._turn].vector[self._marks] != 0
-        self._begun.vector[: len(self._segments)] = there
-        self._begun_road.write()
-        self._roads[self._turn].write()
+        joined, vector = self._joined.vector, self._vectors[self._turn].vector
+        joined[0] = self._number.vector[0]
+        joined[1 : self._head] = vector[self._marks] != 0
+        for index, piece in zip(self._small, self._pieces, strict=True):
+            joined[piece] = vector[self._segments[index].place]
+        for way in (self._joint_road, *self._roads[self._turn]):
+            way.write()
 
 
-def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Put neighbours together that are small."""
-    groups: list[list[Segment]] = []
-    for segment in segments:
-        if groups and segment.size < _LARGE and _size(groups[-1]) < _LARGE:
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
-    return groups
-
-
-def _size(group: Sequence[Segment]) -> int:
-    """How much of the vector a group takes, with the room between its segments."""
-    return group[-1].place.stop - group[0].offset
-
-
-def _joined(group: Sequence[Segment], given: dict[Segment, Any]) -> Any:
-    """The gradients of a group as they lie in the vector."""
-    ops, pieces, end = keras.ops, [], group[0].offset
-    for segment in group:
-        if segment.offset > end:
-            pieces.append(ops.zeros(segment.offset - end, "float32"))
-        gradient, end = given[segment], segment.place.stop
-        if gradient is None:
-            pieces.append(ops.zeros(segment.size, "float32"))
-        else:
-            dense = ops.convert_to_tensor(gradient, sparse=False)
-            pieces.append(ops.cast(ops.reshape(dense, (-1,)), "float32"))
-    return pieces[0] if len(pieces) == 1 else ops.concatenate(pieces)
+def _flat(gradient: Any, size: int) -> Any:
+    if gradient is None:
+        return keras.ops.zeros(size, "float32")
+    dense = keras.ops.convert_to_tensor(gradient, sparse=False)
+    return keras.ops.cast(keras.ops.reshape(dense, (-1,)), "float32")

@@ -1,5 +1,7 @@
 """Programs that go wrong on one rank, in ways the others would wait for for ever."""
 
+import os
+import signal
 import sys
 
 import numpy as np
@@ -54,7 +56,13 @@ def exit_on_server():
             me.step()
 
 
+def killed(rank, step):
+    if rank == 1 and step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 PROGRAMS = {
+    "killed": lambda: train(Downpour(), [np.ones(3, "f4")], killed),
     "exit": lambda: train(Downpour(), [np.ones(3, "f4")], exits),
     "exception": lambda: train(Downpour(), [np.ones(3, "f4")], raises),
     "swallowed": caught,

@@ -74,7 +74,8 @@ def without():
     train(0, compute)
     served = threading.enumerate()
     train(1)
-    assert set(threading.enumerate()) == set(served)
+    started = set(threading.enumerate()) - set(served)
+    assert {thread.name for thread in started} <= {"nnlo-neighbours"}  # which calls no MPI
 
 
 def granted_less():

@@ -1,0 +1,61 @@
+"""What each rank does and uses, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nnlo_common._monitoring import EpochLog
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    """Appends a line of JSON for each epoch to a file of each rank's own.
+
+    `Monitor(optimizer, "run/monitor.jsonl")` writes run/monitor.rank0.jsonl and so on. A line holds: epoch,
+    rank, role; time (seconds since 1970) and the seconds since the epoch before was written down; samples and
+    samples per second (on a server those of all workers, as it knows them); on a worker batches and batches
+    per second; memory_mb and cpu_s of the process (cpu_s within the epoch); on a server exchanges and
+    mean_staleness since the training's start; learning_rate, of the first group of parameters; metrics, which
+    are the scores that are given. What is not a finite number is null.
+
+    Args:
+        optimizer: the wrapper.
+        path: the file; the rank is added to its name.
+        initial_epoch: how many epochs there were before, of a training that goes on.
+
+    Example:
+        >>> import json, tempfile, torch
+        >>> import nnlo_torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = nnlo_torch.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     monitor = Monitor(optimizer, folder + "/monitor.jsonl")
+        ...     for x in optimizer.epoch([torch.ones(20, 1), torch.ones(20, 1)]):
+        ...         optimizer.zero_grad()
+        ...         model(x).mean().backward()
+        ...         optimizer.step()
+        ...     monitor.epoch({"loss": 0.5})
+        ...     line = json.loads(Path(folder, "monitor.rank0.jsonl").read_text())
+        >>> [line[name] for name in ("role", "batches", "samples", "metrics")]
+        ['alone', 2, 40, {'loss': 0.5}]
+    """
+
+    def __init__(self, optimizer: Wrapper, path: str | Path, *, initial_epoch: int = 0) -> None:
+        self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
+        self._log = EpochLog(path, optimizer.rank, optimizer.role)
+
+    def epoch(self, scores: Mapping[str, float] | None = None) -> None:
+        """Write the line of an epoch that has ended, with its scores."""
+        optimizer, before = self._optimizer, self._before
+        report = self._before = optimizer.report()
+        counts = {"samples": report.samples - before.samples}
+        if not optimizer.serves:
+            counts["batches"] = report.steps - before.steps
+        rate = float(optimizer.param_groups[0]["lr"])
+        metrics = {name: float(value) for name, value in (scores or {}).items()}
+        self._log.end(self._epochs, counts, rate, metrics, report if optimizer.serves else None)
+        self._epochs += 1
+        self._log.begin()
