@@ -13,6 +13,7 @@ __all__ = ["advise_on_fork", "why_forking_is_unsafe"]
 # Network cards that read and write the memory of a process by themselves.
 _CARDS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 _installed = False
+_at_work: list[Callable[[], bool]] = []  # asks the training that was begun last
 
 
 def why_forking_is_unsafe(*, threads: bool, cuda: bool, cards: tuple[Path, ...] = _CARDS) -> str | None:
@@ -33,8 +34,13 @@ def why_forking_is_unsafe(*, threads: bool, cuda: bool, cards: tuple[Path, ...] 
 
 
 def advise_on_fork(threads: Callable[[], bool]) -> None:
-    """Warn once, from now on, when this process is forked and that is not known to be safe."""
+    """Warn once, from now on, when this process is forked and that is not known to be safe.
+
+    Args:
+        threads: whether any of ours are at work; kept for good, so it should keep no training alive.
+    """
     global _installed
+    _at_work[:] = [threads]
     if _installed:
         return
     _installed, said = True, False
@@ -44,7 +50,7 @@ def advise_on_fork(threads: Callable[[], bool]) -> None:
         nonlocal said
         torch = sys.modules.get("torch")
         cuda = torch is not None and torch.cuda.is_initialized()
-        reason = why_forking_is_unsafe(threads=threads(), cuda=cuda)
+        reason = why_forking_is_unsafe(threads=_at_work[0](), cuda=cuda)
         if not said and reason is not None and os.getpid() == pid:
             said = True
             warnings.warn(

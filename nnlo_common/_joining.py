@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +43,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.transport._endpoint import Link, RankWorld
 
-__all__ = ["Member", "Plan", "assigned", "join", "launched"]
+__all__ = ["Member", "Plan", "assigned", "join", "launched", "within"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,14 +137,32 @@ class Member:
         return final.with_name(final.name + ".part"), final
 
 
+_inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
+
+
+@contextmanager
+def within(world: RankWorld) -> Iterator[None]:
+    """Let `launched` return this world, or nothing where it is one rank, for the length of a `with` block."""
+    before = _inside.set(world)
+    try:
+        yield
+    finally:
+        _inside.reset(before)
+
+
 def launched() -> RankWorld | None:
-    """Return MPI's ranks if a launcher has started this process as one of several."""
+    """Return MPI's ranks if a launcher has started this process as one of several.
+
+    Inside `within` those of that world instead: a trial of a search has a part of the ranks to itself.
+    """
+    if (inside := _inside.get()) is not None:
+        return inside if inside.size > 1 else None
     world = connect()
     if world is None or world.size == 1:
         return None
     # All calls come from one thread; a library that grants less cannot be used from Python at all.
     require_threads(world, "FUNNELED", why="training over MPI")
-    from nnlo_common.transport._mpi import MPIWorld
+    from nnlo_common.transport._mpi_world import MPIWorld
 
     return MPIWorld(world)
 

@@ -6,6 +6,7 @@ with them when is the same for all.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -29,6 +30,16 @@ from nnlo_common.protocol import DESK_NUMBERS
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["Team"]
+
+
+def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
+    """Whether a thread of a training moves messages; the training may be gone by then."""
+
+    def look() -> bool:
+        there = team()
+        return there is not None and lag > 0 and not there.serves and not there.over
+
+    return look
 
 
 # As many numbers as fit into one question, with a few words before them.
@@ -108,8 +119,9 @@ class Team:
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         self._final: Vector | None = None  # what a worker has taken over at the end
+        world.at_meeting(self.end_epoch)
         if world.own_process:
-            advise_on_fork(lambda: algorithm.lag > 0 and not self.serves and not self.over)
+            advise_on_fork(_at_work(weakref.ref(self), algorithm.lag))
 
     @property
     def serves(self) -> bool:

@@ -8,6 +8,7 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 
 from __future__ import annotations
 
+from nnlo_common.tune import optimize
 from nnlo_keras._callbacks import Broadcast, Checkpoint, MetricAverage, Monitor, Timeline, WarmUp
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._hdf5 import H5Sequence
@@ -33,5 +34,6 @@ __all__ = [
     "Timeline",
     "WarmUp",
     "Wrapper",
+    "optimize",
     "shard",
 ]

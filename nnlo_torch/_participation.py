@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -42,6 +40,7 @@ class Participation:
     _model: torch.nn.Module | None
     _found: list[torch.nn.Module] | None
     _watch: Watch | None
+    _forget_end: Callable[[], None]
 
     def _begin_participation(self) -> None:
         """Begin alone."""
@@ -287,16 +286,9 @@ class Participation:
         if self._team is None or self._team.over or self._team.broken:
             return
         self._team.close()
-        atexit.unregister(self._leave)
+        self._forget_end()
 
     # -- inside ---------------------------------------------------------------------------------------
-
-    def _leave(self) -> None:
-        """At the end of the script; what fails then is reported like any other failure."""
-        try:
-            self.close()
-        except Exception as error:  # atexit would only print it, and the other ranks would wait
-            sys.excepthook(type(error), error, error.__traceback__)
 
     def _modules(self) -> list[torch.nn.Module]:
         """The modules that hold the parameters; looked for once, which takes a tenth of a second."""

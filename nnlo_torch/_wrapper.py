@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import warnings
 import weakref
 from collections.abc import Callable
@@ -87,8 +86,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
                 stall_timeout_s=stall_timeout_s,
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
-            if world.own_process:  # the end of the script is the end of the training
-                atexit.register(self._leave)
+            self._forget_end = world.at_end(self.close)  # the end of the script is that of the training
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
 

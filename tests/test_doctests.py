@@ -14,6 +14,7 @@ import nnlo_common
 NEEDS_MPI = {
     "nnlo_common.transport._world",
     "nnlo_common.transport._mpi",
+    "nnlo_common.transport._mpi_world",
     "nnlo_common.__main__",
     "nnlo_common.bench.__main__",
     "nnlo_common.bench._exchange",

@@ -22,7 +22,7 @@ from nnlo_common._optimizers import SGD
 from nnlo_common.algorithms import EASGD, Algorithm, Ask, CenterRule, Contribution, Downpour, WorkerRule
 from nnlo_common.protocol import Server, Shard, Worker
 from nnlo_common.transport._endpoint import Link
-from nnlo_common.transport._mpi import MPIWorld
+from nnlo_common.transport._mpi_world import MPIWorld
 from nnlo_common.transport._world import MPI, World
 
 __all__ = ["run"]

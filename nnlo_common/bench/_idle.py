@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from nnlo_common import SGD, Downpour, Participant
-from nnlo_common.transport._mpi import MPIWorld
+from nnlo_common.transport._mpi_world import MPIWorld
 from nnlo_common.transport._world import World
 
 __all__ = ["run"]

@@ -89,6 +89,12 @@ class RankWorld(Protocol):
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""
 
+    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Call this when the script is over, unless the returned function is called before."""
+
+    def at_meeting(self, call: Callable[[], object]) -> None:
+        """Call this before this rank waits for others outside of a training; only a search makes it wait."""
+
     def drop(self, rank: int) -> bool:
         """End another rank, if that is possible and the others go on without it; say whether."""
 

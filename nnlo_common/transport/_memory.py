@@ -21,6 +21,15 @@ from nnlo_common.transport._points import InjectedFault, Points
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
 _NOBODY = -1  # no rank's number: for what is told to all ranks
+_DOORS_OF_PARTS = 1_000_000  # where they begin to count, apart from those of the whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """Event: mail from another rank."""
+
+    rank: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class MemoryCluster:
     def _forget(self) -> None:
         """Begin anew; what was asked of `fail` and `hold` stays."""
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
-        self._mail: dict[tuple[int, int], queue.SimpleQueue[Event | _Broken]] = {}
+        self._mail: dict[tuple[int, int], queue.SimpleQueue[Event | _Letter | _Broken]] = {}
         self._ended: dict[int, Lost | _Broken | None] = {}  # by rank; None: in good order
         self.points.begin()
 
@@ -152,7 +161,7 @@ class MemoryCluster:
         if isinstance(event, _Broken):
             self.points.open_gates()
 
-    def mail(self, rank: int, door: int) -> queue.SimpleQueue[Event | _Broken]:
+    def mail(self, rank: int, door: int) -> queue.SimpleQueue[Event | _Letter | _Broken]:
         """Return the letter box behind the given door of a rank; it begins with who has died before."""
         with self._changed:
             if (rank, door) not in self._mail:
@@ -234,6 +243,22 @@ class MemoryWorld:
     def _disengage(self) -> None:
         self._engaged = False
 
+    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:  # noqa: ARG002
+        """Do nothing: the end of a program in a thread is not the end of the process."""
+        return lambda: None
+
+    def at_meeting(self, call: Callable[[], object]) -> None:
+        """Do nothing: outside of a search nobody waits outside of a training."""
+
+    def mail(self) -> MemoryMail:
+        """Open this rank's letter box (collective)."""
+        self._doors += 1
+        return MemoryMail(self._cluster, self, self._doors)
+
+    def part(self, ranks: Sequence[int]) -> MemoryPart:
+        """Return the world of these ranks, of which this one is (collective)."""
+        return MemoryPart(self._cluster, self, ranks)
+
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: nobody can end a thread."""
         return False
@@ -243,11 +268,69 @@ class MemoryWorld:
         raise SystemExit(code)
 
 
+class MemoryPart(MemoryWorld):
+    """Some ranks of a cluster, numbered anew; only doors are opened here."""
+
+    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int]) -> None:
+        super().__init__(cluster, world.rank)
+        self.rank, self.size = ranks.index(world.rank), len(ranks)
+        self._world, self._ranks, self._doors = world, tuple(ranks), _DOORS_OF_PARTS
+
+    def reach(self, point: str) -> None:
+        """Name a point of the program."""
+        self._world.reach(point)
+
+    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> MemoryEndpoint:  # noqa: ARG002
+        """Open this rank's next door (collective)."""
+        self._doors += 1
+        return MemoryEndpoint(self._cluster, self._world, links, self._doors, self._ranks)
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+class MemoryMail:
+    """One rank's letter box."""
+
+    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, door: int) -> None:
+        self._cluster, self._rank, self._door = cluster, world.rank, door
+        self._box = cluster.mail(world.rank, door)
+        self._lost: Lost | _Broken | None = None
+
+    def send(self, peer: int, text: str) -> None:
+        """Put a text into the peer's letter box."""
+        self._cluster.mail(peer, self._door).put(_Letter(self._rank, text))
+
+    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | None:
+        """Return the next letter with its sender; None if none came in time."""
+        try:
+            event = self._lost or self._box.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(event, _Letter):
+            return event.rank, event.text
+        assert isinstance(event, (_Broken, Lost))
+        self._lost = event  # for whoever asks next, too
+        error = event.error if isinstance(event, _Broken) else None
+        raise PeerLostError(event.rank, f"failed: {error!r}" if error else "died") from error
+
+    def close(self) -> None:
+        """Nothing is under way that would have to leave."""
+
+
 class MemoryEndpoint:
     """One rank's door; a message is copied into memory of its own when it is sent."""
 
-    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, links: Sequence[Link], door: int) -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        world: MemoryWorld,
+        links: Sequence[Link],
+        door: int,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         self._cluster, self._world, self._door = cluster, world, door
+        self._ranks = range(cluster.size) if ranks is None else ranks  # by the numbers that links have
         self._sizes = {(link.peer, link.shard): link.size for link in links}
         self._mail = cluster.mail(world.rank, door)
 
@@ -258,7 +341,7 @@ class MemoryEndpoint:
         if message.vector is not None:
             np.copyto(letter.vector[: message.vector.size], message.vector)
         received = Received(decode(letter, encode(message, letter)), letter)
-        self._cluster.mail(peer, self._door).put(received)
+        self._cluster.mail(self._ranks[peer], self._door).put(received)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None if none came within `timeout_s`."""
@@ -268,6 +351,7 @@ class MemoryEndpoint:
             return None
         if isinstance(event, _Broken):
             raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
+        assert not isinstance(event, _Letter)  # those have a door of their own
         if isinstance(event, Received):
             self._world.reach(f"receive {event.message.kind.name}")
         return event

@@ -14,133 +14,25 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from nnlo_common._errors import StartupError
 from nnlo_common._flat import Frame, Vector
-from nnlo_common._guard import engage
-from nnlo_common._startup import require_threads
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
-from nnlo_common.transport._deaths import Deaths, limit_farewell
+from nnlo_common.transport._deaths import Deaths
 from nnlo_common.transport._doorbell import Doorbell
-from nnlo_common.transport._endpoint import Endpoint, Link
-from nnlo_common.transport._neighbours import Card, Neighbours
-from nnlo_common.transport._progress import OverlappedEndpoint
-from nnlo_common.transport._world import MPI, World
+from nnlo_common.transport._endpoint import Link
+from nnlo_common.transport._world import MPI
 
-__all__ = ["MPIEndpoint", "MPIWorld"]
+__all__ = ["MPIEndpoint"]
 
 _LOG = logging.getLogger(__name__)
-
-
-class MPIWorld:
-    """The ranks of one communicator.
-
-    Args:
-        world: the facts about it.
-
-    Example:
-        >>> world = MPIWorld(World())
-        >>> world.gather_text("hello")
-        ['hello']
-    """
-
-    own_process = True
-
-    def __init__(self, world: World) -> None:
-        self.facts = world
-        self.rank, self.size, self.host = world.rank, world.size, world.host
-        self.survives_loss = world.survives_loss()
-        self._neighbours: Neighbours | None = None
-        if self.survives_loss:  # before anything that is to be done at the end of a program, so after it
-            atexit.register(limit_farewell, world.comm)
-
-    def gather_text(self, text: str) -> list[str]:
-        """Give every rank the texts of all ranks (collective)."""
-        with self._all_needed():
-            return self.facts.gather_text(text)
-
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
-        """Open this rank's door on a communicator of its own (collective)."""
-        bell = Doorbell()
-        cards = [Card.of_text(text) for text in self.gather_text(Card.own(self.host, bell.address).to_text())]
-        bells = {rank: card.bell for rank, card in enumerate(cards) if card.bell and card.host == self.host}
-        self._neighbours = Neighbours(self.rank, cards)
-        if not self.survives_loss:
-            self._neighbours.watch(self._tell_death)
-        with self._all_needed():
-            comm = self.facts.comm.Dup()
-        door = MPIEndpoint(comm, links, own, bell, bells)
-        return OverlappedEndpoint(door) if self._overlaps(links) else door
-
-    def engage(self) -> Callable[[], None]:
-        """Make this rank's failure or early end everybody's, until the returned function is called."""
-        disengage = engage(self)
-
-        def leave() -> None:
-            disengage()
-            self._farewell()
-
-        return leave
-
-    def drop(self, rank: int) -> bool:
-        """End a rank of this host, where its death is survived."""
-        return self.survives_loss and self._neighbours is not None and self._neighbours.kill(rank)
-
-    def abort(self, code: int) -> NoReturn:
-        """End all ranks now."""
-        self._farewell()
-        self.facts.abort(code)
-
-    def _farewell(self) -> None:
-        if self._neighbours is not None:
-            self._neighbours.farewell()
-
-    def _tell_death(self, rank: int) -> None:
-        """Say who has died, before the launcher ends this rank too; a launcher that does not is helped."""
-        os.write(
-            2,
-            f"nnlo: rank {rank} of {self.size} on {self.host} has died (killed, crashed or out of memory), "
-            "so the job ends. The same command goes on from the newest checkpoint, if there is one. "
-            "Under Open MPI, mpiexec --with-ft ulfm lets the others go on without a dead worker\n".encode(),
-        )
-        time.sleep(_LAUNCHERS_TURN_S)
-        threading.Timer(_LAUNCHERS_TURN_S, os._exit, [1]).start()
-        self.facts.abort(1)
-
-    @contextlib.contextmanager
-    def _all_needed(self) -> Iterator[None]:
-        """Say who has died, where MPI cannot go on without that rank."""
-        try:
-            yield
-        except MPI.Exception as error:
-            if not self.survives_loss:
-                raise
-            raise Deaths(self.facts.comm).refuse(error, "taking up their parts") from None
-
-    def _overlaps(self, links: Sequence[Link]) -> bool:
-        """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
-        if any(link.serving for link in links) or all(link.depth == 1 for link in links):
-            return False
-        try:
-            # One lock keeps our own calls apart, but the program may make calls of its own.
-            require_threads(self.facts, "MULTIPLE", why="exchanging while computing")
-        except StartupError as error:
-            _LOG.warning("messages will move only between steps: %s", error)
-            return False
-        return True
-
 
 # Looks in a row while a message is expected or moving: long messages move only while somebody looks.
 _LOOKS = 64
@@ -148,8 +40,6 @@ _LOOKS = 64
 _PATIENCE_S = 500e-6
 # And who has had nothing to do with us for this time, too.
 _DROWSY_S = 1e-3
-# So long a launcher may take to end a job in which a rank has died.
-_LAUNCHERS_TURN_S = 5.0
 # The longest pause where every peer can ring; others are looked out for more often.
 _LONGEST_PAUSE_S = 2e-3
 

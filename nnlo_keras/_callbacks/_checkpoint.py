@@ -20,6 +20,7 @@ from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
 from nnlo_common.checkpoint import packed_tree, unpacked_tree
+from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._callbacks._sharing import share
 from nnlo_keras._feeding import Feeding
@@ -332,6 +333,7 @@ class Checkpoint(Companion):
     def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
         """Undo what was done for the beginning of an epoch that goes on."""
         self._synchronise()
+        build_metrics(self.model, sys._getframe(1))
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
         for wrapper, (rate, told) in zip(self._wrappers(), saved["rates"], strict=True):
             if rate is not None:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from nnlo_common import FlatVector
 from nnlo_common.protocol import Kind, Message
 from nnlo_common.transport._endpoint import Link
-from nnlo_common.transport._mpi import MPIWorld
+from nnlo_common.transport._mpi_world import MPIWorld
 from nnlo_common.transport._world import World
 
 world = MPIWorld(World())

@@ -143,7 +143,7 @@ class Stop(keras.callbacks.Callback):
 class Die(keras.callbacks.Callback):
     """The rank that has the centre is killed behind an epoch."""
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_end(self, epoch, logs=None):
         if WORLD.rank == 0 and epoch == DIES_AFTER:
             os.kill(os.getpid(), signal.SIGKILL)
 

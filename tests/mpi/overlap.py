@@ -20,7 +20,8 @@ from mpi4py import MPI  # noqa: E402
 from nnlo_common import SGD, Downpour, Participant  # noqa: E402
 from nnlo_common.protocol import Kind, Message  # noqa: E402
 from nnlo_common.transport._endpoint import Link  # noqa: E402
-from nnlo_common.transport._mpi import MPIEndpoint, MPIWorld  # noqa: E402
+from nnlo_common.transport._mpi import MPIEndpoint  # noqa: E402
+from nnlo_common.transport._mpi_world import MPIWorld  # noqa: E402
 from nnlo_common.transport._progress import OverlappedEndpoint  # noqa: E402
 from nnlo_common.transport._world import World  # noqa: E402
 

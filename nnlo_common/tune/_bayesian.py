@@ -1,0 +1,86 @@
+"""The rule behind `sampler="bayesian"`: a Gaussian process where it is at its best, else TPE."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+__all__ = ["BayesianSampler"]
+
+# Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
+_MOST_TRIALS = 300
+
+
+class BayesianSampler(BaseSampler):
+    """Chooses by a Gaussian process, or by TPE.
+
+    The Gaussian process chooses while all of this holds: the search is of at most 300 trials; all finished
+    trials have the same parameters, so none is conditional; torch and scipy, which Optuna's process computes
+    with, are installed. Else TPE does, on groups of parameters that occur together. Both learn from all
+    trials, so the choice is made anew for each.
+
+    Args:
+        seed: of the random numbers.
+        n_trials: how many trials the search is to have.
+
+    Example:
+        >>> BayesianSampler(seed=1, n_trials=1000).process is None
+        True
+    """
+
+    def __init__(self, *, seed: int | None = None, n_trials: int = _MOST_TRIALS) -> None:
+        with warnings.catch_warnings():  # that Optuna may still change `group` is ours to follow
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
+        computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
+        self.process = GPSampler(seed=seed) if n_trials <= _MOST_TRIALS and computable else None
+
+    def reseed_rng(self) -> None:
+        """Draw other random numbers from now on."""
+        self.tpe.reseed_rng()
+        if self.process is not None:
+            self.process.reseed_rng()
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the parameters that are chosen together."""
+        return self._chooser(study).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Choose these parameters."""
+        return self._chooser(study).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Choose one parameter by itself."""
+        chooser = self._chooser(study)
+        return chooser.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Prepare a trial."""
+        self._chooser(study).before_trial(study, trial)
+
+    def after_trial(
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Take note of a trial's end."""
+        self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
+
+    def _chooser(self, study: optuna.Study) -> BaseSampler:
+        if self.process is None:
+            return self.tpe
+        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        names = {frozenset(trial.distributions) for trial in trials}
+        return self.process if len(names) <= 1 and len(trials) <= _MOST_TRIALS else self.tpe

@@ -1,0 +1,121 @@
+"""What a rank of a block does: trial after trial, the objective, and the end that all its ranks agree on."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from optuna import TrialPruned
+
+from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._joining import within
+from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.tune._block_world import BlockWorld
+from nnlo_common.tune._messages import Alarm, Done, End, Outcome, Start
+from nnlo_common.tune._office import Office
+from nnlo_common.tune._trial import BlockTrial, Line, OfficeLine
+
+__all__ = ["Objective", "attempt", "run_block"]
+
+Objective: TypeAlias = Callable[[Any], Any]
+
+_DRAIN_PAUSE_S = 1e-3
+
+
+def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
+    """Train the trials that the coordinator hands out, until it ends the search.
+
+    Args:
+        office: this rank's letters.
+        ranks: the ranks of its block.
+        objective: the user's.
+    """
+    while isinstance(order := office.next_order(), Start):
+        world = BlockWorld(ranks, office)
+        where = f"on rank {world.rank} of the block, host {world.host}:\n"
+        with within(world):
+            ending = attempt(order, OfficeLine(office, world), objective, end=world.end, where=where)
+        if ending.state == "freed" and office.halted:
+            ending = Done(order.trial, "halted", error=f"broken off: {office.halted}")
+        outcome = Outcome(order.trial, ending.state, ending.values, ending.error, world.sent)
+        if outcome.state != "complete":
+            problem = (ending.error.strip() or outcome.state).splitlines()[-1]
+            office.tell_partners(Alarm(order.trial, f"has ended the trial: {problem}", world.gathered))
+        outcomes = _settle(office, world, outcome)
+        world.close()
+        if world.rank == 0:
+            office.tell_coordinator(_together(order.trial, outcomes))
+    return order
+
+
+def attempt(
+    start: Start,
+    line: Line,
+    objective: Objective,
+    *,
+    end: Callable[[], object] = lambda: None,
+    where: str = "",
+) -> Done:
+    """Run the objective once, and say how it has ended on this rank.
+
+    Args:
+        start: the trial.
+        line: how it reaches the coordinator.
+        objective: the user's.
+        end: done when the objective has returned, as a part of it.
+        where: which rank this is, for messages; empty alone.
+    """
+    try:
+        result = objective(BlockTrial(start, line))
+        end()
+        return Done(start.trial, "complete", _numbers(result, start.directions))
+    except TrialPruned as pruned:
+        return Done(start.trial, "pruned", error=str(pruned) or "pruned")
+    except PeerLostError as lost:
+        return Done(start.trial, "freed", error=str(lost))
+    except Exception as error:  # it is the trial that has failed, whatever the reason; the search goes on
+        text = "".join(traceback.format_exception(error))
+        return Done(start.trial, "failed", error=f"{where}{text}")
+
+
+def _numbers(result: object, directions: int) -> tuple[float, ...]:
+    values: Sequence[Any]
+    values = result if isinstance(result, Sequence) and not isinstance(result, str) else [result]
+    found = []
+    for value in values:
+        try:
+            found.append(float(value))
+        except (TypeError, ValueError):
+            break
+    if len(found) != len(values) or len(found) != directions:
+        wanted = "a number" if directions == 1 else f"{directions} numbers"
+        raise ConfigurationError(f"the objective returned {result!r}; the study needs {wanted}")
+    return tuple(found)
+
+
+def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
+    """Wait until all ranks have ended the trial and nothing is under way between them."""
+    office.tell_partners(mine)
+    outcomes = {world.rank: mine}
+    while len(outcomes) < world.size:
+        world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
+        while (letter := office.taken(Outcome)) is not None:
+            outcomes[letter[0]] = letter[1]
+        if len(outcomes) < world.size:
+            office.take_in(_DRAIN_PAUSE_S)
+    ordered = [outcomes[rank] for rank in range(world.size)]
+    while not world.drained([outcome.sent for outcome in ordered]):
+        world.drain()
+    return ordered
+
+
+def _together(trial: int, outcomes: Sequence[Outcome]) -> Done:
+    """Say how the block has ended the trial: it fails with any of its ranks."""
+    for state in ("failed", "halted", "pruned"):
+        for outcome in outcomes:
+            if outcome.state == state:
+                return Done(trial, state, error=outcome.error)
+    first = outcomes[0]
+    state = "complete" if first.state == "complete" else "failed"
+    return Done(trial, state, first.values, first.error)

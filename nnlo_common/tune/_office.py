@@ -1,0 +1,136 @@
+"""One rank's letters, sorted by trial and by what they are; an alarm ends every wait.
+
+Requirements that shaped this module:
+
+* A rank of a block may be one trial behind its partners, so letters about later trials are kept and letters
+  about earlier ones, of which nobody is in need any more, are dropped.
+* Nobody waits for a rank that has left its objective by an error. That rank sends an alarm, and whoever
+  waits for anything within the same trial looks out for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+from nnlo_common._errors import PeerLostError
+from nnlo_common.transport._mail import Mail
+from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, from_text, to_text
+
+__all__ = ["Office"]
+
+_M = TypeVar("_M", bound=Message)
+_Box = deque[tuple[int, Message]]
+
+
+class Office:
+    """One rank's letters.
+
+    Attributes:
+        trial: the number of the trial that is under way; -1 before the first.
+        halted: why the coordinator has broken it off; empty where it has not.
+
+    Args:
+        mail: this rank's letter box.
+        coordinator: the rank that hands out trials.
+        members: the ranks of this block.
+        rank: this rank's number among them.
+    """
+
+    def __init__(self, mail: Mail, coordinator: int, members: Sequence[int], rank: int) -> None:
+        self._mail, self._coordinator = mail, coordinator
+        self._members, self.rank = tuple(members), rank
+        self.size = len(self._members)
+        self._boxes: dict[int, dict[type[Message], _Box]] = {}
+        self._orders: deque[Start | End] = deque()
+        self.trial, self.halted = -1, ""
+
+    def next_order(self) -> Start | End:
+        """Wait for the next trial, or for the end."""
+        while not self._orders:
+            self.take_in(None)
+        order = self._orders.popleft()
+        if isinstance(order, Start):
+            self.trial, self.halted = order.trial, ""
+            for old in [trial for trial in self._boxes if trial < order.trial]:
+                del self._boxes[old]
+        return order
+
+    def tell_coordinator(self, message: Message) -> None:
+        """Write to the coordinator."""
+        self._mail.send(self._coordinator, to_text(message))
+
+    def tell_partners(self, message: Message) -> None:
+        """Write to all other ranks of the block."""
+        text = to_text(message)
+        for member, peer in enumerate(self._members):
+            if member != self.rank:
+                self._mail.send(peer, text)
+
+    def check(self, gathering: int | None = None) -> None:
+        """Take in what has come.
+
+        Args:
+            gathering: what this rank waits in, if it is one. Ranks leave a gathering all or none: as long as
+                all have taken part in it, it comes to its end whatever has happened since.
+
+        Raises:
+            PeerLostError: the trial is not to go on.
+        """
+        while self.take_in(0):
+            pass
+        self._heed(gathering)
+
+    def _heed(self, gathering: int | None = None) -> None:
+        """Raise what has been taken in; nothing more is, or a wait would miss it."""
+        for peer, alarm in self._pending(Alarm):
+            assert isinstance(alarm, Alarm)
+            if gathering is None or alarm.gathered <= gathering:
+                raise PeerLostError(self._members.index(peer), f"of this block {alarm.problem}")
+        for _, halt in self._pending(Halt):
+            assert isinstance(halt, Halt)
+            self.halted = halt.reason
+            if gathering is None:
+                raise PeerLostError(self._coordinator, f"has halted the trial: {halt.reason}")
+
+    def wait(self, kind: type[_M]) -> _M:
+        """Wait for the next letter of a kind about this trial.
+
+        Raises:
+            PeerLostError: it will not come.
+        """
+        while True:
+            while self.take_in(0):
+                pass
+            # Before the alarm: a leader that prunes has told its partners so, and they do it themselves.
+            if (found := self.taken(kind)) is not None:
+                return found[1]
+            self._heed()
+            self.take_in(None)
+
+    def taken(self, kind: type[_M]) -> tuple[int, _M] | None:
+        """Return a letter of a kind about this trial that is there, with its sender in the block."""
+        box = self._pending(kind)
+        if not box:
+            return None
+        peer, message = box.popleft()
+        assert isinstance(message, kind)
+        return (self._members.index(peer) if peer in self._members else -1), message
+
+    def take_in(self, timeout_s: float | None) -> bool:
+        """Put away the next letter; False if there was none in time."""
+        letter = self._mail.receive(timeout_s)
+        if letter is None:
+            return False
+        peer, text = letter
+        message = from_text(text)
+        if isinstance(message, (Start, End)):
+            self._orders.append(message)
+        elif message.trial >= self.trial:
+            boxes = self._boxes.setdefault(message.trial, defaultdict(deque))
+            boxes[type(message)].append((peer, message))
+        return True
+
+    def _pending(self, kind: type[Message]) -> _Box:
+        return self._boxes.setdefault(self.trial, defaultdict(deque))[kind]

@@ -1,0 +1,175 @@
+"""One search over all ranks of a job: a coordinator, and blocks of ranks that train its trials."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nnlo_common._cores import limit_threads
+from nnlo_common._errors import ConfigurationError, MissingExtraError
+from nnlo_common._joining import launched
+from nnlo_common._numbers import whole_number
+from nnlo_common._places import describe_here, locate
+from nnlo_common.transport._mail import DivisibleWorld
+
+if TYPE_CHECKING:
+    import optuna
+
+    from nnlo_common.tune._block import Objective
+
+__all__ = ["cut_blocks", "optimize"]
+
+
+def optimize(
+    study: optuna.Study,
+    objective: Objective,
+    *,
+    n_trials: int,
+    block_size: int = 1,
+    sampler: str | optuna.samplers.BaseSampler | None = None,
+    seed: int = 0,
+    retries: int = 0,
+    target_objective: float | None = None,
+    journal: str | Path | None = None,
+    world: DivisibleWorld | None = None,
+) -> optuna.Study:
+    """Search for the best parameters: `study.optimize` over blocks of ranks.
+
+    The same script runs on every rank. Started with `python` trials are trained one after another; with
+    `mpiexec -n 7` and `block_size=3` the first rank coordinates, and two blocks of three ranks train a trial
+    each. `objective(trial)` runs on all ranks of a block with the same parameters. A distributed training in
+    it has the block for its world without being told; what it leaves open is closed when it returns.
+
+    Args:
+        study: an Optuna study, in memory, made alike on all ranks; its pruner runs on the first.
+        objective: returns the value, or several; that of the block's first rank (its server) counts.
+        n_trials: how many trials are to be finished; with a journal, over all starts of the job.
+        block_size: how many ranks train one trial.
+        sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp" or any Optuna sampler; None: the
+            study's own.
+        seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
+        retries: how often a trial is tried again, with the same parameters, when its objective has failed.
+        target_objective: the search ends, and running trials are broken off, once a value is as good.
+        journal: a file from which the same command goes on after the job was killed.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Returns:
+        The study, on all ranks with all trials.
+
+    Raises:
+        ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
+        MissingExtraError: Optuna is not installed.
+
+    Example:
+        >>> import optuna
+        >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
+        >>> def objective(trial):
+        ...     return (trial.suggest_float("x", -1, 1) - 0.5) ** 2
+        >>> study = optimize(optuna.create_study(), objective, n_trials=30, sampler="evolutionary")
+        >>> len(study.trials), study.best_value < 0.1
+        (30, True)
+    """
+    try:
+        from nnlo_common.tune._search import Search
+    except ImportError as error:
+        if getattr(error, "name", "") != "optuna":
+            raise
+        raise MissingExtraError("optimize", "optuna", "tune") from None
+    whole_number("n_trials", n_trials, 1)
+    whole_number("block_size", block_size, 1)
+    whole_number("retries", retries, 0)
+    search = Search(
+        study,
+        objective,
+        n_trials=n_trials,
+        sampler=sampler,
+        seed=seed,
+        retries=retries,
+        target=target_objective,
+        journal=journal,
+    )
+    world = world or cast("DivisibleWorld | None", launched())
+    if world is None or world.size == 1:
+        search.alone()
+        return study
+    release = world.engage()
+    try:
+        blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts})
+    except ConfigurationError as error:
+        error.collective = True
+        release()
+        raise
+    search.over(world, blocks)
+    release()
+    return study
+
+
+def _agree(world: DivisibleWorld, block_size: int, facts: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Cut the ranks into blocks; refuse, on all ranks alike, what does not fit."""
+    mine = {"facts": {"block_size": block_size, **facts}, "here": describe_here()}
+    everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
+    for rank, other in enumerate(everyone):
+        for name, value in everyone[0]["facts"].items():
+            if other["facts"][name] != value:
+                raise ConfigurationError(
+                    f"optimize: {name} is {value!r} on rank 0 but {other['facts'][name]!r} on rank {rank} "
+                    f"(host {other['here']['host']}); give all {world.size} ranks the same script"
+                )
+    places = locate([one["here"] for one in everyone])
+    blocks = cut_blocks([place.host for place in places], block_size)
+    if world.own_process:
+        limit_threads(places[world.rank].local_size, places[world.rank].host_cores)
+    return blocks
+
+
+def cut_blocks(hosts: Sequence[str], block_size: int) -> list[tuple[int, ...]]:
+    """Cut all ranks but the first, which coordinates, into blocks.
+
+    As many blocks as possible lie on one host each; what is left over on the hosts makes up the others.
+
+    Args:
+        hosts: the host of every rank.
+        block_size: how many ranks each block has.
+
+    Raises:
+        ConfigurationError: ranks would be left over or missing.
+
+    Example:
+        >>> cut_blocks(["a", "a", "a", "a", "b", "b", "b"], 2)
+        [(1, 2), (4, 5), (3, 6)]
+    """
+    size = len(hosts)
+    left_over = (size - 1) % block_size
+    if left_over or size - 1 < block_size:
+        raise ConfigurationError(_arithmetic(size, block_size))
+    residents: dict[str, list[int]] = defaultdict(list)
+    for rank in range(1, size):
+        residents[hosts[rank]].append(rank)
+    blocks, rest = [], []
+    for ranks in residents.values():
+        whole = len(ranks) // block_size * block_size
+        blocks += [tuple(ranks[start : start + block_size]) for start in range(0, whole, block_size)]
+        rest += ranks[whole:]
+    return blocks + [tuple(rest[start : start + block_size]) for start in range(0, len(rest), block_size)]
+
+
+def _arithmetic(size: int, block_size: int) -> str:
+    """Say why the ranks cannot be cut so, and what could be done."""
+    ranks = size - 1
+    below = ranks // block_size
+    sizes = sorted({1 + max(count, 1) * block_size for count in (below, below + 1)})
+    divisors = [value for value in range(1, ranks + 1) if ranks % value == 0]
+    near = sorted(sorted(divisors, key=lambda value: abs(value - block_size))[:2])
+    fewer = ranks < block_size
+    problem = (
+        f"fewer than block_size={block_size}"
+        if fewer
+        else f"which is not a multiple of block_size={block_size}"
+    )
+    return (
+        f"{size} ranks cannot be cut into blocks: {size} - 1 coordinator = {ranks} ranks, {problem}. Start "
+        f"{' or '.join(map(str, sizes))} ranks, or keep {size} with block_size={' or '.join(map(str, near))}"
+    )

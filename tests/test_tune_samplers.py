@@ -1,0 +1,107 @@
+"""The samplers of a search: Optuna's own suite, and known functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+import optuna
+from optuna.samplers import GPSampler, RandomSampler, TPESampler
+from optuna.testing.pytest_samplers import BasicSamplerTestCase
+
+from nnlo_common import ConfigurationError
+from nnlo_common.tune import optimize
+from nnlo_common.tune._bayesian import BayesianSampler
+from nnlo_common.tune._engines import engine
+from nnlo_common.tune._evolutionary import EvolutionarySampler
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class TestEvolutionaryIsASampler(BasicSamplerTestCase):
+    @pytest.fixture
+    def sampler(self):
+        return EvolutionarySampler
+
+
+def mixed(trial):
+    lr = trial.suggest_float("lr", 1e-5, 1e-1, log=True)
+    layers = trial.suggest_int("layers", 1, 8)
+    kind = trial.suggest_categorical("kind", ["adam", "sgd", "rms"])
+    extra = trial.suggest_float("momentum", 0, 1) if kind == "sgd" else 1.0  # conditional
+    return (np.log10(lr) + 2.3) ** 2 + (layers - 7) ** 2 / 4 + (kind != "sgd") + (extra - 0.9) ** 2
+
+
+def medians(makers, objective, seeds, n_trials):
+    found = []
+    for make in makers:
+        best = []
+        for seed in range(seeds):
+            study = optuna.create_study(sampler=make(seed=seed))
+            study.optimize(objective, n_trials=n_trials)
+            best.append(study.best_value)
+        found.append(float(np.median(best)))
+    return found
+
+
+def test_evolution_beats_random_search_on_a_conditional_space():
+    evolved, random = medians([EvolutionarySampler, RandomSampler], mixed, seeds=5, n_trials=100)
+    assert evolved < random / 3
+
+
+def test_evolution_maximises_too_and_keeps_constraints():
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        trial.set_constraint("small", x - 0.6)
+        return x
+
+    study = optuna.create_study(direction="maximize", sampler=EvolutionarySampler(seed=1))
+    study.optimize(objective, n_trials=80)
+    assert 0.55 < study.best_value <= 0.6
+
+
+def test_evolution_is_for_one_objective_but_its_name_is_for_several():
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=EvolutionarySampler())
+    with pytest.raises(ConfigurationError, match="for one objective"):
+        study.ask()
+    pair = lambda trial: (trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1))  # noqa: E731
+    optimize(study, pair, n_trials=5, sampler="evolutionary")
+    assert len(study.trials) == 6
+
+
+@pytest.mark.parametrize(
+    ("conditional", "n_trials", "chosen"),
+    [(False, 50, GPSampler), (True, 50, TPESampler), (False, 500, TPESampler)],
+)
+def test_the_rule_of_bayesian(conditional, n_trials, chosen):
+    sampler = BayesianSampler(seed=1, n_trials=n_trials)
+    study = optuna.create_study()
+    for name in ("x", "y" if conditional else "x"):
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={name: 0.5},
+                distributions={name: optuna.distributions.FloatDistribution(0, 1)},
+                value=1.0,
+            )
+        )
+    assert type(sampler._chooser(study)) is chosen
+
+
+@pytest.mark.parametrize("name", ["random", "qmc", "tpe", "gp", "bayesian", "evolutionary"])
+def test_engines_by_name_repeat_with_their_seed(name):
+    runs = [optimize(optuna.create_study(), mixed, n_trials=12, sampler=name, seed=5) for _ in range(2)]
+    assert [trial.params for trial in runs[0].trials] == [trial.params for trial in runs[1].trials]
+
+
+def test_unknown_names_are_refused_with_those_there_are():
+    with pytest.raises(ConfigurationError, match=r"sampler='grid' is not known: use 'random', .*GridSampler"):
+        engine("grid", 0, 10, optuna.create_study())
+
+
+def test_a_used_up_grid_ends_the_search():
+    sampler = optuna.samplers.GridSampler({"x": [1.0, 2.0, 3.0]})
+    study = optimize(
+        optuna.create_study(), lambda trial: trial.suggest_float("x", 0, 5), n_trials=10, sampler=sampler
+    )
+    assert sorted(trial.value for trial in study.trials) == [1, 2, 3]
