@@ -19,6 +19,7 @@ from nnlo_common._flat import Vector
 from nnlo_common._forking import advise_on_fork
 from nnlo_common._framework import Buffers, Model, Options, wired
 from nnlo_common._joining import Member, Plan, join
+from nnlo_common._layout import Layout
 from nnlo_common._observing import Observed, See
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._roles import Report, TeamPart, speaks
@@ -328,9 +329,9 @@ class Team:
         self.model.publish()
 
     @property
-    def layout(self) -> str:
+    def layout(self) -> Layout:
         """The names, shapes and types of the parameters, to be compared."""
-        return self.model.parameters.layout.to_json()
+        return self.model.parameters.layout
 
     @property
     def serving(self) -> Serving | None:

@@ -8,7 +8,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 
-__all__ = ["build"]
+__all__ = ["build", "build_metrics"]
 
 
 def build(model: Any, frame: Any) -> None:
@@ -31,6 +31,17 @@ def build(model: Any, frame: Any) -> None:
         ) from error
 
 
+def build_metrics(model: Any, frame: Any) -> None:
+    """Build what a model is measured by, as Keras does on torch and JAX when `fit` begins.
+
+    Args:
+        model: the model.
+        frame: that of something which `fit` has called, directly or not.
+    """
+    if keras.backend.backend() == "tensorflow":
+        model._symbolic_build(data_batch=_spec(frame))
+
+
 def _built(model: Any) -> bool:
     if type(model).call is keras.Model.call:
         return True  # it cannot be called, and only holds models that its training step calls
@@ -40,8 +51,12 @@ def _built(model: Any) -> bool:
 
 def _like_its_inputs(frame: Any) -> Any:
     """Tensors without values, like those of the data: a batch that was taken might not come again."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(_spec(frame))
+    return keras.tree.map_structure(lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), x)
+
+
+def _spec(frame: Any) -> Any:
+    """What a batch of the data looks like."""
     while "epoch_iterator" not in frame.f_locals:
         frame = frame.f_back
-    data = frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    return keras.tree.map_structure(lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), x)
+    return frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec

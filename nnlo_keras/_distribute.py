@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -79,6 +79,7 @@ class Distribute(keras.callbacks.Callback):
         self._rates: Rates | None = None
         self._report = Report()
         self._logs: dict[str, float] = {}
+        self._settled: Callable[[], object] | None = None
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
@@ -98,6 +99,36 @@ class Distribute(keras.callbacks.Callback):
     def batches_in_epoch(self) -> int:
         """How many batches this worker has trained on in this epoch."""
         return self._in_epoch
+
+    @property
+    def feeding(self) -> Feeding | None:
+        """What `fit` trains on, where that is an H5Sequence."""
+        return self._feeding
+
+    def state(self) -> dict[str, Any]:
+        """Return where this worker is in its epoch."""
+        weights, gradient = self._weights, None
+        if self._summed and weights is not None:
+            weights.collect()
+            gradient = weights.gradient.vector.copy()
+        return {"in_epoch": self._in_epoch, "summed": self._summed, "gradient": gradient}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned, once the epoch has begun."""
+        self._in_epoch, self._summed = state["in_epoch"], state["summed"]
+        if state["gradient"] is not None and self._weights is not None:
+            self._weights.resume(state["gradient"])
+
+    def settle(self) -> None:
+        """On a server whose training is over: let the centre be what the model was then."""
+        if self._settled is not None:
+            self._settled()
+
+    def leave(self) -> None:
+        """Leave the training in good order, wherever in an epoch this rank is."""
+        if self._team is not None:
+            self._team.close()
+            self._release(self._team)
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
@@ -133,7 +164,7 @@ class Distribute(keras.callbacks.Callback):
         container = container_of(sys._getframe(1))
         callbacks = [] if container is None else container.callbacks
         self._companions = [one for one in callbacks if isinstance(one, Companion)]
-        self._feeding = Feeding.of(sys._getframe(1))
+        self._feeding, self._epochs_left = Feeding.of(sys._getframe(1)), 0
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
@@ -226,17 +257,28 @@ class Distribute(keras.callbacks.Callback):
             self._settle(team)
         else:
             self._let_end()
-            for _ in range(self._epochs_left):  # those that this worker has stopped before
+            for epoch in self._empty_epochs():
+                for one in self._companions:
+                    one.before_empty_epoch(epoch)
                 team.begin_epoch()
                 team.end_epoch()
+            for one in self._companions:
+                one.after_epochs()
             team.take_over_center()
         team.close()
-        self._report, self._team, self._feeding = team.report(), None, None
+        self._release(team)
+
+    # -- taking up a part, and leaving it -------------------------------------------------------------
+
+    def _release(self, team: Team) -> None:
+        self._report, self._team, self._feeding, self._settled = team.report(), None, None, None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
 
-    # -- taking up a part -----------------------------------------------------------------------------
+    def _empty_epochs(self) -> range:
+        """The epochs that this rank has stopped before."""
+        return range(self._epoch + 1, self._epoch + 1 + self._epochs_left)
 
     @property
     def _serving(self) -> bool:
@@ -275,6 +317,8 @@ class Distribute(keras.callbacks.Callback):
         mode = Mode.SERVE if self._serving else Mode.LOCAL if local else Mode.ACCUMULATE
         for wrapper in wrappers:
             wrapper.mode = mode
+        for one in self._companions:
+            one.before_part(self)
         self._team.start()
 
     def _agree_on_first_epoch(self) -> None:
@@ -371,15 +415,20 @@ class Distribute(keras.callbacks.Callback):
         weights.absorb()
         vector = weights.parameters.vector
         final = vector.copy()
-        if self._wrappers[0].servers > 1:
-            # Servers wait for each other at the end of each epoch, and another may have stopped later.
-            for _ in range(self._epochs_left):
-                team.begin_epoch()
 
         def settle() -> None:
             np.copyto(vector, final)
             weights.publish()
 
+        self._settled = settle
+        for epoch in self._empty_epochs():
+            for one in self._companions:
+                one.before_empty_epoch(epoch)
+            if self._wrappers[0].servers > 1:
+                # Servers wait for each other at the end of each epoch, and another may have stopped later.
+                team.begin_epoch()
+        for one in self._companions:
+            one.after_epochs()
         team.settle_center(settle)
 
     def _serve(self) -> dict[str, float]:
@@ -389,6 +438,8 @@ class Distribute(keras.callbacks.Callback):
         if not self._served:
             self._served = True
             team.begin_epoch()
+            for one in self._companions:
+                one.after_serving()
             self._logs = dict(team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
         return self._logs
 

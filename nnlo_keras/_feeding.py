@@ -8,7 +8,7 @@ is handed the leased batches instead; when there are no more, Keras is told that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -68,6 +68,34 @@ class Feeding:
             model.train_function = None  # fit makes a new one
 
         return [undo]
+
+    @property
+    def has_position(self) -> bool:
+        """Whether an epoch can be gone on with in its midst."""
+        fit = self._fit
+        return fit.steps_per_epoch is None and (getattr(fit, "steps_per_execution", None) or 1) == 1
+
+    def state(self, taken: int, team: Team | None) -> dict[str, Any]:
+        """Return where this rank is in its data, after so many batches of this epoch."""
+        state = self._data.state(taken)
+        if self._leases is not None:
+            state["leases"] = self._leases.left()
+        if self._data.dynamic and team is not None and team.member.role == "server 0":
+            state["book"] = self._data.ask_book(team, "read")["state"]
+        return state
+
+    def load(self, state: Mapping[str, Any], team: Team | None) -> None:
+        """Go on there; call it before any rank leases."""
+        self._data.load(state)
+        if "book" in state and team is not None:
+            self._data.ask_book(team, "write", state=state["book"])
+
+    def go_on(self, state: Mapping[str, Any] | None) -> None:
+        """Let `fit` make the batches of this epoch that are left, from the `state` that was loaded."""
+        if state is not None and self._leases is not None and "leases" in state:
+            self._leases.resume(state["leases"])
+        if self.has_position:
+            self._fit._num_batches = len(self._data)
 
     def begin_epoch(self, epoch: int) -> None:
         """Turn to the next epoch; not to one before that of `fit`, which may have been resumed."""

@@ -86,7 +86,7 @@ class H5Sequence(keras.utils.PyDataset):
             )
         self._source = HDF5Source(files, **reading)
         world, dynamic = world or launched(), assignment == "dynamic"
-        part, self.leased = None, False
+        part, self.leased, self.dynamic = None, False, dynamic
         if shard and world is not None and world.size > 1:
             worker = assigned(world, servers).worker
             part = _part(len(self._source), worker, world.size - servers, leased=dynamic)
@@ -101,6 +101,7 @@ class H5Sequence(keras.utils.PyDataset):
             part=part,
             leased=dynamic,
         )
+        self._part = list(part or (0, len(self._source)))
         self._shard, self._like = shard, None if not self.leased else self._source.take(0, 1)
         self.epoch = 0
         self._begin()
@@ -108,7 +109,7 @@ class H5Sequence(keras.utils.PyDataset):
     def __len__(self) -> int:
         """How many batches an epoch has on this rank; more than enough, where they are leased."""
         if not self.leased:
-            return len(self._batches)
+            return len(self._batches) - self._taken
         return 2 * (_LOOKS + math.ceil(len(self._source) / self._batches.batch_size))
 
     @property
@@ -119,6 +120,21 @@ class H5Sequence(keras.utils.PyDataset):
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self._epoch = self._following = epoch
+        self._taken = 0
+
+    def state(self, taken: int) -> dict[str, Any]:
+        """Return where an epoch is of which so many batches were used."""
+        return {**self._meaning(), "epoch": self.epoch, "taken": 0 if self.leased else taken}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; the epoch has the batches only that are left."""
+        meaning = self._meaning()
+        if (found := {name: state.get(name) for name in meaning}) != meaning:
+            raise ConfigurationError(
+                f"a state of {found} was saved, but this H5Sequence is of {meaning}; resume with the same "
+                "files, options and number of workers"
+            )
+        self.epoch, self._taken = state["epoch"], state["taken"]
 
     def turn_to(self, epoch: int) -> None:
         """Turn to this epoch, or to the one after the last, whichever is later; `Distribute` does it."""
@@ -143,19 +159,19 @@ class H5Sequence(keras.utils.PyDataset):
                 )
             return self._like  # what is trained on is leased; see _feeding
         with self._lock:
-            place = self._given.setdefault(index, len(self._given))
+            place = self._taken + self._given.setdefault(index, len(self._given))
             return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)
 
     def lease_from(self, team: Team) -> LeasedBatches:
         """Return what leases batches in a training; `fed` says that they are trained on."""
         self.fed = True
+        return LeasedBatches(self._batches, lambda do, **content: self.ask_book(team, do, **content))
+
+    def ask_book(self, team: Team, do: str, **content: Any) -> Mapping[str, Any]:
+        """Ask the server's book of leases."""
         batches = self._batches
         facts = {"size": batches.size, "unit": batches.window_size, "order": batches.order}
-
-        def ask(do: str, **content: Any) -> Mapping[str, Any]:
-            return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})
-
-        return LeasedBatches(batches, ask)
+        return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: what was looked at before has not been trained on."""
@@ -165,12 +181,24 @@ class H5Sequence(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """Turn to the next epoch."""
         self._epoch += 1
+        self._taken = 0
         self._given.clear()
 
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
         self._batches.close()
         self._source.close()
+
+    def _meaning(self) -> dict[str, Any]:
+        """What has to be equal, or a position would mean another sample."""
+        batches = self._batches
+        return {
+            "size": batches.size,
+            "order": batches.order,
+            "batch_size": batches.batch_size,
+            "part": self._part,
+            "assignment": "dynamic" if self.dynamic else "static",
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_given", "_lock")}

@@ -64,6 +64,12 @@ class Weights:
         for one in self._sums:
             one.restart(self._turn)
 
+    def resume(self, gradient: Vector) -> None:
+        """Go on with sums that were saved."""
+        np.copyto(self.gradient.vector, gradient)
+        for one in self._sums:
+            one.resume()
+
     @property
     def gradient(self) -> FlatVector:
         """The vector that the next sum comes into."""

@@ -11,7 +11,7 @@ from nnlo_common import ConfigurationError
 from nnlo_keras._layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
-__all__ = ["any_wrapper_in", "assign_variables", "wrappers_in"]
+__all__ = ["any_wrapper_in", "assign_variables", "optimizers_of", "wrappers_in"]
 
 
 def wrappers_in(model: Any) -> dict[str, Wrapper]:
@@ -22,7 +22,7 @@ def wrappers_in(model: Any) -> dict[str, Wrapper]:
     Raises:
         ConfigurationError: there is none, one is not wrapped, or they are not wrapped alike.
     """
-    optimizers = _optimizers(model)
+    optimizers = optimizers_of(model)
     wrappers = {name: wrapper for name, one in optimizers.items() if (wrapper := wrapper_of(one)) is not None}
     if not wrappers:
         found = type(model.optimizer).__name__
@@ -54,7 +54,7 @@ def wrappers_in(model: Any) -> dict[str, Wrapper]:
 
 def any_wrapper_in(model: Any) -> Wrapper | None:
     """Return a wrapped optimizer of a model, if it has one; the others are to be like it."""
-    found = map(wrapper_of, _optimizers(model).values())
+    found = map(wrapper_of, optimizers_of(model).values())
     return next((wrapper for wrapper in found if wrapper is not None), None)
 
 
@@ -85,8 +85,8 @@ def assign_variables(model: Any, wrappers: Mapping[str, Wrapper]) -> None:
                 )
 
 
-def _optimizers(model: Any) -> dict[str, Any]:
-    """All optimizers that are attributes of a model, or stand in a list or dictionary that is one."""
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Return all optimizers that are attributes of a model, or stand in a list or dictionary that is one."""
     found: dict[int, tuple[str, Any]] = {}
     # What compile() was given comes last: often it is one of the others.
     for name, value in sorted(vars(model).items(), key=lambda item: item[0] == "optimizer"):

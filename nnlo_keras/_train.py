@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,7 @@ class Training:
         self._train.close()
         if self._val is not None:
             self._val.close()
-        kept = folder / _CHECKPOINT / "progress.json"
-        if speaks(self.role) and self._settings.checkpoint is not None and kept.exists():
-            history: Mapping[str, Sequence[float]] = json.loads(kept.read_text())["history"]
-        else:
-            history = fitted.history
-        return {name: [float(value) for value in values] for name, values in history.items()}
+        return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
     def save(self, folder: Path) -> Path:
         """Write the model with the optimizer itself, so that it can be loaded without nnlo."""

@@ -255,7 +255,9 @@ class Checkpoint:
             "optimizer": type(optimizer.optimizer).__name__,
             "servers": 0 if member is None else member.servers,
             "workers": 0 if member is None else member.workers,
-            "model": layout_of(optimizer, optimizer._modules()) if self._team is None else self._team.layout,
+            "model": layout_of(optimizer, optimizer._modules())
+            if self._team is None
+            else self._team.layout.to_json(),
             "epoch": self._epoch,
             "batch": self._batch,
             "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},

@@ -33,6 +33,14 @@ class Sums:
         """Return the means over all samples so far; nothing where there were none."""
         return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
 
+    def state(self) -> dict[str, Any]:
+        """Return the sums, to be saved."""
+        return {"samples": self.samples, "sums": dict(self._sums)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with sums that were saved."""
+        self.samples, self._sums = state["samples"], Counter(state["sums"])
+
 
 def samples_in(batch: object) -> int:
     """Return how many samples a batch has: the length of the first tensor or array in it."""

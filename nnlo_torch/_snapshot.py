@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from nnlo_common import ConfigurationError, Layout, Segment
+from nnlo_common import ConfigurationError, Layout, Segment, _random_states
 from nnlo_torch._bridge import named_parameters
 
 __all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
@@ -65,12 +64,8 @@ def load_modules(modules: Sequence[torch.nn.Module], states: Sequence[Mapping[st
 
 def random_states() -> dict[str, Any]:
     """Return the states of all random numbers that a script draws from."""
-    version, numbers, gauss = random.getstate()
-    of_numpy: Any = np.random.get_state()  # noqa: NPY002 - user code draws from it
-    kind, keys, *rest = of_numpy
     return {
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, keys.tolist(), *rest],
+        **_random_states.random_states(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -78,10 +73,7 @@ def random_states() -> dict[str, Any]:
 
 def load_random(states: Mapping[str, Any]) -> None:
     """Go on drawing where `random_states` was called."""
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))  # noqa: NPY002 - user code draws from it
+    _random_states.load_random(states)
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Training", "load", "seed"]
 
-_CHECKPOINT = "checkpoint.pt"
+_CHECKPOINT = "checkpoint"
 
 
 def seed(number: int) -> None:
@@ -89,32 +89,32 @@ class Training:
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return the scores: a worker's own, elsewhere the workers' means and the centre's."""
         optimizer, settings = self._joined, self._settings
-        history = self._resumed(folder / _CHECKPOINT)
-        own: dict[str, list[float]] = {}
-        told = self._told(folder, len(history.get("loss", [])))
-        enough = self._stops()
-        for epoch in range(len(history.get("loss", [])), settings.epochs):
-            sums = self._epoch()
+        course = _Course()
+        checkpoint = self._checkpoint(folder / _CHECKPOINT, course)
+        told: list[Any] = []
+        for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
+            if course.over:
+                break
+            # Only now it is known how many epochs a checkpoint has had.
+            told = told or self._told(folder, len(course.center.get("loss", [])))
+            sums = self._epoch(course, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
             if self._val is not None:
                 scores |= {
                     f"val_{name}": value
                     for name, value in optimizer.evaluate(self._measure, self._val).items()
                 }
-            _append(history, scores)
-            _append(own, sums.means())
+            _append(course.center, scores)
+            _append(course.own, sums.means())
+            course.sums = Sums()
             for one in told:
                 one.epoch(scores)
-            stop = any(reached(scores) for reached in enough)
-            if settings.checkpoint is not None:
-                last = stop or epoch + 1 == settings.epochs
-                if (epoch + 1) % settings.checkpoint == 0 or last:
-                    self._save_checkpoint(folder / _CHECKPOINT, history)
-            if stop:
+            found = [reached(scores) for reached in course.enough]  # each is to see all scores
+            if any(found):
+                course.over = True
                 optimizer.stop()
-                break
         optimizer.close()
-        return history if speaks(self.role) else own
+        return course.center if speaks(self.role) else course.own
 
     def save(self, folder: Path) -> Path:
         """Write the weights."""
@@ -143,11 +143,11 @@ class Training:
             found.append(nnlo_torch.Timeline(self._joined, folder / "timeline.json", initial_epoch=done))
         return found
 
-    def _epoch(self) -> Sums:
+    def _epoch(self, course: _Course, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
         """Train on this worker's batches of an epoch; on a server serve it."""
-        optimizer, sums = self._joined, Sums()
+        optimizer, sums = self._joined, course.sums
         self._model.train()
-        for x, y in map(self._moved, self._train):
+        for x, y in map(self._moved, self._train if checkpoint is None else checkpoint.batches(self._train)):
             optimizer.zero_grad()
             output = self._output(x)
             loss = self._loss(output, y)
@@ -205,52 +205,49 @@ class Training:
         finally:
             self._model.train(training)
 
-    def _stops(self) -> list[Callable[[Mapping[str, float]], bool]]:
+    def _checkpoint(self, folder: Path, course: _Course) -> nnlo_torch.Checkpoint | None:
+        """Decide what ends the training, and what is saved of it."""
         settings = self._settings
-        found: list[Callable[[Mapping[str, float]], bool]] = []
+        also: dict[str, Any] = {"course": course}
         if settings.early_stopping is not None:
-            early = EarlyStopping(
-                patience=settings.early_stopping, mode="max" if rises(self._stop_by) else "min"
-            )
-            found.append(lambda scores: early(scores[self._stop_by]))
+            mode: Literal["min", "max"] = "max" if rises(self._stop_by) else "min"
+            early = EarlyStopping(patience=settings.early_stopping, mode=mode)
+            also["early stopping"] = early
+            course.enough.append(lambda scores: early(scores[self._stop_by]))
         if settings.target is not None:
             target = settings.target
             reached = Target(above=target.value) if target.above else Target(below=target.value)
-            found.append(lambda scores: reached(scores[target.metric]))
-        return found
+            course.enough.append(lambda scores: reached(scores[target.metric]))
+        if settings.checkpoint is None:
+            return None
+        return nnlo_torch.Checkpoint(folder, self._joined, also=also, epochs=settings.checkpoint)
 
-    def _save_checkpoint(self, path: Path, history: Mapping[str, list[float]]) -> None:
-        optimizer = self._joined
-        state = {
-            "model": self._model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "history": dict(history),
-        }
-        optimizer.save(state, path)
 
-    def _resumed(self, path: Path) -> dict[str, list[float]]:
-        """Load what a checkpoint has, on all ranks; return its history, empty where there is none."""
-        if self._settings.checkpoint is None:
-            return {}
-        there = self._joined.mean({"ranks": float(path.exists())})["ranks"]
-        if there == 0:
-            return {}
-        if there < 1:
-            raise ConfigurationError(
-                f"--run {path.parent} has a checkpoint that not all ranks can see; name a folder that they "
-                "share"
-            )
-        try:
-            state = torch.load(path, map_location=self._device, weights_only=True)
-            self._model.load_state_dict(state["model"])
-            self._joined.load_state_dict(state["optimizer"])
-        except Exception as error:  # torch raises many kinds for what is damaged
-            raise ConfigurationError(
-                f"{path} cannot be loaded ({brief(str(error))}); delete the folder, or name another by --run"
-            ) from None
-        history: dict[str, list[float]] = state["history"]
-        self._train.set_epoch(len(history["loss"]))
-        return history
+class _Course:
+    """How far a training is.
+
+    Attributes:
+        center: the scores of each epoch, as all ranks have them.
+        own: those of this worker.
+        sums: of the epoch that is under way.
+        over: it was good enough, or was no longer getting better.
+        enough: whether scores are.
+    """
+
+    def __init__(self) -> None:
+        self.center: dict[str, list[float]] = {}
+        self.own: dict[str, list[float]] = {}
+        self.sums, self.over = Sums(), False
+        self.enough: list[Callable[[Mapping[str, float]], bool]] = []
+
+    def state(self) -> dict[str, Any]:
+        """Return it, to be saved."""
+        return {"center": self.center, "own": self.own, "sums": self.sums.state(), "over": self.over}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on there."""
+        self.center, self.own, self.over = state["center"], state["own"], state["over"]
+        self.sums.load(state["sums"])
 
 
 def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> None:

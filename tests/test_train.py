@@ -106,7 +106,6 @@ WRONG_FLAGS = {
     "half a quote": (["--cache", "c", "--copy-command", "cp '{src}"], "mend its quotes"),
     "stops by, never": (["--early-stopping-metric", "loss"], "add --early-stopping EPOCHS"),
     "checkpoint nowhere": (["--checkpoint"], "--checkpoint needs --run"),
-    "checkpoint of parts": (["--checkpoint", "--run", "r", "--servers", "2"], "works with one server"),
     "no pairs": (["--optimizer-option", "nesterov"], "pairs like depth=3"),
     "a pair twice": (["--optimizer-option", "a=1", "a=2"], "'a' twice"),
     "params for a JSON": (["--model-params", "depth=3"], "net.json is none"),

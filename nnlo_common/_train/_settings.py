@@ -161,7 +161,7 @@ class Settings:
         *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
     )
     checkpoint: int | None = _option(
-        *(OUTPUT, _WHOLE, "save the centre and its optimizer every N epochs (1); the same command goes on"),
+        *(OUTPUT, _WHOLE, "save all ranks every N epochs (1); the same command goes on"),
         metavar="N",
         bare="1",
         least=1,
@@ -212,10 +212,6 @@ class Settings:
             (
                 self.checkpoint is not None and self.run is None,
                 "--checkpoint needs --run FOLDER, where the same command finds what it has saved",
-            ),
-            (
-                self.checkpoint is not None and self.servers > 1,
-                f"--checkpoint works with one server; of {self.servers} each has a part of the optimizer",
             ),
             (
                 self.mode == "gem" and self.optimizer.lower() != "sgd",

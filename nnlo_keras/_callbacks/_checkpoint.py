@@ -2,173 +2,387 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 import nnlo_common
-from nnlo_common import ConfigurationError
+from nnlo_common import Layout
 from nnlo_common._files import usable, whole
+from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
-from nnlo_keras._callbacks._companion import Companion, numbers
+from nnlo_common.checkpoint import packed_tree, unpacked_tree
+from nnlo_keras._building import build_metrics
+from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._callbacks._sharing import share
-from nnlo_keras._wrapper import wrapper_of
+from nnlo_keras._feeding import Feeding
+from nnlo_keras._fitting import container_of
+from nnlo_keras._layout import layout_of
+from nnlo_keras._optimizers import optimizers_of
+from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, untrained, values_of
+from nnlo_keras._wrapper import Wrapper, wrapper_of
 
 if TYPE_CHECKING:
     from nnlo_keras._distribute import Distribute
 
 __all__ = ["Checkpoint"]
 
-# Within model.keras, so that a model and what is known about it cannot be of different epochs.
-_ENTRY = "progress.json"
-_ANEW = "name another folder, or delete this one to begin anew"
-
 
 class Checkpoint(Companion):
     """Saves the training, and goes on where it was when the same command is started again.
 
-    The rank that has the centre writes `model.keras`, an ordinary Keras file, and `progress.json`, for you to
-    read: epoch, versions, algorithm, history. Each replaces the one before only when it is complete, so that
-    the training may be killed at any time. Started again, that rank loads weights and optimizer, the others
-    get all of it from there, and all go on with the next epoch; the folder has to be on that rank's host
-    only. A training that is complete returns at once; one that a callback has stopped goes on.
+    A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
+    weights, optimizer and counts, statistics and seeds, the states of random numbers, the position of an
+    `H5Sequence`, the history, and what EarlyStopping, ReduceLROnPlateau and ModelCheckpoint have seen. It is
+    written whole or not at all; one that is damaged is told of, and the one before is used. With one
+    process, one worker, or `Synchronous`, a training that was interrupted has the bits of one that was not.
 
-    A folder that belongs to another training (told by the shapes and types of the weights, the optimizer and
-    the algorithm with its options) or is damaged is refused, and never written to.
+    All ranks have to see the folder. Beside the checkpoints lies `model.keras`, an ordinary Keras file of the
+    centre as it was when the newest whole epoch was saved. A training that is complete returns at once.
 
-    Not kept yet: what workers have besides the centre (their own weights and optimizers, where the algorithm
-    has such), the algorithm's own state (the outer momentum of DiLoCo), the position within an epoch, the
-    states of shuffling and of other callbacks. With several servers it is refused, since each has a part of
-    the optimizer.
+    On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and leave with exit status 75; the same
+    command goes on. Where `fit` trains on anything but an `H5Sequence`, whose position nobody knows, they do
+    so at the end of the epoch.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: of the run; made if it is not there.
         every: epochs between two; the last is saved in any case.
+        minutes: minutes between two; 0: not by time.
+        keep: how many of the last to keep.
 
     Example:
         >>> import tempfile
         >>> import numpy as np
         >>> x = np.ones((4, 1))
-        >>> def train(folder):
+        >>> def train(folder, epochs):
         ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
-        ...     return model.fit(x, x, epochs=3, callbacks=[Checkpoint(folder)], verbose=0).epoch
+        ...     return model.fit(x, x, epochs=epochs, callbacks=[Checkpoint(folder)], verbose=0)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     train(folder), train(folder)
-        ([0, 1, 2], [])
+        ...     first, second = train(folder, 2), train(folder, 3)
+        >>> second.epoch, second.history["loss"][:2] == first.history["loss"]
+        ([0, 1, 2], True)
     """
 
     meets = True
 
-    def __init__(self, folder: str | Path, every: int = 1) -> None:
+    def __init__(self, folder: str | Path, every: int = 1, *, minutes: float = 0, keep: int = 3) -> None:
         super().__init__()
         self.folder, self.every = Path(folder), whole_number("every", every, 1)
+        self.minutes, self.keep = minutes, whole_number("keep", keep, 1)
+        self._interrupts = Interrupts()
+        self._container: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
+        return type(self)(self.folder, self.every, minutes=self.minutes, keep=self.keep)
+
+    # -- beginning ------------------------------------------------------------------------------------
+
+    def set_model(self, model: Any) -> None:
+        """Be the first in the list: an epoch is saved before another callback begins the next."""
+        super().set_model(model)
+        container = self._container = container_of(sys._getframe(1))
+        if container is not None:
+            container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
 
     def before_start(self, role: str) -> None:
-        """Load what there is, where the model will be the centre."""
+        """See whether there can be checkpoints."""
         super().before_start(role)
-        self._epoch, self._history = 0, dict[str, list[float]]()
-        wrapper = wrapper_of(self.model.optimizer)
-        if wrapper is not None and wrapper.servers > 1:
-            raise ConfigurationError(
-                f"Checkpoint({str(self.folder)!r}) was asked for with servers={wrapper.servers}, but keeps "
-                "the optimizer of one server only so far; use servers=1"
-            )
         if self.has_center:
             usable(f"Checkpoint({str(self.folder)!r})", self._model_file)
-            self._load()
+
+    def before_part(self, distribute: Distribute) -> None:
+        """Go on from the newest checkpoint, with what this rank has in it."""
+        self.distribute, self.team = distribute, distribute.team
+        self._resume()
 
     def after_start(self, distribute: Distribute | None) -> None:
-        """Let all ranks begin where the training was."""
+        """Alone: go on from the newest checkpoint."""
         super().after_start(distribute)
-        if self.team is not None:
-            self._epoch = self.team.copied({"epoch": self._epoch})["epoch"]
-            if self._epoch:
-                share(self.model, self.team)
+        if self.team is None:
+            self._resume()
+        elif self._for_others:
+            share(self.model, self.team)
+
+    def _resume(self) -> None:
+        frame, distribute = sys._getframe(1), self.distribute
+        self._feeding = distribute.feeding if distribute is not None and self.team else Feeding.of(frame)
+        self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
+        self._inside = self._begun = self._for_others = self._over = False
+        self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
+        self._asked_to_end, self._last_s = False, time.monotonic()
+        self._keeper = Keeper(
+            self.folder,
+            self.team,
+            keep=self.keep,
+            better="min",
+            suffix="npz",
+            collect=self._collect,
+            facts=self._facts,
+        )
+        facts = self._keeper.resume(self._load, self._load_for_others)
+        if facts is not None:
+            stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
+            self._epoch = self.params["epochs"] if stopped else facts["epoch"]
         # What fit looks at when it begins to count epochs.
         self.model._initial_epoch = self._epoch or None
+        self._interrupts.__enter__()
+        if self._container is not None:  # a fit that fails does not say so
+            weakref.finalize(self._container, self._interrupts.__exit__, None, None, None)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, if it is time to."""
-        for name, value in numbers(logs).items():
-            self._history.setdefault(name, []).append(value)
-        last = self.model.stop_training or epoch + 1 == self.params.get("epochs")
-        if self.has_center and ((epoch + 1) % self.every == 0 or last):
-            self._save(epoch + 1)
+    # -- what fit calls -------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Save the epochs before, if it is time to."""
+        saved, first = self._saved, not self._begun
+        if first:
+            self._go_on()
+        self._epoch, self._inside, self._batch, self._before = epoch, False, 0, 0
+        if not first and epoch % self.every == 0:
+            self._save_whole()
+        elif self.trains:
+            self._look_around()
+        inside = first and saved is not None and saved["position"]["inside"]
+        if self._feeding is not None:
+            self._feeding.go_on(saved["data"] if inside and saved is not None else None)
+        if inside and saved is not None:
+            self._before = saved["position"]["batch"]
+        elif first:
+            self._saved = None
+        self._inside = True
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Save, if that was asked for and the data has a position."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._go_on_inside(saved)
+        elif self.trains:
+            self._look_around()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Count the batch."""
+        self._batch = batch + 1
+
+    def after_serving(self) -> None:
+        """Leave, if that is why the workers have ended the epoch."""
+        self._leave_if_told()
+
+    def before_empty_epoch(self, epoch: int) -> None:
+        """Pause with those who still train."""
+        if epoch % self.every == 0:
+            self._inside, self._epoch = False, max(self._epoch, epoch) if self.trains else self._epoch
+            if self.team is not None and self.team.serves:
+                self.team.pause()  # what the centre is by now does not count
+            else:
+                self._keeper.save()
+            self._leave_if_told()
+
+    def after_epochs(self) -> None:
+        """Save the end, whatever it was that ended it."""
+        if self._begun:
+            self._over, self._inside = True, False
+            self._epoch += self.has_center or not self.model.stop_training
+            self._save_whole()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Let another fit count for itself."""
+        """Alone: save the end. Let another fit count for itself."""
+        if not self._begun:
+            self._go_on()
+            self._begun = False
+        if self.team is None:
+            self.after_epochs()
         self.model._initial_epoch = None
+        self._interrupts.__exit__(None, None, None)
+
+    # -- saving ---------------------------------------------------------------------------------------
 
     @property
     def _model_file(self) -> Path:
         return self.folder / "model.keras"
 
+    def _look_around(self) -> None:
+        """Between two batches: save if it is time to, and leave if that was the last thing to do."""
+        team, came = self.team, self._interrupts.came
+        possible = not self._inside or (self._feeding is not None and self._feeding.has_position)
+        if self._is_time() and (possible or team is not None):
+            self._last_s = time.monotonic()
+            if team is None:
+                self._keeper.save()
+                self._keeper.ending = came
+            else:
+                self._asked_to_end = came
+                team.ask({"ask": "checkpoint", "do": "want", "end": came})
+        if team is not None and possible and team.pause_requested:
+            self._keeper.save()
+        self._leave_if_told()
+
+    def _is_time(self) -> bool:
+        if self._interrupts.came and not self._asked_to_end:
+            return True
+        by_time = self.minutes and time.monotonic() - self._last_s >= 60 * self.minutes
+        return bool(by_time) and (self.team is None or self.team.share[0] == 0)  # the first worker looks
+
+    def _save_whole(self) -> None:
+        """Save all epochs before, with all ranks."""
+        self._keeper.ending |= self.team is None and self._interrupts.came
+        self._keeper.save()
+        self._last_s = time.monotonic()
+        if self.has_center:
+            self._save_model()
+        self._leave_if_told()
+
+    def _save_model(self) -> None:
+        """Write the centre as a Keras file, for which Keras draws random numbers that are not ours."""
+        states = random_states()
+        try:
+            with whole(self._model_file) as fresh:
+                self.model.save(fresh)
+        except OSError as error:
+            warnings.warn(f"{self._model_file} could not be written: {error}", RuntimeWarning, stacklevel=2)
+        load_random(states)
+
+    def _leave_if_told(self) -> None:
+        if self._keeper.ending:
+            if self.distribute is not None:
+                self.distribute.leave()
+            self._interrupts.__exit__(None, None, None)
+            raise SystemExit(EXIT_CODE)
+
+    def _collect(self) -> bytes:
+        self._synchronise()
+        distribute, team = self.distribute, self.team
+        if self._over and distribute is not None:
+            distribute.settle()
+        feeding, taken = self._feeding, self._before + self._batch
+        return packed_tree(
+            {
+                "team": None if team is None else team.state(),
+                "variables": values_of(self._variables()),
+                "optimizers": [values_of(self._of(one)) for one in self._optimizers()],
+                "rates": [_rate(wrapper) for wrapper in self._wrappers()],
+                "metrics": values_of(self.model.metrics_variables) if self._inside else [],
+                "random": random_states(),
+                "callbacks": Decisions(self._container).state(),
+                "distribute": None if distribute is None else distribute.state(),
+                "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
+                "position": {"batch": taken, "inside": self._inside},
+            }
+        )
+
     def _facts(self) -> dict[str, Any]:
-        """What tells this training from others."""
-        optimizer, algorithm = self.model.optimizer, "none"
-        wrapper = wrapper_of(optimizer)
+        model, team = self.model, self.team
+        wrapper = wrapper_of(model.optimizer) or next(iter(self._wrappers()), None)
+        algorithm, optimizer = "none", model.optimizer
         if wrapper is not None:
-            optimizer = wrapper.inner_optimizer
             options = ", ".join(f"{name}={value!r}" for name, value in wrapper._own.items())
-            algorithm = f"{type(wrapper).__name__}({options})"
-        weights = [f"{weight.dtype}{list(weight.shape)}" for weight in self.model.weights]
-        return {"algorithm": algorithm, "optimizer": type(optimizer).__name__, "weights": weights}
+            algorithm, optimizer = f"{type(wrapper).__name__}({options})", wrapper.inner_optimizer
+        total = self.params.get("epochs") or 0
+        return {
+            "algorithm": algorithm,
+            "optimizer": type(optimizer).__name__,
+            "servers": 0 if team is None else team.member.servers,
+            "workers": 0 if team is None else team.member.workers,
+            "model": _numbered(layout_of(model.trainable_variables) if team is None else team.layout),
+            "epoch": self._epoch,
+            "batch": self._before + self._batch if self._inside else 0,
+            "stopped": total if self._over and model.stop_training else 0,
+            "versions": {"nnlo": nnlo_common.__version__, "keras": keras.__version__},
+        }
 
-    def _save(self, epochs: int) -> None:
-        versions = {"keras": keras.__version__, "nnlo": nnlo_common.__version__}
-        progress = {"epoch": epochs, **versions, **self._facts(), "history": self._history}
-        text = json.dumps(progress, indent=1)
-        with whole(self._model_file) as fresh:
-            self.model.save(fresh)
-            with zipfile.ZipFile(fresh, "a") as archive:
-                archive.writestr(_ENTRY, text)
-        with whole(self.folder / "progress.json") as fresh:
-            fresh.write_text(text)
+    # -- going on -------------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        if not self._model_file.exists():
-            if (self.folder / "progress.json").exists():
-                raise self._refusal("has progress.json, but model.keras is missing")
-            return
-        progress = self._read()
-        for name, fact in self._facts().items():
-            there, here = progress.get(name), fact
-            if there != here:
-                if isinstance(there, list):
-                    there, here = _first_difference(there, here)
-                raise self._refusal(f"is of another training: {name} is {there} there, but {here} here")
+    def _load(self, data: bytes) -> None:
+        tree = self._saved = unpacked_tree(data)
+        self._synchronise()
+        assign(self._variables(), tree["variables"], "the model's variables")
+        for one, values in zip(self._optimizers(), tree["optimizers"], strict=True):
+            assign(self._of(one), values, "the optimizer's variables")
+        for wrapper, (_, told) in zip(self._wrappers(), tree["rates"], strict=True):
+            wrapper.rate_set = told
+        if self.team is not None:
+            self.team.load(tree["team"])
+        if self._feeding is not None and tree["data"] is not None:
+            self._feeding.load(tree["data"], self.team)
+
+    def _load_for_others(self, data: bytes | None, facts: Mapping[str, Any]) -> None:
+        """Begin the epoch anew with other workers, who share it out anew."""
+        assert self.team is not None  # alone there are none
+        self._for_others = True
+        tree = None if data is None else unpacked_tree(data)
+        self.team.load_for_others(tree and tree["team"], facts["epoch"])
+        if tree is not None:
+            assign(self._variables(), tree["variables"], "the model's variables")
+            position = {"batch": 0, "inside": False}
+            self._saved = {**tree, "position": position, "random": random_states()}
+
+    def _go_on(self) -> None:
+        """Let callbacks and random numbers be where they were; all callbacks have begun by now."""
+        self._begun = True
+        if self._saved is not None:
+            Decisions(self._container).load(self._saved["callbacks"])
+            load_random(self._saved["random"])
+
+    def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
+        """Undo what was done for the beginning of an epoch that goes on."""
+        self._synchronise()
+        build_metrics(self.model, sys._getframe(1))
+        assign(self.model.metrics_variables, saved["metrics"], "the metrics")
+        for wrapper, (rate, told) in zip(self._wrappers(), saved["rates"], strict=True):
+            if rate is not None:
+                wrapper.inner_optimizer.learning_rate = rate
+            wrapper.rate_set = told
+        if self.distribute is not None and saved["distribute"] is not None:
+            self.distribute.load(saved["distribute"])
+        load_random(saved["random"])
+
+    # -- what there is --------------------------------------------------------------------------------
+
+    def _synchronise(self) -> None:
+        """On JAX let the variables hold what fit has in their place during an epoch."""
+        synchronise = getattr(self.model, "jax_state_sync", None)
+        if synchronise is not None:
+            synchronise()
+
+    def _optimizers(self) -> list[Any]:
+        found = list(optimizers_of(self.model).values())
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-        try:
-            self.model.load_weights(self._model_file)
-        except (OSError, ValueError, KeyError) as error:
-            raise self._refusal(f"has a model.keras that Keras cannot load ({error})") from error
-        self._epoch, self._history = progress["epoch"], progress["history"]
+        return found
 
-    def _read(self) -> dict[str, Any]:
-        """Return what is known about the saved model, having checked that the file is whole."""
-        try:
-            with zipfile.ZipFile(self._model_file) as archive:
-                damaged = archive.testzip()
-                if damaged is not None:
-                    raise self._refusal(f"has a damaged model.keras ({damaged})")
-                if _ENTRY not in archive.namelist():
-                    raise self._refusal("has a model.keras that no Checkpoint has written")
-                progress: dict[str, Any] = json.loads(archive.read(_ENTRY))
-        except (zipfile.BadZipFile, OSError, json.JSONDecodeError) as error:
-            raise self._refusal(f"has a damaged model.keras ({error})") from error
-        return progress
+    def _wrappers(self) -> list[Wrapper]:
+        found = map(wrapper_of, optimizers_of(self.model).values())
+        return [wrapper for wrapper in found if wrapper is not None]
 
-    def _refusal(self, found: str) -> ConfigurationError:
-        return ConfigurationError(f"Checkpoint({str(self.folder)!r}): the folder {found}; {_ANEW}")
+    def _variables(self) -> list[Any]:
+        """All that the team has not in its vector."""
+        owned = [one for wrapper in self._wrappers() for one in wrapper.owned]
+        return untrained(self.model, owned if self.team is not None else [])
+
+    def _of(self, optimizer: Any) -> list[Any]:
+        """The variables of an optimizer; of one that does not step here, counts and rates only."""
+        wrapper = wrapper_of(optimizer)
+        steps = self.team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
+        return [one for one in optimizer.variables if steps or not one.shape]
 
 
-def _first_difference(there: list[str], here: list[str]) -> tuple[str, str]:
-    for index, (one, other) in enumerate(zip(there, here, strict=False)):
-        if one != other:
-            return f"{one} (number {index})", other
-    return f"{len(there)} of them", f"{len(here)}"
+def _numbered(layout: Layout) -> str:
+    """The shapes and types of weights, to be compared; Keras gives a model made twice other names."""
+    segments = [
+        replace(one, name=f"number {place}", tied_to=None) for place, one in enumerate(layout.segments)
+    ]
+    return replace(layout, segments=tuple(segments)).to_json()
+
+
+def _rate(wrapper: Wrapper) -> list[float | None]:
+    """The learning rate that an optimizer has, unless it is a schedule's, and what a callback has set."""
+    inner = wrapper.inner_optimizer
+    scheduled = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    return [None if scheduled else float(keras.ops.convert_to_numpy(inner.learning_rate)), wrapper.rate_set]

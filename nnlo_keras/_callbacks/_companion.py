@@ -59,6 +59,9 @@ class Companion(keras.callbacks.Callback):
         """Do what has to be done before the centre is what this rank's model is."""
         self.role, self.distribute, self.team = role, None, None
 
+    def before_part(self, distribute: Distribute) -> None:
+        """Do what has to be done when this rank has its place, and before it takes up its part."""
+
     def after_start(self, distribute: Distribute | None) -> None:
         """Do what has to be done before the first batch, when all ranks are there."""
         self.distribute = distribute
@@ -66,6 +69,15 @@ class Companion(keras.callbacks.Callback):
 
     def before_end(self) -> None:
         """Do what has to be done while the others can still be asked."""
+
+    def after_serving(self) -> None:
+        """On a server: an epoch was served."""
+
+    def before_empty_epoch(self, epoch: int) -> None:
+        """The training was stopped here, and others may still have this epoch before them."""
+
+    def after_epochs(self) -> None:
+        """All ranks have had all epochs, those that were stopped before them, too."""
 
     # -- what several of them need --------------------------------------------------------------------
 

@@ -32,6 +32,9 @@ class GradientSum(Protocol):
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""
 
+    def resume(self) -> None:
+        """Go on with the sum that lies in the vector whose turn it is, as `collect` has brought it there."""
+
 
 def gradient_sum(optimizer: Any, variables: Sequence[Any]) -> GradientSum:
     """Make a sum of gradients, of variables that belong to an optimizer."""

@@ -72,3 +72,11 @@ class TorchSum:
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""
         self._turn, self._there = turn, [False] * len(self._variables)
+
+    @torch.no_grad()
+    def resume(self) -> None:
+        """Go on with the sum that lies in the vector whose turn it is."""
+        self._there = (self._vectors[self._turn].vector[self._marks] != 0).tolist()
+        for total, view in zip(self._sums[self._turn], self._views[self._turn], strict=True):
+            if total is not view:
+                total.copy_(view)

@@ -107,6 +107,16 @@ class TracedSum:
         self._number.vector[0] = self._number.vector[0] % _NUMBERS + 1
         self._number_road.write()
 
+    def resume(self) -> None:
+        """Go on with the sum that lies in the vector whose turn it is."""
+        joined, vector = self._joined.vector, self._vectors[self._turn].vector
+        joined[0] = self._number.vector[0]
+        joined[1 : self._head] = vector[self._marks] != 0
+        for index, piece in zip(self._small, self._pieces, strict=True):
+            joined[piece] = vector[self._segments[index].place]
+        for way in (self._joint_road, *self._roads[self._turn]):
+            way.write()
+
 
 def _flat(gradient: Any, size: int) -> Any:
     if gradient is None:

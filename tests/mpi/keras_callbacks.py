@@ -144,7 +144,7 @@ class Die(keras.callbacks.Callback):
     """The rank that has the centre is killed behind an epoch."""
 
     def on_epoch_end(self, epoch, logs=None):
-        if WORLD.rank == 0 and epoch + 1 == DIES_AFTER:
+        if WORLD.rank == 0 and epoch == DIES_AFTER:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -195,8 +195,7 @@ def written():
 
 def checkpoint():
     """Ends for good in the middle, when it is to; is started again by the same command."""
-    folder = FOLDER / ("here" if WORLD.rank == 0 else "nowhere")
-    saving = [nk.Checkpoint(folder), nk.WarmUp(2.5), Die()]
+    saving = [nk.Checkpoint(FOLDER / "here"), nk.WarmUp(2.5), Die()]
     for piece, callbacks in {"checkpoint": saving, "uninterrupted": saving[1:2]}.items():
         model = train(piece, nk.Synchronous(keras.optimizers.Adam(0.01)), callbacks, epochs=4)
         found[piece]["optimizer"] = digest(of_optimizer(model))

@@ -1,0 +1,128 @@
+"""What a rank of a Keras training is besides its team: variables, random numbers, callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from nnlo_common import ConfigurationError, _random_states
+from nnlo_keras._layout import memory_of
+
+__all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
+
+#: What Keras's own callbacks have seen of a training, as far as they decide by it.
+_SEEN = ("wait", "stopped_epoch", "best", "best_epoch", "best_weights", "cooldown_counter")
+#: What layers draw from that have no seed generator of their own.
+_SEEDS = "global_seed_generator"
+_DECIDING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.ModelCheckpoint,
+)
+
+
+def values_of(variables: Iterable[Any]) -> list[Any]:
+    """Return what variables hold; 16-bit floats as wide ones, which NumPy knows."""
+    arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+    return [array.astype(np.float32) if array.dtype.kind == "V" else array for array in arrays]
+
+
+def assign(variables: Sequence[Any], values: Sequence[Any], what: str) -> None:
+    """Let variables hold what `values_of` returned.
+
+    Raises:
+        ConfigurationError: they are others.
+    """
+    here, there = ([tuple(one.shape) for one in some] for some in (variables, values))
+    if here != there:
+        raise ConfigurationError(
+            f"{what} were saved with the shapes {there}, but have {here} now; make the same model and "
+            "optimizer"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def untrained(model: Any, trained: Iterable[Any]) -> list[Any]:
+    """Return a model's variables but those: statistics, frozen weights, the states of seed generators."""
+    known = {memory_of(variable) for variable in trained}
+    return [variable for variable in model.variables if memory_of(variable) not in known]
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of all random numbers that a script draws from, as far as they can be had."""
+    seeds = keras.src.backend.common.global_state.get_global_attribute(_SEEDS)
+    states = {**_random_states.random_states(), "keras": None if seeds is None else values_of([seeds.state])}
+    if keras.backend.backend() == "torch":
+        import torch
+
+        states["torch"] = torch.get_rng_state().numpy().copy()
+    return states
+
+
+def load_random(states: Mapping[str, Any]) -> None:
+    """Go on drawing where `random_states` was called."""
+    if states["keras"] is not None:
+        # What is not there yet is seeded by a number of Python's, which are set behind it.
+        seeds = keras.src.random.seed_generator.global_seed_generator()
+        assign([seeds.state], states["keras"], "the seeds of Keras")
+    _random_states.load_random(states)
+    if "torch" in states:
+        import torch
+
+        torch.set_rng_state(torch.from_numpy(states["torch"]))
+
+
+class Decisions:
+    """What the callbacks of a `fit` have seen: its history, and what the next decision depends on.
+
+    Args:
+        container: the callbacks.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self._callbacks = [] if container is None else container.callbacks
+        self._history = None if container is None else container._history
+
+    def state(self) -> dict[str, Any]:
+        """Return it."""
+        history = self._history
+        return {
+            "epochs": [] if history is None else list(history.epoch),
+            "history": {}
+            if history is None
+            else {name: list(map(_plain, values)) for name, values in history.history.items()},
+            "seen": [
+                {name: getattr(one, name) for name in _SEEN if hasattr(one, name)} for one in self._deciding()
+            ],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on there, once all callbacks have begun."""
+        history = self._history
+        if history is not None:
+            history.epoch, history.history = list(state["epochs"]), dict(state["history"])
+        deciding = self._deciding()
+        if len(deciding) == len(state["seen"]):
+            for one, seen in zip(deciding, state["seen"], strict=True):
+                vars(one).update(seen)
+        for one in self._callbacks:
+            if isinstance(one, keras.callbacks.CSVLogger) and not one.append:
+                self._log_again(one, state)
+
+    def _deciding(self) -> list[Any]:
+        return [one for one in self._callbacks if isinstance(one, _DECIDING)]
+
+    def _log_again(self, logger: Any, state: Mapping[str, Any]) -> None:
+        """Write the epochs anew that were before: the file has been begun anew."""
+        epochs, history = state["epochs"], state["history"]
+        for place, epoch in enumerate(epochs):
+            logs = {name: values[place] for name, values in history.items() if len(values) == len(epochs)}
+            logger.on_epoch_end(epoch, logs)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)

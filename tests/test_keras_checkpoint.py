@@ -1,0 +1,121 @@
+"""Checkpoints of a Keras fit: the same command goes on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import mpiexec
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+sys.path.insert(0, str(Path(__file__).with_name("mpi")))
+
+import keras_checkpoint  # noqa: E402
+
+PROGRAM = Path(keras_checkpoint.__file__)
+BATCHES = 30  # of a whole training in one process
+TORCH = keras.backend.backend() == "torch"
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "samples.h5"
+    keras_checkpoint.write(path)
+    return path
+
+
+def same(tmp_path, file, first, **options):
+    """Compare a training that was interrupted with one that was not."""
+    weights, history, done = keras_checkpoint.train(tmp_path / "run", file, **options)
+    want, straight, whole = keras_checkpoint.train(tmp_path / "straight", file, **options)
+    assert done.done == whole.done - first
+    if TORCH:  # the others trace their first step, which draws
+        assert done.drawn == whole.drawn[first:]
+    assert history.history == straight.history
+    assert history.epoch == [0, 1, 2]
+    assert np.array_equal(weights, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [1, 10, 14, 30])
+def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, file, stop_at):
+    options = {"wrapper": "Downpour"}
+    with pytest.raises(SystemExit) as caught:
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=stop_at, how="signal", **options)
+    assert caught.value.code == 75
+    same(tmp_path, file, stop_at, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "data",
+    [
+        "arrays",
+        pytest.param(
+            "shuffled", marks=pytest.mark.skipif(not TORCH, reason="only torch says where its shuffling is")
+        ),
+    ],
+)
+def test_where_the_data_has_no_position_a_signal_saves_at_the_end_of_the_epoch(tmp_path, file, data):
+    options = {"wrapper": "EASGD", "data": data}
+    with pytest.raises(SystemExit) as caught:
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=13, how="signal", **options)
+    assert caught.value.code == 75
+    same(tmp_path, file, 20, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["Downpour", "EASGD", "GEM"])
+def test_a_killed_training_goes_on_bit_for_bit_within_an_epoch(tmp_path, file, wrapper):
+    options = {"wrapper": wrapper, "minutes": 1e-9}  # before each batch
+    with pytest.raises(KeyboardInterrupt):
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=17, **options)
+    same(tmp_path, file, 16, **options)
+
+
+def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
+    (tmp_path / name).mkdir(exist_ok=True)
+    folders = [str(tmp_path / f"run-{name}"), str(tmp_path / name)]
+    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=110, env=env)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "how", "options"),
+    [
+        (3, "signal", ["wrapper=Synchronous"]),
+        pytest.param(3, "raise", ["wrapper=Synchronous", "data=arrays"], marks=pytest.mark.extended),
+        pytest.param(2, "signal", ["wrapper=Downpour", "every=3"], marks=pytest.mark.extended),
+        pytest.param(2, "signal", ["wrapper=Downpour", "assignment=dynamic"], marks=pytest.mark.extended),
+        pytest.param(2, "signal", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),
+        pytest.param(2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"], marks=pytest.mark.extended),
+    ],
+    ids=str,
+)
+def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, file, ranks, how, options):
+    done = run(tmp_path, ranks, "straight", *options)
+    assert done.returncode == 0, done.stderr
+    stopped = run(tmp_path, ranks, "stopped", *options, stop_at=7 if ranks == 3 else 13, how=how)
+    assert stopped.returncode == 75 if how == "signal" else stopped.returncode != 0, stopped.stderr
+    again = run(tmp_path, ranks, "stopped", *options)
+    assert again.returncode == 0, again.stderr
+    for rank in range(ranks):
+        one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "stopped"))
+        assert np.array_equal(one["weights"], other["weights"]), rank
+        assert np.array_equal(one["loss"], other["loss"]), rank
+        # What a server calls a batch is the whole epoch, which it begins once more.
+        assert rank == 0 or not TORCH or np.array_equal(one["drawn"][-4:], other["drawn"][-4:]), rank
+        assert other["epochs"].tolist() == [0, 1, 2]
+        assert rank == 0 or 0 < other["done"] < one["done"]
