@@ -202,13 +202,12 @@ def join(world: RankWorld, plan: Plan) -> Member:
     part: TeamPart
     server: Server | None = None
     if assignment.shard is None:
-        part, role = _join_as_worker(world, plan, cell, shards), f"worker {assignment.worker}"
+        part = _join_as_worker(world, plan, cell, shards)
     else:
         part, server = _join_as_server(world, plan, cell, shards, places)
-        role = f"server {assignment.shard}"
     return Member(
         part=part,
-        role=role,
+        role=assignment.title,
         place=place,
         threads=threads,
         table=table,

@@ -68,13 +68,17 @@ class Keeper:
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def want(self) -> None:
-        """Have all ranks save at their next batch boundary, where this rank can say so."""
-        if self._team is None or not self._speaks:
-            return
-        assert self._team.serving is not None  # who speaks for several serves
-        if self._draft is None and self._begin():
-            self._team.serving.want_pause()
+    def request(self, *, end: bool) -> None:
+        """Have all ranks save at their next batch boundary: alone at once, on a server when a worker asks.
+
+        Args:
+            end: whether all are to leave then.
+        """
+        if self._team is None:
+            self.save()
+            self.ending = end
+        elif not self._team.serves:
+            self._team.ask({"ask": "checkpoint", "do": "want", "end": end})
 
     def save(self) -> bool:
         """Save together with all other ranks, who all call it between two batches.
@@ -131,7 +135,10 @@ class Keeper:
         """On the first server: answer a rank."""
         if content["do"] == "want":
             self._end |= content["end"]
-            self.want()
+            assert self._team is not None
+            assert self._team.serving is not None  # who answers for several serves
+            if self._draft is None and self._begin():
+                self._team.serving.want_pause()
         elif content["do"] == "number":
             return {"number": None if self._draft is None else self._draft.number, "end": self._end}
         else:
@@ -195,9 +202,10 @@ class Keeper:
         return facts
 
     def _find(self) -> str:
-        if self._speaks:
-            hold(self.store.folder)
-        newest = self.store.newest() if self._speaks else None
+        if not self._speaks:
+            return "0"
+        hold(self.store.folder)
+        newest = self.store.newest()
         return "0" if newest is None else str(newest.manifest.number)
 
     def _check(self, saved: Mapping[str, Any]) -> bool:

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["load_random", "random_states"]
+__all__ = ["load_random", "random_states", "seed_random"]
+
+
+def seed_random(number: int) -> None:
+    """Seed the generators that Python and NumPy have for all."""
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - user code draws from it
 
 
 def random_states() -> dict[str, Any]:

@@ -68,6 +68,11 @@ class Assignment:
     worker: int | None = None
     member: int | None = None
 
+    @property
+    def title(self) -> str:
+        """What reports and files call this rank in a training: "server 0", "worker 1", ..."""
+        return f"worker {self.worker}" if self.shard is None else f"server {self.shard}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from nnlo_common._files import of_rank, usable
+from nnlo_common._places import describe_here
 
 __all__ = ["Trace"]
 
@@ -45,6 +48,21 @@ class Trace:
         self._next_s = 0.0
         self._add({"name": "process_name", "ph": "M", "args": {"name": name}})
         self.flush()
+
+    @classmethod
+    def of_rank(cls, path: str | Path, rank: int, role: str) -> Self:
+        """Begin the trace of a rank, for a `Timeline`.
+
+        Args:
+            path: the file; the rank is added to its name.
+            rank: this rank's number.
+            role: "alone", "server 0", "worker 0", ...
+
+        Raises:
+            ConfigurationError: the file cannot be written.
+        """
+        file = usable(f"Timeline({str(path)!r})", of_rank(path, rank))
+        return cls(file, rank, f"{role} on {describe_here()['host']}")
 
     def add(self, name: str, begin_s: float, end_s: float, **facts: object) -> None:
         """Add what happened from `begin_s` to `end_s`."""

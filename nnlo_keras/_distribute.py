@@ -145,7 +145,7 @@ class Distribute(keras.callbacks.Callback):
             return  # what is wrong with it will be said when the training begins
         if wrapper.servers > 1:
             refuse_loading(container, wrapper.servers)
-        role = _role(wrapper, world)
+        role = assigned(world, wrapper.servers).title
         if role == "server 0":
             restored_first(container)
         elif role.startswith("server"):
@@ -296,7 +296,7 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(
                 "this optimizer was built before the ranks were known; make a new one for this training"
             )
-        self._prepare(_role(first, world))
+        self._prepare(assigned(world, first.servers).title)
         weights = self._weights = Weights(self.model, wrappers)
         self._team = Team(
             first.algorithm,
@@ -442,12 +442,6 @@ class Distribute(keras.callbacks.Callback):
                 one.after_serving()
             self._logs = dict(team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
         return self._logs
-
-
-def _role(wrapper: Wrapper, world: RankWorld) -> str:
-    """What this rank is to be, before it joins."""
-    assignment = assigned(world, wrapper.servers)
-    return f"worker {assignment.worker}" if assignment.shard is None else f"server {assignment.shard}"
 
 
 def _described(wrapper: Wrapper) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +15,9 @@ import numpy as np
 
 import nnlo_keras
 from nnlo_common import ConfigurationError
-from nnlo_common import Target as Reached
 from nnlo_common._files import whole
 from nnlo_common._joining import assigned, launched
+from nnlo_common._random_states import seed_random
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
 from nnlo_common._train._plan import Plan, refuse_for_keras, rises, stop_rules
@@ -37,8 +36,7 @@ def seed(number: int) -> None:
         keras.utils.set_random_seed(number)
         return
     # On other back ends that would load TensorFlow, if it is installed, which takes seconds.
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 - users' code draws from it
+    seed_random(number)
     if keras.backend.backend() == "torch":
         torch = importlib.import_module("torch")
         torch.manual_seed(number)
@@ -89,14 +87,7 @@ class Training:
         self._stop_by = stop_rules(settings, measured, self._val is not None)
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
-        shard = None if world is None else assigned(world, settings.servers)
-        self.role = (
-            "alone"
-            if shard is None
-            else f"worker {shard.worker}"
-            if shard.shard is None
-            else f"server {shard.shard}"
-        )
+        self.role = "alone" if world is None else assigned(world, settings.servers).title
 
     def join(self) -> None:
         """Do nothing: `fit` joins."""
@@ -159,14 +150,12 @@ class _Target(keras.callbacks.Callback):
 
     def __init__(self, distribute: nnlo_keras.Distribute, target: Any) -> None:
         super().__init__()
-        self._distribute, self._name = distribute, target.metric
-        bound = {"above": target.value} if target.above else {"below": target.value}
-        self._reached = Reached(**bound)
+        self._distribute, self._target = distribute, target
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Look; a worker's own metrics do not count."""
-        value = (logs or {}).get(self._name)
-        if speaks(self._distribute.role) and value is not None and self._reached(float(value)):
+        value = (logs or {}).get(self._target.metric)
+        if speaks(self._distribute.role) and value is not None and self._target(float(value)):
             self.model.stop_training = True
 
 

@@ -187,12 +187,8 @@ class Checkpoint:
         team = self._team
         if self._is_time():
             self._last_s, self._last_batch = time.monotonic(), self._batch
-            if team is None:
-                self._keeper.save()
-                self._keeper.ending = self._interrupts.came
-            elif not team.serves:
-                self._asked_to_end = self._interrupts.came
-                team.ask({"ask": "checkpoint", "do": "want", "end": self._asked_to_end})
+            self._asked_to_end = self._interrupts.came
+            self._keeper.request(end=self._asked_to_end)
         if team is not None and team.pause_requested:
             self._keeper.save()
         self._leave_if_told()
@@ -272,11 +268,7 @@ class Checkpoint:
             optimizer.load_state_dict(tree["optimizer"])
         if self._team is not None:
             self._team.load(tree["team"])
-            # The centre's optimizer has got its state, and with it new groups.
-            optimizer.param_groups, optimizer.state = (
-                optimizer.optimizer.param_groups,
-                optimizer.optimizer.state,
-            )
+            self._take_groups()
         self._load_also(tree)
         self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
         if not self._was_inside:
@@ -292,11 +284,12 @@ class Checkpoint:
         tree = None if data is None else unpacked(data)
         self._team.load_for_others(tree and tree["team"], self._epoch)
         if tree is not None:
-            optimizer = self._optimizer
-            optimizer.param_groups, optimizer.state = (
-                optimizer.optimizer.param_groups,
-                optimizer.optimizer.state,
-            )
+            self._take_groups()
+
+    def _take_groups(self) -> None:
+        """Show what the centre's optimizer has: with its state it has got new groups."""
+        optimizer = self._optimizer
+        optimizer.param_groups, optimizer.state = optimizer.optimizer.param_groups, optimizer.optimizer.state
 
     def _load_also(self, tree: Mapping[str, Any]) -> None:
         if tree["also"].keys() != self._also.keys():

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nnlo_common._files import of_rank, usable
-from nnlo_common._places import describe_here
 from nnlo_common._trace import Trace
 from nnlo_torch._wrapper import Wrapper
 
@@ -48,9 +46,7 @@ class Timeline:
     """
 
     def __init__(self, optimizer: Wrapper, path: str | Path, *, initial_epoch: int = 0) -> None:
-        file = usable(f"Timeline({str(path)!r})", of_rank(path, optimizer.rank))
-        host = describe_here()["host"]
-        self._trace = Trace(file, optimizer.rank, f"{optimizer.role} on {host}")
+        self._trace = Trace.of_rank(path, optimizer.rank, optimizer.role)
         self._optimizer, self._epochs, self._exchanges = optimizer, initial_epoch, False
         self._epoch_s = self._last_s = self._step_s = time.perf_counter()
         optimizer.register_step_pre_hook(self._before_step)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 import nnlo_torch
-from nnlo_common import ConfigurationError, EarlyStopping, Target
+from nnlo_common import ConfigurationError, EarlyStopping
+from nnlo_common._random_states import seed_random
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
 from nnlo_common._train._module import running
@@ -30,8 +29,7 @@ _CHECKPOINT = "checkpoint"
 
 def seed(number: int) -> None:
     """Seed everything that a script with PyTorch draws from."""
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 - users' code draws from it
+    seed_random(number)
     torch.manual_seed(number)
 
 
@@ -216,8 +214,7 @@ class Training:
             course.enough.append(lambda scores: early(scores[self._stop_by]))
         if settings.target is not None:
             target = settings.target
-            reached = Target(above=target.value) if target.above else Target(below=target.value)
-            course.enough.append(lambda scores: reached(scores[target.metric]))
+            course.enough.append(lambda scores: target(scores[target.metric]))
         if settings.checkpoint is None:
             return None
         return nnlo_torch.Checkpoint(folder, self._joined, also=also, epochs=settings.checkpoint)

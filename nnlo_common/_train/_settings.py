@@ -29,6 +29,10 @@ class Target:
     above: bool
     value: float
 
+    def __call__(self, value: float) -> bool:
+        """Say whether a value of the metric is good enough."""
+        return value > self.value if self.above else value < self.value
+
 
 def _option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
     metadata = {"group": group, "kind": kind, "help": help, **facts}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common._flat import Vector
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.protocol._checks import refused, violated
@@ -435,34 +436,28 @@ class Server:
         return self._reply(event, with_vector=True)
 
     def _reply(self, event: Received, *, with_vector: bool) -> Send:
+        vector = event.frame.vector[: self.rule.center.size] if with_vector else None
+        return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector)
+
+    def _paused(self, event: Received, *, go_on: bool) -> Send:
+        return self._answer(event, Kind.PAUSED, resume=go_on)
+
+    def _answer(
+        self, event: Received, kind: Kind, *, vector: Vector | None = None, resume: bool = False
+    ) -> Send:
         request = event.message
         if request.sender in self.peers:
             self.peers[request.sender].unanswered -= 1
         reply = Message(
-            Kind.CENTER if with_vector else Kind.ACK,
+            kind,
             self.rank,
             request.sequence,
             self.rule.clock,
             weight=self.rate,
             shard=self.shard,
             stop=self.stopping,
-            vector=event.frame.vector[: self.rule.center.size] if with_vector else None,
-            pause=self.pauses.wanted,
-        )
-        return Send(request.sender, reply, event.frame)
-
-    def _paused(self, event: Received, *, go_on: bool) -> Send:
-        request = event.message
-        self.peers[request.sender].unanswered -= 1
-        reply = Message(
-            Kind.PAUSED,
-            self.rank,
-            request.sequence,
-            self.rule.clock,
-            weight=self.rate,
-            shard=self.shard,
-            stop=self.stopping,
-            resume=go_on,
+            vector=vector,
+            resume=resume,
             pause=self.pauses.wanted,
         )
         return Send(request.sender, reply, event.frame)

@@ -15,7 +15,6 @@ Requirements that shaped this module:
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,8 +30,6 @@ from nnlo_common.transport._endpoint import Link
 from nnlo_common.transport._world import MPI
 
 __all__ = ["MPIEndpoint"]
-
-_LOG = logging.getLogger(__name__)
 
 # Looks in a row while a message is expected or moving: long messages move only while somebody looks.
 _LOOKS = 64

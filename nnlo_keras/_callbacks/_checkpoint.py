@@ -214,12 +214,8 @@ class Checkpoint(Companion):
         possible = not self._inside or (self._feeding is not None and self._feeding.has_position)
         if self._is_time() and (possible or team is not None):
             self._last_s = time.monotonic()
-            if team is None:
-                self._keeper.save()
-                self._keeper.ending = came
-            else:
-                self._asked_to_end = came
-                team.ask({"ask": "checkpoint", "do": "want", "end": came})
+            self._asked_to_end = came
+            self._keeper.request(end=came)
         if team is not None and possible and team.pause_requested:
             self._keeper.save()
         self._leave_if_told()

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common._files import of_rank, usable
-from nnlo_common._places import describe_here
 from nnlo_common._trace import Trace
 from nnlo_keras._callbacks._companion import Companion
 
@@ -52,9 +50,7 @@ class Timeline(Companion):
     def after_start(self, distribute: Distribute | None) -> None:
         """Open the file, and have exchanges told."""
         super().after_start(distribute)
-        file = usable(f"Timeline({str(self.path)!r})", of_rank(self.path, self.rank))
-        host = describe_here()["host"]
-        self._trace = Trace(file, self.rank, f"{self.role} on {host}")
+        self._trace = Trace.of_rank(self.path, self.rank, self.role)
         self._batch_s: float | None = None
         self._ended = False
         if self.team is not None:

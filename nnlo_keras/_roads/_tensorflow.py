@@ -48,11 +48,12 @@ class TensorFlowRoad:
             for (variable, segment, view), apart in zip(places, spread, strict=True)
             if not apart
         ]
-        # float32 variables that are large, or few, are taken one by one.
         self._floats = [place for place in plain if place.segment.dtype == "float32"]
-        self._alone = [place for place in self._floats if place.segment.size >= _LARGE or len(plain) <= _FEW]
-        self._small = _Together([place for place in self._floats if place not in self._alone], flat)
-        self._other = _Together([place for place in plain if place not in self._floats], flat)
+        # Those that are large, or few, are taken one by one.
+        large = 0 if len(plain) <= _FEW else _LARGE
+        self._alone = [place for place in self._floats if place.segment.size >= large]
+        self._small = _Together([place for place in self._floats if place.segment.size < large], flat)
+        self._other = _Together([place for place in plain if place.segment.dtype != "float32"], flat)
         self.aliased = False
 
     def read(self) -> None:
