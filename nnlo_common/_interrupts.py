@@ -33,20 +33,33 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.came = False
-        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            if not _noting:
+                _before.update({number: signal.signal(number, _note) for number in _SIGNALS})
+            _noting.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            with contextlib.suppress(TypeError, ValueError):  # set from C, or at the end of the interpreter
-                signal.signal(number, handler)
-        self._before = {}
+        if self not in _noting:
+            return
+        _noting.remove(self)
+        if not _noting:
+            for number, handler in _before.items():
+                with contextlib.suppress(TypeError, ValueError):  # set from C, or at the interpreter's end
+                    signal.signal(number, handler)
+            _before.clear()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
-        self.came = True
+
+#: Those between their begin and end: who fails may end long after another has begun.
+_noting: list[Interrupts] = []
+#: What the signals did before the first of them.
+_before: dict[signal.Signals, Any] = {}
+
+
+def _note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+    for one in _noting:
+        one.came = True
