@@ -1,4 +1,4 @@
-"""Messages in saved states: what was under way when a training paused."""
+"""What a server saves of its workers: their messages that were under way, and what it knows of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from nnlo_common._flat import Frame
 from nnlo_common._state import State, require
 from nnlo_common.protocol._events import Received
 from nnlo_common.protocol._messages import Kind, Message
+from nnlo_common.protocol._peers import Peer
 
-__all__ = ["kept", "restored"]
+__all__ = ["kept", "restored", "restored_peers"]
 
 
 def kept(message: Message) -> State:
@@ -49,3 +50,16 @@ def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
         np.copyto(frame.vector, vector)
     fields = {**state, "kind": Kind[state["kind"]], "vector": None if vector is None else frame.vector}
     return Received(Message(**fields), frame)
+
+
+def restored_peers(owner: str, state: Mapping[str, Any]) -> dict[int, Peer]:
+    """Return the workers of a server's saved state, after a look at all parts of it.
+
+    Raises:
+        ConfigurationError: it is no server's state.
+    """
+    parts = {"rule": Mapping, "staleness": [[int]], "workers": Mapping, "pending": [Mapping]}
+    require(owner, state, rate=float, **parts)
+    if not all(isinstance(peer, Mapping) and rank.isdecimal() for rank, peer in state["workers"].items()):
+        raise ConfigurationError(f"{owner}: its workers are not what was saved; is the state damaged?")
+    return {int(rank): Peer.of(f"{owner}, rank {rank}", peer) for rank, peer in state["workers"].items()}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
-from nnlo_common._state import State, require
+from nnlo_common._state import State
 from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
-from nnlo_common.protocol._kept import kept, restored
+from nnlo_common.protocol._kept import kept, restored, restored_peers
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
-from nnlo_common.protocol._pauses import Pauses
 from nnlo_common.protocol._peers import AWAITED, Peer, Peers, Standing
+from nnlo_common.protocol._waiting import Waiting
 
 __all__ = ["Server"]
 
@@ -69,13 +69,10 @@ class Server:
         self.stopping, self.rate = False, 0.0
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
-        self._pending: list[Received] = []  # contributions, in order of arrival
-        self._lobby: list[Received] = []  # joins that are not let in yet
-        self._locks: deque[Received] = deque()  # lock requests that wait
-        self._views: list[Received] = []  # who wants to see the centre at the end of an epoch
+        self._waiting = Waiting(self.peers)
+        self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # guests, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
-        self.pauses = Pauses(self.peers)
         # Whether each contribution makes a commit, however many workers there are.
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
@@ -141,11 +138,10 @@ class Server:
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
-        waiting = (*self._pending, *self._lobby, *self._locks, *self._views, *self.pauses.waiting)
-        broken = violated(self, [item.message.sender for item in waiting])
-        if self._ready():
+        broken = violated(self, [event.message.sender for event in self._waiting])
+        if self._waiting.ready(self.rule, self.peers):
             broken = "no commit is overdue"
-        if self._locks and self._holder is None:
+        if self._waiting.locks and self._holder is None:
             broken = "nobody waits for a free lock"
         if self._holder is not None and self.peers[self._holder].standing is not Standing.TRAINING:
             broken = "who holds the lock is in"
@@ -158,14 +154,14 @@ class Server:
         Raises:
             ProtocolError: a worker holds the lock or waits for it, or for the end of an epoch.
         """
-        if self._locks or self._holder is not None or self._views:
+        if self._waiting.locks or self._holder is not None or self._waiting.views:
             raise self.story.error("its state was asked for amid a commit; let the workers pause first")
         return {
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
             "rate": self.rate,
             "workers": {str(rank): peer.state() for rank, peer in sorted(self.peers.items())},
-            "pending": [kept(event.message) for event in self._pending],
+            "pending": [kept(event.message) for event in self._waiting.contributions],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +172,7 @@ class Server:
                 changed then.
         """
         owner = f"server shard {self.shard}"
-        peers = self._saved_peers(state)
+        peers = restored_peers(owner, state)
         if peers.keys() != self.peers.keys():
             raise ConfigurationError(
                 f"{owner}: the state was saved with the workers {sorted(peers)}, but now they are "
@@ -187,7 +183,7 @@ class Server:
         self.peers.update(peers)
         for rank, peer in peers.items():
             peer.unanswered = sum(event.message.sender == rank for event in pending)
-        self._pending = pending
+        self._waiting.contributions = pending
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Continue with the centre of the server that gave `state`, but with other workers.
@@ -198,18 +194,11 @@ class Server:
         Raises:
             ConfigurationError: it was saved with other options or another model; nothing was changed then.
         """
-        epochs = min((peer.epochs for peer in self._saved_peers(state).values()), default=0)
+        peers = restored_peers(f"server shard {self.shard}", state)
+        epochs = min((peer.epochs for peer in peers.values()), default=0)
         self._load_center(state)
         for peer in self.peers.values():
             peer.epochs = epochs
-
-    def _saved_peers(self, state: Mapping[str, Any]) -> dict[int, Peer]:
-        owner = f"server shard {self.shard}"
-        parts = {"rule": Mapping, "staleness": [[int]], "workers": Mapping, "pending": [Mapping]}
-        require(owner, state, rate=float, **parts)
-        if not all(isinstance(peer, Mapping) and rank.isdecimal() for rank, peer in state["workers"].items()):
-            raise ConfigurationError(f"{owner}: its workers are not what was saved; is the state damaged?")
-        return {int(rank): Peer.of(f"{owner}, rank {rank}", peer) for rank, peer in state["workers"].items()}
 
     def _load_center(self, state: Mapping[str, Any]) -> None:
         self.rule.load(state["rule"])
@@ -219,23 +208,23 @@ class Server:
 
     def _join(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].standing = Standing.QUEUING
-        self._lobby.append(event)
+        self._waiting.joins.append(event)
         return [*self._admit(), *self._answer_pauses()]
 
     def _contribution(self, event: Received) -> list[Action]:
-        if self._at_once and not self._pending:
+        if self._at_once and not self._waiting.contributions:
             # The way of every asynchronous exchange; what follows does the same, only slower.
             self._apply([event])
             reply = self._reply_to_contribution(event)
-            return [reply, *self._admit()] if self._lobby else [reply]
-        self._pending.append(event)
+            return [reply, *self._admit()] if self._waiting.joins else [reply]
+        self._waiting.contributions.append(event)
         return [*self._commit_ready(), *self._answer_pauses()]
 
     def _pull(self, event: Received) -> list[Action]:
         return [self._center_to(event)]
 
     def _lock(self, event: Received) -> list[Action]:
-        self._locks.append(event)
+        self._waiting.locks.append(event)
         return self._grant()
 
     def _commit(self, event: Received) -> list[Action]:
@@ -260,7 +249,7 @@ class Server:
         return self._answer_pauses()
 
     def _view(self, event: Received) -> list[Action]:
-        self._views.append(event)
+        self._waiting.views.append(event)
         return self._show()
 
     def _options(self, event: Received) -> list[Action]:
@@ -279,13 +268,7 @@ class Server:
         self.story.tell("lost rank", rank)
         self._depart(rank, Standing.LOST)
         self.peers[rank].unanswered = 0
-        waiting = (*self._pending, *self._lobby, *self._locks, *self._views, *self.pauses.waiting)
-        gone = [item for item in waiting if item.message.sender == rank]
-        self._pending = [item for item in self._pending if item.message.sender != rank]
-        self._lobby = [item for item in self._lobby if item.message.sender != rank]
-        self._locks = deque(item for item in self._locks if item.message.sender != rank)
-        self._views = [item for item in self._views if item.message.sender != rank]
-        self.pauses.waiting = [item for item in self.pauses.waiting if item.message.sender != rank]
+        gone = self._waiting.drop(rank)
         if self._holder == rank:
             self._holder = None
         return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
@@ -303,22 +286,23 @@ class Server:
 
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
-        while self._lobby:
+        joins = self._waiting.joins
+        while joins:
             # By rank, not by arrival: all servers then let the same workers in first.
             allowed = sorted(self.peers.awaited())[: self.rule.capacity()]
-            event = next((event for event in self._lobby if event.message.sender in allowed), None)
+            event = next((event for event in joins if event.message.sender in allowed), None)
             if event is None:
                 break
-            self._lobby.remove(event)
+            joins.remove(event)
             self.peers[event.message.sender].standing = Standing.TRAINING
             resumes = event.message.resume
             actions.append(self._reply(event, with_vector=False) if resumes else self._center_to(event))
         return actions
 
     def _grant(self) -> list[Action]:
-        if self._holder is not None or not self._locks:
+        if self._holder is not None or not self._waiting.locks:
             return []
-        event = self._locks.popleft()
+        event = self._waiting.locks.pop(0)
         self._holder = event.message.sender
         return [self._center_to(event)]
 
@@ -326,10 +310,10 @@ class Server:
         """Show the centre to those who wanted to see it once all had finished an epoch, if all have."""
         shown = [
             event
-            for event in self._views
+            for event in self._waiting.views
             if self.peers.have_finished(self.peers[event.message.sender].epochs)
         ]
-        self._views = [event for event in self._views if event not in shown]
+        self._waiting.views = [event for event in self._waiting.views if event not in shown]
         for event in shown:
             # Who goes on from it begins an epoch; the others evaluate.
             self.peers[event.message.sender].views += not event.message.resume
@@ -347,63 +331,32 @@ class Server:
         """Send on whom others wait for; let all pause once they are there and nothing is under way."""
         if not self.pauses.waiting:
             return []
-        contributed = {event.message.sender for event in self._pending}
+        contributed = {event.message.sender for event in self._waiting.contributions}
         sent_on: list[Action] = [
             self._paused(event, go_on=True) for event in self.pauses.called_off(contributed)
         ]
-        if self._pending or self._locks or self._holder is not None:
+        if contributed or self._waiting.locks or self._holder is not None:
             return sent_on
         return [*sent_on, *(self._paused(event, go_on=False) for event in self.pauses.complete())]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
-        while self._pending:
-            actions += self._drop_stale()
-            chosen = self._ready()
+        while self._waiting.contributions:
+            actions += [self._drop(event) for event in self._waiting.take_late(self.rule)]
+            chosen = self._waiting.take_ready(self.rule, self.peers)
             if not chosen:
                 break
-            self._pending = [event for event in self._pending if event not in chosen]
             self.rule.absent = self.peers.ahead()
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
         return actions
 
-    def _ready(self) -> list[Received]:
-        """The contributions of the next commit, by rank; none while others are waited for.
-
-        Whoever is ahead by an epoch is not waited for, and waits: so the last step of an epoch, which some
-        workers do not have, is made by those who have it, whatever the others do meanwhile.
-        """
-        behind = self.peers.behind()
-        heads = [event for event in self._heads() if event.message.sender in behind]
-        needed = self.rule.quorum(len(behind))
-        if not heads or len(heads) < needed:
-            return []
-        return sorted(heads[:needed], key=lambda event: event.message.sender)
-
-    def _heads(self) -> list[Received]:
-        """The oldest contribution of each worker, in order of arrival."""
-        heads: dict[int, Received] = {}
-        for event in self._pending:
-            heads.setdefault(event.message.sender, event)
-        return list(heads.values())
-
-    def _drop_stale(self) -> list[Action]:
-        limit = self.rule.max_staleness
-        if limit is None:
-            return []
-        late = [event for event in self._pending if self.rule.clock - event.message.pulled_at > limit]
-        self._pending = [event for event in self._pending if event not in late]
-        for event in late:
-            self.peers[event.message.sender].dropped += 1
-            self.story.tell("dropped, too late:", event.message)
-        return [
-            self._reply(event, with_vector=False)
-            if event.message.kind is Kind.PUSH
-            else self._center_to(event)
-            for event in late
-        ]
+    def _drop(self, event: Received) -> Send:
+        self.peers[event.message.sender].dropped += 1
+        self.story.tell("dropped, too late:", event.message)
+        pushed = event.message.kind is Kind.PUSH
+        return self._reply(event, with_vector=False) if pushed else self._center_to(event)
 
     # -- doing it -------------------------------------------------------------------------------------
 
