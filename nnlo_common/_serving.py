@@ -82,6 +82,9 @@ class Serving:
         self._pauses = 0
         #: Called when all workers pause, before anything else is handled.
         self.on_pause: Callable[[], object] | None = None
+        #: Called now and then while this rank serves, unless it waits for an answer.
+        self.on_look: Callable[[], object] | None = None
+        self._asking = False
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -154,7 +157,9 @@ class Serving:
             assert desk.own is not None  # it has been waited for
             return desk.own.content, _NO_NUMBERS if desk.own.numbers is None else desk.own.numbers
         perform(self._endpoint, [next(desk.ask(content, numbers))])
+        self._asking = True
         self._serve(lambda: desk.answer is not None)
+        self._asking = False
         assert desk.answer is not None  # it has been waited for
         return desk.answer
 
@@ -193,6 +198,14 @@ class Serving:
         peers = self._server.peers.items()
         inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
         return inside | {shard.server for shard in self._others.values()}
+
+    def lost(self) -> set[int]:
+        """Return the workers that have died."""
+        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Serve until something holds."""
+        self._serve(condition)
 
     def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """Have questions about checkpoints answered; on the first server, where they are asked."""
@@ -281,6 +294,8 @@ class Serving:
 
     def _look(self) -> None:
         """Name workers that stall, and give up those who have for too long."""
+        if self.on_look is not None and not self._asking:
+            self.on_look()
         for rank in self._attendance.look(self._is_awaited):
             if rank not in self._dropped:
                 self._dropped.add(rank)
