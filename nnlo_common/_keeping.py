@@ -36,7 +36,8 @@ class Keeper:
         keep: how many checkpoints to keep, besides the best.
         better: whether lower or higher scores are better.
         suffix: of the files.
-        collect: returns what this rank has to save.
+        collect: returns what this rank has to save, of which a copy is taken.
+        pack: makes bytes of it.
         facts: returns which training this is, by name, and how far it is.
         leave: leaves the training in good order.
         minutes: between two checkpoints; 0: not by time.
@@ -54,7 +55,8 @@ class Keeper:
         keep: int,
         better: Literal["min", "max"],
         suffix: str,
-        collect: Callable[[], bytes],
+        collect: Callable[[], Mapping[str, Any]],
+        pack: Callable[[Mapping[str, Any]], bytes],
         facts: Callable[[], Mapping[str, Any]],
         leave: Callable[[], object],
         minutes: float = 0,
@@ -67,7 +69,7 @@ class Keeper:
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._file = f"rank{0 if team is None else team.rank}.{suffix}"
         self._speaks = speaks("alone" if team is None else team.member.role)
-        self._saving = Saving(self.store, team, file=self._file, collect=collect, facts=facts)
+        self._saving = Saving(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
         advise(self._advice)
 
     # -- writing --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ next batch boundary of a worker, and within half a second by a server.
 
 from __future__ import annotations
 
+import copy
 import logging
 import socket
 import time
@@ -39,6 +40,7 @@ class Saving:
         team: this rank's place among several; None: alone.
         file: the name of this rank's file.
         collect: returns what this rank has to save.
+        pack: makes bytes of it.
         facts: returns which training this is, by name, and how far it is.
 
     Attributes:
@@ -52,13 +54,14 @@ class Saving:
         team: Team | None,
         *,
         file: str,
-        collect: Callable[[], bytes],
+        collect: Callable[[], Mapping[str, Any]],
+        pack: Callable[[Mapping[str, Any]], bytes],
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.score: float | None = None
         self.ending = self._end = False
         self._store, self._team, self._file = store, team, file
-        self._collect, self._facts = collect, facts
+        self._collect, self._pack, self._facts = collect, pack, facts
         self._rank = 0 if team is None else team.rank
         self._speaks = speaks("alone" if team is None else team.member.role)
         self._writer, self._waited_long = Writer(), False
@@ -96,8 +99,8 @@ class Saving:
         """
         self._wait()
         if self._team is None:
-            data, facts, score = self._collect(), self._facts(), self.score
-            self._writer.start(lambda: self._store.save({self._file: data}, facts, score))
+            tree, facts, score = self._copy(), self._facts(), self.score
+            self._writer.start(lambda: self._store.save({self._file: self._pack(tree)}, facts, score))
             return True
         self._wanted = self._speaks
         if not self._team.pause():
@@ -142,18 +145,21 @@ class Saving:
     def _save_part(self) -> None:
         """Copy what there is, and have it written, unless the first server has begun no checkpoint."""
         assert self._team is not None
-        data = self._collect()
+        tree = self._copy()
         self._wait()
         while (answer := self._team.ask({"ask": "checkpoint", "do": "number"})).get("wait"):
             time.sleep(_ASK_AGAIN_S)
         number, self.ending = answer.get("number"), answer.get("end", False)
         if number is not None:
-            self._start(self._store.draft(number), data)
+            self._start(self._store.draft(number), tree)
 
-    def _start(self, draft: Draft, data: bytes) -> None:
+    def _copy(self) -> Mapping[str, Any]:
+        return copy.deepcopy(self._collect())
+
+    def _start(self, draft: Draft, tree: Mapping[str, Any]) -> None:
         def write() -> None:
             try:
-                draft.write(self._file, data)
+                draft.write(self._file, self._pack(tree))
             except OSError as error:
                 told = f"rank {self._rank} on host {socket.gethostname()}: {error.strerror} ({draft.folder})"
                 self._written = {"number": draft.number, "trouble": told}
@@ -176,7 +182,7 @@ class Saving:
         wanted, self._wanted, self._number = self._wanted, False, None
         if not wanted:
             return
-        data, facts, score = self._collect(), self._facts(), self.score
+        tree, facts, score = self._copy(), self._facts(), self.score
         expected = self._team.serving.saving() | {self._rank}
         self._opening = True
         self.finish()
@@ -190,7 +196,7 @@ class Saving:
         facts = {**facts, "workers": facts["workers"] - len(self._team.serving.lost())}
         self._expected, self._reported, self._trouble = expected, set(), ""
         self._complete = lambda draft: self._store.commit(draft, facts, score)
-        self._start(self._draft, data)
+        self._start(self._draft, tree)
 
     def _answer(self, rank: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """On the first server: answer a rank."""
@@ -209,8 +215,8 @@ class Saving:
         self.settle()
         if (self._draft is not None or self._writer.busy) and not end:
             _LOG.warning(
-                "nnlo: a checkpoint is still being written to %s, so the one that is due is left out; save less "
-                "often, or to a faster disk",
+                "nnlo: a checkpoint is still being written to %s, so the one that is due is left out; save "
+                "less often, or to a faster disk",
                 self._store.folder,
             )
         elif not self._wanted:

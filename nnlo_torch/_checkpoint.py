@@ -104,6 +104,7 @@ class Checkpoint:
             better=better,
             suffix="pt",
             collect=self._collect,
+            pack=packed,
             facts=self._facts,
             leave=optimizer.close,
             minutes=minutes,
@@ -188,21 +189,19 @@ class Checkpoint:
                 self._team.end_epoch()
             self._keeper.save()
 
-    def _collect(self) -> bytes:
+    def _collect(self) -> dict[str, Any]:
         optimizer, team = self._optimizer, self._team
         with_center = team is not None and team.serves and optimizer.algorithm.optimizer_runs == "center"
-        return packed(
-            {
-                "team": None if team is None else team.state(),
-                "modules": saved_modules(optimizer._modules(), parameters=team is None),
-                "optimizer": None if with_center else optimizer.optimizer.state_dict(),
-                "also": {name: _state(one) for name, one in self._also.items()},
-                "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
-                "random": random_states(),
-                "position": [self._epoch, self._batch, self._samples, self._inside],
-                "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
-            }
-        )
+        return {
+            "team": None if team is None else team.state(),
+            "modules": saved_modules(optimizer._modules(), parameters=team is None),
+            "optimizer": None if with_center else optimizer.optimizer.state_dict(),
+            "also": {name: _state(one) for name, one in self._also.items()},
+            "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
+            "random": random_states(),
+            "position": [self._epoch, self._batch, self._samples, self._inside],
+            "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
+        }
 
     def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
         if isinstance(sampler, H5Batches):

@@ -119,6 +119,7 @@ class Checkpoint(Companion):
             better="min",
             suffix="npz",
             collect=self._collect,
+            pack=packed_tree,
             facts=self._facts,
             leave=self._leave,
             minutes=self.minutes,
@@ -231,24 +232,22 @@ class Checkpoint(Companion):
         if self.distribute is not None:
             self.distribute.leave()
 
-    def _collect(self) -> bytes:
+    def _collect(self) -> dict[str, Any]:
         self._held.synchronise()
         distribute, team = self.distribute, self.team
         if self._over and distribute is not None:
             distribute.settle()
         feeding, taken = self._feeding, self._before + self._batch
-        return packed_tree(
-            {
-                "team": None if team is None else team.state(),
-                **self._held.state(),
-                "metrics": values_of(self.model.metrics_variables) if self._inside else [],
-                "random": random_states(),
-                "callbacks": Decisions(self._container).state(),
-                "distribute": None if distribute is None else distribute.state(),
-                "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
-                "position": {"batch": taken, "inside": self._inside},
-            }
-        )
+        return {
+            "team": None if team is None else team.state(),
+            **self._held.state(),
+            "metrics": values_of(self.model.metrics_variables) if self._inside else [],
+            "random": random_states(),
+            "callbacks": Decisions(self._container).state(),
+            "distribute": None if distribute is None else distribute.state(),
+            "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
+            "position": {"batch": taken, "inside": self._inside},
+        }
 
     def _facts(self) -> dict[str, Any]:
         total = self.params.get("epochs") or 0
