@@ -26,8 +26,8 @@ __all__ = ["Saving"]
 
 _LOG = logging.getLogger(__name__)
 
-# A rank asks so often whether it may write yet, where a server has still to tell of the checkpoint before.
-_ASK_AGAIN_S = 0.01
+# A rank asks so often whether it may write yet, where the first server is not ready for it.
+_ASK_AGAIN_S = 0.02
 # To wait for the disk for longer than this is worth a word.
 _LONG_WAIT_S = 1.0
 
@@ -64,7 +64,8 @@ class Saving:
         self._collect, self._pack, self._facts = collect, pack, facts
         self._rank = 0 if team is None else team.rank
         self._speaks = speaks("alone" if team is None else team.member.role)
-        self._writer, self._waited_long = Writer(), False
+        self._writer = Writer()
+        self._waited_long = self._left_out = False  # which was said
         self._untold: list[str] = []  # warnings
         self._written: Mapping[str, Any] | None = None  # what the thread has to tell
         self._wanted = self._opening = False  # on the first server: a checkpoint at the next pause
@@ -147,7 +148,10 @@ class Saving:
         assert self._team is not None
         tree = self._copy()
         self._wait()
-        while (answer := self._team.ask({"ask": "checkpoint", "do": "number"})).get("wait"):
+        # A server may see that all pause before the first server does.
+        pauses = 0 if self._team.serving is None else self._team.serving.pauses
+        question = {"ask": "checkpoint", "do": "number", "pauses": pauses}
+        while (answer := self._team.ask(question)).get("wait"):
             time.sleep(_ASK_AGAIN_S)
         number, self.ending = answer.get("number"), answer.get("end", False)
         if number is not None:
@@ -203,7 +207,10 @@ class Saving:
         if content["do"] == "want":
             self._take_wish(end=content["end"])
         elif content["do"] == "number":
-            return {"number": self._number, "end": self._end, "wait": self._opening}
+            assert self._team is not None
+            assert self._team.serving is not None  # who answers for several serves
+            wait = self._opening or content["pauses"] > self._team.serving.pauses
+            return {"number": self._number, "end": self._end, "wait": wait}
         else:
             self._take(rank, content)
         return {}
@@ -214,7 +221,10 @@ class Saving:
         self._end |= end
         self.settle()
         if (self._draft is not None or self._writer.busy) and not end:
-            _LOG.warning(
+            level = logging.DEBUG if self._left_out else logging.WARNING
+            self._left_out = True
+            _LOG.log(
+                level,
                 "nnlo: a checkpoint is still being written to %s, so the one that is due is left out; save "
                 "less often, or to a faster disk",
                 self._store.folder,

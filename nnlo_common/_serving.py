@@ -193,6 +193,11 @@ class Serving:
         self._may_pause = False
         return True
 
+    @property
+    def pauses(self) -> int:
+        """How many pauses there were of which this server knows."""
+        return self._pauses
+
     def saving(self) -> set[int]:
         """Return who else has something to save: the workers that are in, and the other servers."""
         peers = self._server.peers.items()

@@ -12,6 +12,8 @@ from mpi4py import MPI
 
 import nnlo_keras
 
+# Keras would import them when it trains, though it runs on torch; that takes longer than the training.
+sys.modules["tensorflow"] = sys.modules["jax"] = None
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
 
