@@ -73,6 +73,7 @@ class Saving:
         self._draft: Draft | None = None
         self._expected: set[int] = set()
         self._reported: set[int] = set()
+        self._settled: set[int] = set()  # who will not confirm any more
         self._trouble = ""
         self._complete: Callable[[Draft], object] = lambda draft: None
         store.tell = self._untold.append  # a thread does not warn
@@ -127,9 +128,10 @@ class Saving:
     def finish(self) -> None:
         """Wait until what was begun is on the disk, on all ranks; all of them call it."""
         self._wait()
+        if self._team is not None and not self._speaks:
+            self._team.ask({"ask": "checkpoint", "do": "settled"})
         if self._draft is not None:
             self._wait_for_others()
-        self._wait()
 
     def _wait(self) -> None:
         """Wait for this rank's thread."""
@@ -188,8 +190,11 @@ class Saving:
             return
         tree, facts, score = self._copy(), self._facts(), self.score
         expected = self._team.serving.saving() | {self._rank}
-        self._opening = True
-        self.finish()
+        # Workers have confirmed what they have written, other servers perhaps not yet.
+        self._opening, self._settled = True, self._team.serving.workers()
+        if self._draft is not None:
+            self._wait_for_others()
+        self._wait()
         self._opening, self.ending = False, self._end
         self._draft = self._store.begin()
         if self._draft is None:
@@ -198,7 +203,7 @@ class Saving:
         self._number = self._draft.number
         # A worker that has died has no part in it.
         facts = {**facts, "workers": facts["workers"] - len(self._team.serving.lost())}
-        self._expected, self._reported, self._trouble = expected, set(), ""
+        self._expected, self._reported, self._settled, self._trouble = expected, set(), set(), ""
         self._complete = lambda draft: self._store.commit(draft, facts, score)
         self._start(self._draft, tree)
 
@@ -211,6 +216,9 @@ class Saving:
             assert self._team.serving is not None  # who answers for several serves
             wait = self._opening or content["pauses"] > self._team.serving.pauses
             return {"number": self._number, "end": self._end, "wait": wait}
+        elif content["do"] == "settled":
+            self._settled.add(rank)
+            self._take(rank, None)
         else:
             self._take(rank, content)
         return {}
@@ -244,9 +252,9 @@ class Saving:
                 self._draft.files[written["file"]] = Entry(written["size"], written["blake2b"])
         if self._awaited() or self._writer.busy:
             return
-        dead = self._expected - self._reported
-        if dead:
-            self._trouble = f"rank {min(dead)} has died before it had written its part"
+        missing = self._expected - self._reported
+        if missing and not self._trouble:
+            self._trouble = f"rank {min(missing)} has not written its part; has it died?"
         draft, self._draft = self._draft, None
         if self._trouble:
             self._writer.start(lambda: self._store.abandon(draft, self._trouble))
@@ -257,10 +265,11 @@ class Saving:
         """Who is still to tell that its part is written."""
         if self._team is None or self._team.serving is None:
             return set()
-        return self._expected - self._reported - self._team.serving.lost()
+        return self._expected - self._reported - self._settled - self._team.serving.lost()
 
     def _wait_for_others(self) -> None:
         assert self._team is not None
         assert self._team.serving is not None
         self._team.serving.wait_until(lambda: not self._awaited())
-        self.settle()
+        self._wait()  # then it is completed
+        self._wait()

@@ -204,6 +204,10 @@ class Serving:
         inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
         return inside | {shard.server for shard in self._others.values()}
 
+    def workers(self) -> set[int]:
+        """Return all workers."""
+        return set(self._server.peers)
+
     def lost(self) -> set[int]:
         """Return the workers that have died."""
         return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
@@ -406,6 +410,7 @@ class Serving:
             if self._server.peers[event.rank].standing in AWAITED:
                 self._losses.append(self._attendance.mourn(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()  # all others may have waited for this one
             if isinstance(self._desk, Desk):
                 perform(self._endpoint, self._desk.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):

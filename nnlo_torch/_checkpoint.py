@@ -212,6 +212,8 @@ class Checkpoint:
             # The share is used up, but the epoch has not ended; a server has no share.
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
+        elif sampler._running and not (self._inside and self._begun):
+            state["epoch"], state["taken"] = sampler.epoch + 1, 0  # it counts up when it is asked again
         return state
 
     def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
