@@ -130,8 +130,7 @@ class Saving:
         self._wait()
         if self._team is not None and not self._speaks:
             self._team.ask({"ask": "checkpoint", "do": "settled"})
-        if self._draft is not None:
-            self._wait_for_others()
+        self._complete_draft()
 
     def _wait(self) -> None:
         """Wait for this rank's thread."""
@@ -192,9 +191,7 @@ class Saving:
         expected = self._team.serving.saving() | {self._rank}
         # Workers have confirmed what they have written, other servers perhaps not yet.
         self._opening, self._settled = True, self._team.serving.workers()
-        if self._draft is not None:
-            self._wait_for_others()
-        self._wait()
+        self._complete_draft()
         self._opening, self.ending = False, self._end
         self._draft = self._store.begin()
         if self._draft is None:
@@ -254,7 +251,11 @@ class Saving:
             return
         missing = self._expected - self._reported
         if missing and not self._trouble:
-            self._trouble = f"rank {min(missing)} has not written its part; has it died?"
+            assert self._team is not None
+            assert self._team.serving is not None  # alone nobody is missed
+            rank = min(missing)
+            died = rank in self._team.serving.lost()
+            self._trouble = f"rank {rank} has {'died before it had' if died else 'not'} written its part"
         draft, self._draft = self._draft, None
         if self._trouble:
             self._writer.start(lambda: self._store.abandon(draft, self._trouble))
@@ -267,9 +268,12 @@ class Saving:
             return set()
         return self._expected - self._reported - self._settled - self._team.serving.lost()
 
-    def _wait_for_others(self) -> None:
-        assert self._team is not None
-        assert self._team.serving is not None
-        self._team.serving.wait_until(lambda: not self._awaited())
-        self._wait()  # then it is completed
+    def _complete_draft(self) -> None:
+        """Wait until what was begun has its name, or is given up."""
         self._wait()
+        if self._draft is not None:
+            assert self._team is not None
+            assert self._team.serving is not None
+            self._team.serving.wait_until(lambda: not self._awaited())
+            self._wait()
+        self._wait()  # for what was completed meanwhile

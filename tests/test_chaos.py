@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from chaos.strikes import FRAMEWORKS, LONGEST_STALL_S, Strike, judge, judge_resumed, run, stall, strikes
-from launch import running_mpi
+from launch import alone, running_mpi
 
 pytestmark = [
     pytest.mark.mpi,
@@ -63,3 +63,13 @@ def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_co
 @pytest.mark.parametrize("strike", strikes(seed=6, count=100), ids=str)
 def test_no_death_makes_a_job_hang_or_lose_samples(strike, tmp_path):
     strike_and_judge(strike, tmp_path)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(400)
+@pytest.mark.skipif("torch" not in INSTALLED, reason="torch is not in NNLO_TEST_FRAMEWORKS")
+def test_nothing_grows_while_a_training_goes_on_and_on():
+    soak = Path(__file__).parent / "chaos" / "soak.py"
+    outcome = alone(soak, "--seconds", "60", "--exchanges", "1000", timeout_s=300)
+    print(outcome.stdout)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
