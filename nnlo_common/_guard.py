@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
-from nnlo_common._errors import ConfigurationError, MissingExtraError, StartupError
+from nnlo_common._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
 from nnlo_common._launchers import find_launch, is_child
 
-__all__ = ["GuardedWorld", "describe_failure", "engage", "guard", "guard_launched"]
+__all__ = ["GuardedWorld", "advise", "describe_failure", "engage", "guard", "guard_launched"]
 
 # For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
 _DELIVERY_S = 0.2
@@ -96,6 +96,11 @@ class _Launched:
             os._exit(code)
 
 
+def advise(call: Callable[[], str]) -> None:
+    """Have `call` say what to do when the job ends because a rank was lost."""
+    _Guard.advice = call
+
+
 def engage(world: GuardedWorld) -> Callable[[], None]:
     """Make this rank's end everybody's end, until the returned function is called.
 
@@ -147,15 +152,18 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was interrupted; ending the job\n"
     where = f" in thread {thread!r}" if thread else ""
-    return f"{who} failed{where}; ending the job\n{_traced(error)}"
+    advice = ""
+    if isinstance(error, PeerLostError) and _Guard.advice is not None:
+        advice = f"nnlo: {_Guard.advice()}\n"
+    return f"{who} failed{where}; ending the job\n{_traced(error)}{advice}"
 
 
 def _traced(error: BaseException) -> str:
-    """The traceback; where the user has to mend something, without our own frames."""
-    of_user = isinstance(error, (ConfigurationError, MissingExtraError, StartupError))
+    """The traceback; where our own frames have nothing to do with it, without them."""
+    of_user = isinstance(error, (ConfigurationError, MissingExtraError, PeerLostError, StartupError))
     if not of_user or error.__cause__ is not None:
         return "".join(traceback.format_exception(error))
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1] / "nnlo_")  # whichever of the packages
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
     ]
@@ -167,6 +175,7 @@ class _Guard:
     active: ClassVar[_Guard | None] = None
     engaged: ClassVar[bool] = False
     at_exit: ClassVar[Callable[[], None] | None] = None
+    advice: ClassVar[Callable[[], str] | None] = None
 
     def __init__(self, world: GuardedWorld) -> None:
         self.world = world

@@ -1,19 +1,23 @@
-"""One rank's part in the checkpoints of a training: each writes its own file, the first server the rest."""
+"""One rank's part in the checkpoints of a training: when they are due, and the way back."""
 
 from __future__ import annotations
 
 import json
-import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common._guard import advise
 from nnlo_common._identity import difference
+from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common._roles import speaks
+from nnlo_common._saving import Saving
 from nnlo_common._team import Team
-from nnlo_common.checkpoint import Checkpoint, DamagedError, Draft, Entry, Store
+from nnlo_common.checkpoint import Checkpoint, DamagedError, Store
 from nnlo_common.checkpoint._hold import hold
+from nnlo_common.checkpoint._writer import wait_for_all
 
 __all__ = ["Keeper"]
 
@@ -32,12 +36,15 @@ class Keeper:
         keep: how many checkpoints to keep, besides the best.
         better: whether lower or higher scores are better.
         suffix: of the files.
-        collect: returns what this rank has to save.
+        collect: returns what this rank has to save, of which a copy is taken.
+        pack: makes bytes of it.
         facts: returns which training this is, by name, and how far it is.
+        leave: leaves the training in good order.
+        minutes: between two checkpoints; 0: not by time.
+        batches: of a worker between two checkpoints; 0: not by batches.
 
     Attributes:
-        score: how good the model is, for the next checkpoint.
-        ending: all ranks leave after the checkpoint that has been made.
+        interrupts: the signals that ask to save and end.
     """
 
     def __init__(
@@ -48,118 +55,87 @@ class Keeper:
         keep: int,
         better: Literal["min", "max"],
         suffix: str,
-        collect: Callable[[], bytes],
+        collect: Callable[[], Mapping[str, Any]],
+        pack: Callable[[Mapping[str, Any]], bytes],
         facts: Callable[[], Mapping[str, Any]],
+        leave: Callable[[], object],
+        minutes: float = 0,
+        batches: int = 0,
     ) -> None:
         self.store = Store(folder, keep=keep, better=better)
-        self.score: float | None = None
-        self.ending = self._end = False
-        self._team, self._collect, self._facts = team, collect, facts
-        self._rank = 0 if team is None else team.rank
-        self._file = f"rank{self._rank}.{suffix}"
+        self.interrupts = Interrupts()
+        self._team, self._facts, self._leave = team, facts, leave
+        self._every_s, self._every_batches = 60.0 * minutes, batches
+        self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
+        self._file = f"rank{0 if team is None else team.rank}.{suffix}"
         self._speaks = speaks("alone" if team is None else team.member.role)
-        self._draft: Draft | None = None
-        self._expected: set[int] | None = None  # once all pause
-        self._reported: set[int] = set()
-        self._trouble = ""
-        if team is not None and team.serving is not None:
-            team.serving.on_pause = self._on_pause
-            team.serving.answer(self._answer)
+        self._saving = Saving(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
+        advise(self._advice)
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def request(self, *, end: bool) -> None:
-        """Have all ranks save at their next batch boundary: alone at once, on a server when a worker asks.
+    def look_around(self, batch: int = 0, *, possible: bool = True) -> None:
+        """Between two batches: save if it is time to, and leave if that was the last thing to do.
 
         Args:
-            end: whether all are to leave then.
+            batch: how many batches of the epoch are done.
+            possible: it can be saved here.
         """
-        if self._team is None:
-            self.save()
-            self.ending = end
-        elif not self._team.serves:
-            self._team.ask({"ask": "checkpoint", "do": "want", "end": end})
+        self._saving.settle()
+        if (possible or self._team is not None) and self._is_time(batch):
+            self._last_s, self._last_batch = time.monotonic(), batch
+            self._asked_to_end = self.interrupts.came
+            self._saving.want(end=self._asked_to_end)
+        # Whoever asks first, all count anew from when they have saved together.
+        if self._team is not None and possible and self._team.pause_requested and self._saving.save():
+            self._last_s, self._last_batch = time.monotonic(), batch
+        self.leave_if_told()
 
-    def save(self) -> bool:
-        """Save together with all other ranks, who all call it between two batches.
+    def save(self) -> None:
+        """Save together with all other ranks, who all call it between two batches."""
+        if self._team is None and self.interrupts.came:
+            self._saving.ending = self._asked_to_end = True
+        self._saving.save()
+        self._last_s = time.monotonic()
 
-        Returns:
-            False, if it was called off on this worker: others wait for it to go on.
-        """
+    def score(self, value: float) -> None:
+        """Say how good the model is, for the next checkpoint."""
+        self._saving.score = value
+
+    def count_batches_from(self, batch: int) -> None:
+        """Count batches of this epoch from here."""
+        self._last_batch = batch
+
+    def leave_if_told(self) -> None:
+        """End the program if all have saved in order to end."""
+        if self._saving.ending:
+            self._leave()
+            self.finish_alone()
+            self.interrupts.__exit__(None, None, None)
+            raise SystemExit(EXIT_CODE)
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk, on all ranks; all of them call it, or leave."""
+        self._saving.finish()
+
+    def finish_alone(self) -> None:
+        """The same, where there are no others, or they cannot be waited for."""
         if self._team is None:
-            self.store.save({self._file: self._collect()}, self._facts(), self.score)
+            self._saving.finish()
+        wait_for_all()
+
+    def _advice(self) -> str:
+        number = self.store.last()
+        if not number:
+            return f"there is no checkpoint in {self.store.folder} yet, so the same command begins anew"
+        return f"the same command goes on from {self.store.path(number)}"
+
+    def _is_time(self, batch: int) -> bool:
+        if self.interrupts.came and not self._asked_to_end:
             return True
-        if self._speaks and self._draft is None:
-            self._begin()
-        if not self._team.pause():
-            return False
-        if self._team.serving is None:
-            self._write()
-        return True
-
-    def _begin(self) -> bool:
-        self._draft, self._expected, self._reported, self._trouble = self.store.begin(), None, set(), ""
-        return self._draft is not None
-
-    def _on_pause(self) -> None:
-        """On a server: all workers pause."""
-        if not self._speaks:
-            self._write()
-            return
-        assert self._team is not None
-        assert self._team.serving is not None
-        if self._draft is None:
-            return
-        self._expected = self._team.serving.saving() | {self._rank}
-        self.ending = self._end
-        self._report(self._rank, self._written(self._draft))
-
-    def _write(self) -> None:
-        assert self._team is not None
-        answer = self._team.ask({"ask": "checkpoint", "do": "number"})
-        number, self.ending = answer.get("number"), answer.get("end", False)
-        if number is not None:
-            draft = self.store.draft(number)
-            self._team.ask({"ask": "checkpoint", "do": "report", **self._written(draft)})
-
-    def _written(self, draft: Draft) -> dict[str, Any]:
-        try:
-            draft.write(self._file, self._collect())
-        except OSError as error:
-            host = socket.gethostname()
-            return {"trouble": f"rank {self._rank} on host {host}: {error.strerror} ({draft.folder})"}
-        entry = draft.files[self._file]
-        return {"file": self._file, "size": entry.size, "blake2b": entry.blake2b}
-
-    def _answer(self, rank: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """On the first server: answer a rank."""
-        if content["do"] == "want":
-            self._end |= content["end"]
-            assert self._team is not None
-            assert self._team.serving is not None  # who answers for several serves
-            if self._draft is None and self._begin():
-                self._team.serving.want_pause()
-        elif content["do"] == "number":
-            return {"number": None if self._draft is None else self._draft.number, "end": self._end}
-        else:
-            self._report(rank, content)
-        return {}
-
-    def _report(self, rank: int, content: Mapping[str, Any]) -> None:
-        if self._draft is None:
-            return
-        self._reported.add(rank)
-        if "trouble" in content:
-            self._trouble = content["trouble"]
-        else:
-            self._draft.files[content["file"]] = Entry(content["size"], content["blake2b"])
-        if self._expected is None or not self._expected <= self._reported:
-            return
-        draft, self._draft = self._draft, None
-        if self._trouble:
-            self.store.abandon(draft, self._trouble)
-        else:
-            self.store.commit(draft, self._facts(), self.score)
+        by_batches = self._every_batches and batch - self._last_batch >= self._every_batches
+        by_time = self._every_s and time.monotonic() - self._last_s >= self._every_s
+        return bool(by_batches or by_time)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -204,6 +180,7 @@ class Keeper:
     def _find(self) -> str:
         if not self._speaks:
             return "0"
+        wait_for_all()
         hold(self.store.folder)
         newest = self.store.newest()
         return "0" if newest is None else str(newest.manifest.number)

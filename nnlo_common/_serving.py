@@ -82,6 +82,9 @@ class Serving:
         self._pauses = 0
         #: Called when all workers pause, before anything else is handled.
         self.on_pause: Callable[[], object] | None = None
+        #: Called now and then while this rank serves, unless it waits for an answer.
+        self.on_look: Callable[[], object] | None = None
+        self._asking = False
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -154,7 +157,9 @@ class Serving:
             assert desk.own is not None  # it has been waited for
             return desk.own.content, _NO_NUMBERS if desk.own.numbers is None else desk.own.numbers
         perform(self._endpoint, [next(desk.ask(content, numbers))])
+        self._asking = True
         self._serve(lambda: desk.answer is not None)
+        self._asking = False
         assert desk.answer is not None  # it has been waited for
         return desk.answer
 
@@ -188,11 +193,28 @@ class Serving:
         self._may_pause = False
         return True
 
+    @property
+    def pauses(self) -> int:
+        """How many pauses there were of which this server knows."""
+        return self._pauses
+
     def saving(self) -> set[int]:
         """Return who else has something to save: the workers that are in, and the other servers."""
         peers = self._server.peers.items()
         inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
         return inside | {shard.server for shard in self._others.values()}
+
+    def workers(self) -> set[int]:
+        """Return all workers."""
+        return set(self._server.peers)
+
+    def lost(self) -> set[int]:
+        """Return the workers that have died."""
+        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Serve until something holds."""
+        self._serve(condition)
 
     def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """Have questions about checkpoints answered; on the first server, where they are asked."""
@@ -281,6 +303,8 @@ class Serving:
 
     def _look(self) -> None:
         """Name workers that stall, and give up those who have for too long."""
+        if self.on_look is not None and not self._asking:
+            self.on_look()
         for rank in self._attendance.look(self._is_awaited):
             if rank not in self._dropped:
                 self._dropped.add(rank)
@@ -386,6 +410,7 @@ class Serving:
             if self._server.peers[event.rank].standing in AWAITED:
                 self._losses.append(self._attendance.mourn(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
+            self._look_for_pause()  # all others may have waited for this one
             if isinstance(self._desk, Desk):
                 perform(self._endpoint, self._desk.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):

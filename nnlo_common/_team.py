@@ -61,6 +61,7 @@ class Team:
         broken: a step has failed half-way, so that the training cannot be left in good order.
         over: the training is over.
         before_epoch_ends: called when this worker ends its epoch.
+        before_close: called before this rank leaves, when it may still ask.
 
     Args:
         algorithm: how workers and centre exchange.
@@ -115,6 +116,7 @@ class Team:
         self._part = self.member.part
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
+        self.before_close: Callable[[], object] | None = None
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
@@ -258,6 +260,8 @@ class Team:
         """Leave in good order; a server serves until all workers have left."""
         self.start()
         self.end_epoch()
+        if self.before_close is not None:
+            self.before_close()
         self.over = True
         self._part.finish(self._publish if self.serves else self.model.publish)
         if self._final is not None:  # replies that were under way have come since

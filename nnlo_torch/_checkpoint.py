@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
 from nnlo_torch._evaluation import samples_in
@@ -99,7 +97,6 @@ class Checkpoint:
                     "give what can be saved and loaded"
                 )
         self._every_epochs = whole_number("epochs", epochs, 0)
-        self._every_batches, self._every_s = whole_number("batches", batches, 0), 60.0 * minutes
         self._keeper = Keeper(
             folder,
             self._team,
@@ -107,7 +104,11 @@ class Checkpoint:
             better=better,
             suffix="pt",
             collect=self._collect,
+            pack=packed,
             facts=self._facts,
+            leave=optimizer.close,
+            minutes=minutes,
+            batches=whole_number("batches", batches, 0),
         )
         self._epoch = self._batch = self._samples = 0  # epochs ended, and what of the next one is done
         self._inside = self._begun = False  # an epoch; and its sampler has been asked
@@ -116,8 +117,6 @@ class Checkpoint:
         self._ahead = self._of_batches = False  # the loader takes more than the loop; it is dealt batches
         self._first_epoch: int | None = None  # with other workers
         self._saved: dict[str, Any] | None = None  # what is to be gone on from when batches begin
-        self._last_s, self._last_batch = time.monotonic(), 0
-        self._interrupts, self._asked_to_end = Interrupts(), False
 
     def epochs(self, count: int) -> Iterator[int]:
         """Loop over epochs, from the one that the newest checkpoint is in; all ranks do.
@@ -128,17 +127,16 @@ class Checkpoint:
         Raises:
             ConfigurationError: the folder is of another training, or no checkpoint in it is whole.
         """
-        with self._interrupts:
+        with self._keeper.interrupts:
             self._keeper.resume(self._load, self._load_for_others)
-            while self._epoch < count and not self._optimizer.stopped:
-                yield self._epoch
-                self._epoch, self._batch, self._samples, self._last_batch = self._epoch + 1, 0, 0, 0
-                self._inside = self._begun = False
-                last = self._epoch == count
-                if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
-                    if self._team is not None:
-                        self._team.end_epoch()
-                    self._keeper.save()
+            try:
+                while self._epoch < count and not self._optimizer.stopped:
+                    yield self._epoch
+                    self._end_epoch(last=self._epoch + 1 == count)
+            except GeneratorExit:  # somebody has left the loop, perhaps because something has failed
+                self._keeper.finish_alone()
+                raise
+            self._keeper.finish()
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Loop over this rank's batches of an epoch, from where the newest checkpoint was.
@@ -166,11 +164,11 @@ class Checkpoint:
             if self._was_inside:
                 load_random(saved["random"])  # after the loader has drawn its seed
         while True:
-            self._look_around()
+            self._keeper.look_around(self._batch)
             self._begun = True
             batch: Any = next(iterator, _END)
             if batch is _END:
-                self._leave_if_told()
+                self._keeper.leave_if_told()
                 return
             yield batch
             self._batch += 1
@@ -178,50 +176,32 @@ class Checkpoint:
 
     def score(self, value: float) -> None:
         """Say how good the model is now, so that the best checkpoint is kept: call it on all ranks."""
-        self._keeper.score = float(value)
+        self._keeper.score(float(value))
 
     # -- saving ---------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """Between two batches: save if it is time to, and leave if that was the last thing to do."""
-        team = self._team
-        if self._is_time():
-            self._last_s, self._last_batch = time.monotonic(), self._batch
-            self._asked_to_end = self._interrupts.came
-            self._keeper.request(end=self._asked_to_end)
-        if team is not None and team.pause_requested:
+    def _end_epoch(self, *, last: bool) -> None:
+        self._epoch, self._batch, self._samples = self._epoch + 1, 0, 0
+        self._inside = self._begun = False
+        self._keeper.count_batches_from(0)
+        if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
+            if self._team is not None:
+                self._team.end_epoch()
             self._keeper.save()
-        self._leave_if_told()
 
-    def _leave_if_told(self) -> None:
-        if self._keeper.ending:
-            self._optimizer.close()
-            raise SystemExit(EXIT_CODE)
-
-    def _is_time(self) -> bool:
-        if self._interrupts.came and not self._asked_to_end:
-            return True
-        if self._optimizer.share[0] != 0:
-            return False  # the first worker looks
-        by_batches = self._every_batches and self._batch - self._last_batch >= self._every_batches
-        by_time = self._every_s and time.monotonic() - self._last_s >= self._every_s
-        return bool(by_batches or by_time)
-
-    def _collect(self) -> bytes:
+    def _collect(self) -> dict[str, Any]:
         optimizer, team = self._optimizer, self._team
         with_center = team is not None and team.serves and optimizer.algorithm.optimizer_runs == "center"
-        return packed(
-            {
-                "team": None if team is None else team.state(),
-                "modules": saved_modules(optimizer._modules(), parameters=team is None),
-                "optimizer": None if with_center else optimizer.optimizer.state_dict(),
-                "also": {name: _state(one) for name, one in self._also.items()},
-                "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
-                "random": random_states(),
-                "position": [self._epoch, self._batch, self._samples, self._inside],
-                "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
-            }
-        )
+        return {
+            "team": None if team is None else team.state(),
+            "modules": saved_modules(optimizer._modules(), parameters=team is None),
+            "optimizer": None if with_center else optimizer.optimizer.state_dict(),
+            "also": {name: _state(one) for name, one in self._also.items()},
+            "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
+            "random": random_states(),
+            "position": [self._epoch, self._batch, self._samples, self._inside],
+            "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
+        }
 
     def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
         if isinstance(sampler, H5Batches):
@@ -232,6 +212,8 @@ class Checkpoint:
             # The share is used up, but the epoch has not ended; a server has no share.
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
+        elif sampler._running and not (self._inside and self._begun):
+            state["epoch"], state["taken"] = sampler.epoch + 1, 0  # it counts up when it is asked again
         return state
 
     def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
@@ -273,7 +255,7 @@ class Checkpoint:
         self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
         if not self._was_inside:
             load_random(tree["random"])
-        self._last_batch = self._batch
+        self._keeper.count_batches_from(self._batch)
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
 

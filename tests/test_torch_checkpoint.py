@@ -134,7 +134,7 @@ def test_the_checkpoint_of_another_training_is_refused_by_name(tmp_path, change,
         train(tmp_path, **change)
 
 
-def on_ranks(folder, size, wrapper, epochs=2, stop=None, **options):
+def on_ranks(folder, size, wrapper, epochs=2, assignment="static", **options):
     """Train on threads as ranks; the epochs that each has seen, and how many samples it took in each."""
 
     def program(world):
@@ -142,7 +142,7 @@ def on_ranks(folder, size, wrapper, epochs=2, stop=None, **options):
         optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world, **options)
         data = torch.ones(24, 2)
         loader = torch.utils.data.DataLoader(
-            data, batch_size=2, sampler=nt.ShardSampler(data, optimizer=optimizer)
+            data, batch_size=2, sampler=nt.ShardSampler(data, optimizer=optimizer, assignment=assignment)
         )
         taken = {}
         for epoch in nt.Checkpoint(folder, optimizer).epochs(epochs):
@@ -164,6 +164,13 @@ def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(tmp_pat
     assert [sum(taken.values()) for taken in first] == [0, 24, 24]
     again = on_ranks(tmp_path, 4, nt.LocalSGD, epochs=3, every=2)
     assert again == [{2: 0}, {2: 8}, {2: 8}, {2: 8}]
+
+
+def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
+    on_ranks(tmp_path, 3, nt.Downpour, epochs=1, assignment="dynamic")
+    again = on_ranks(tmp_path, 3, nt.Downpour, epochs=3, assignment="dynamic")
+    for epoch in (1, 2):
+        assert sum(taken[epoch] for taken in again) == 24
 
 
 def test_with_another_number_of_workers_it_is_refused_with_the_reason_elsewhere(tmp_path):

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +77,8 @@ class Store:
             raise ConfigurationError(f"better={better!r} is not possible: it must be 'min' or 'max'")
         self.folder, self.keep, self.better = Path(folder), whole_number("keep", keep, 1), better
         self._warned: set[str] = set()
+        #: Takes warnings about what could not be written.
+        self.tell: Callable[[str], object] = _warning
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -185,6 +187,13 @@ class Store:
             )
         return None
 
+    def last(self) -> int:
+        """Return the number of the newest checkpoint that is complete, unread; 0 where there is none."""
+        for number in sorted(self._numbers(), reverse=True):
+            with contextlib.suppress(DamagedError):
+                return Checkpoint.open(self.path(number), number).manifest.number
+        return 0
+
     # -- inside ---------------------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
@@ -214,7 +223,7 @@ class Store:
     def _warn(self, trouble: str) -> None:
         if trouble not in self._warned:
             self._warned.add(trouble)
-            _warning(
+            self.tell(
                 f"no checkpoint could be written to {self.folder}: {trouble}. The one before stays as it is, "
                 "and the training goes on; free some space or make the folder writable"
             )

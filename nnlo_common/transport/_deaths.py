@@ -6,14 +6,16 @@ it ends with an error; who it is then says the communicator.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 from nnlo_common._errors import PeerLostError
+from nnlo_common.transport._backoff import Backoff
 from nnlo_common.transport._world import MPI
 
 __all__ = ["Deaths", "limit_farewell"]
 
-# After a death MPI_Finalize of Open MPI 5.0 sometimes never returns, where ranks come to it seconds apart.
+# When a rank has died, or dies meanwhile, MPI_Finalize of Open MPI 5.0 sometimes never returns.
 _FAREWELL_S = 5.0
 
 
@@ -52,11 +54,16 @@ class Deaths:
 
 
 def limit_farewell(comm: MPI.Intracomm) -> None:
-    """At the end of a program that has lost ranks: let the end of MPI take no longer than it may.
+    """At the end of a program, where ranks may be lost: let the end of MPI take no longer than it may.
 
+    All wait for each other here, where a death is noticed, so that they come to the end of MPI together.
     Nothing of Python runs by then, so the operating system has to end the process.
     """
-    if MPI.Is_finalized() or not comm.Get_failed().Get_size():
+    if MPI.Is_finalized():
         return
+    with contextlib.suppress(MPI.Exception):  # somebody has died
+        everyone, backoff = comm.Ibarrier(), Backoff()
+        while not everyone.Test() and not comm.Get_failed().Get_size():
+            backoff.pause()
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
         signal.setitimer(signal.ITIMER_REAL, _FAREWELL_S)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from nnlo_common._errors import StartupError
 from nnlo_common._flat import Frame
@@ -33,6 +33,10 @@ _LOG = logging.getLogger(__name__)
 _LAUNCHERS_TURN_S = 5.0
 
 
+class _Farewell:
+    prepared: ClassVar[bool] = False
+
+
 class MPIWorld:
     """The ranks of one communicator.
 
@@ -52,7 +56,9 @@ class MPIWorld:
         self.rank, self.size, self.host = world.rank, world.size, world.host
         self.survives_loss = world.survives_loss()
         self._neighbours: Neighbours | None = None
-        if self.survives_loss:  # before anything that is to be done at the end of a program, so after it
+        if self.survives_loss and watches and not _Farewell.prepared:
+            # Before anything that is to be done at the end of a program, so after it; all ranks meet once.
+            _Farewell.prepared = True
             atexit.register(limit_farewell, world.comm)
 
     def gather_text(self, text: str) -> list[str]:

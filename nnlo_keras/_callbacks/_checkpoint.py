@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 import nnlo_common
-from nnlo_common import Layout
 from nnlo_common._files import usable, whole
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
 from nnlo_common.checkpoint import packed_tree, unpacked_tree
 from nnlo_keras._building import build_metrics
+from nnlo_keras._callbacks._belongings import Belongings
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._callbacks._sharing import share
 from nnlo_keras._feeding import Feeding
 from nnlo_keras._fitting import container_of
-from nnlo_keras._layout import layout_of
-from nnlo_keras._optimizers import optimizers_of
-from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, untrained, values_of
-from nnlo_keras._wrapper import Wrapper, wrapper_of
+from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
 
 if TYPE_CHECKING:
     from nnlo_keras._distribute import Distribute
@@ -78,7 +72,6 @@ class Checkpoint(Companion):
         super().__init__()
         self.folder, self.every = Path(folder), whole_number("every", every, 1)
         self.minutes, self.keep = minutes, whole_number("keep", keep, 1)
-        self._interrupts = Interrupts()
         self._container: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
@@ -113,12 +106,12 @@ class Checkpoint(Companion):
             share(self.model, self.team)
 
     def _resume(self) -> None:
-        frame, distribute = sys._getframe(1), self.distribute
-        self._feeding = distribute.feeding if distribute is not None and self.team else Feeding.of(frame)
+        distribute = self.distribute if self.team else None
+        self._feeding = Feeding.of(sys._getframe(1)) if distribute is None else distribute.feeding
         self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
         self._inside = self._begun = self._for_others = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
-        self._asked_to_end, self._last_s = False, time.monotonic()
+        self._held = Belongings(self.model, self.team)
         self._keeper = Keeper(
             self.folder,
             self.team,
@@ -126,7 +119,10 @@ class Checkpoint(Companion):
             better="min",
             suffix="npz",
             collect=self._collect,
+            pack=packed_tree,
             facts=self._facts,
+            leave=self._leave,
+            minutes=self.minutes,
         )
         facts = self._keeper.resume(self._load, self._load_for_others)
         if facts is not None:
@@ -134,9 +130,10 @@ class Checkpoint(Companion):
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
         # What fit looks at when it begins to count epochs.
         self.model._initial_epoch = self._epoch or None
-        self._interrupts.__enter__()
+        interrupts = self._keeper.interrupts
+        interrupts.__enter__()
         if self._container is not None:  # a fit that fails does not say so
-            weakref.finalize(self._container, self._interrupts.__exit__, None, None, None)
+            weakref.finalize(self._container, interrupts.__exit__, None, None, None)
 
     # -- what fit calls -------------------------------------------------------------------------------
 
@@ -149,7 +146,7 @@ class Checkpoint(Companion):
         if not first and epoch % self.every == 0:
             self._save_whole()
         elif self.trains:
-            self._look_around()
+            self._keeper.look_around(possible=self._has_position)
         inside = first and saved is not None and saved["position"]["inside"]
         if self._feeding is not None:
             self._feeding.go_on(saved["data"] if inside and saved is not None else None)
@@ -165,7 +162,7 @@ class Checkpoint(Companion):
         if saved is not None:
             self._go_on_inside(saved)
         elif self.trains:
-            self._look_around()
+            self._keeper.look_around(possible=self._has_position)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Count the batch."""
@@ -173,7 +170,7 @@ class Checkpoint(Companion):
 
     def after_serving(self) -> None:
         """Leave, if that is why the workers have ended the epoch."""
-        self._leave_if_told()
+        self._keeper.leave_if_told()
 
     def before_empty_epoch(self, epoch: int) -> None:
         """Pause with those who still train."""
@@ -183,7 +180,7 @@ class Checkpoint(Companion):
                 self.team.pause()  # what the centre is by now does not count
             else:
                 self._keeper.save()
-            self._leave_if_told()
+            self._keeper.leave_if_told()
 
     def after_epochs(self) -> None:
         """Save the end, whatever it was that ended it."""
@@ -199,41 +196,27 @@ class Checkpoint(Companion):
             self._begun = False
         if self.team is None:
             self.after_epochs()
+            self._keeper.finish()
         self.model._initial_epoch = None
-        self._interrupts.__exit__(None, None, None)
+        self._keeper.interrupts.__exit__(None, None, None)
 
     # -- saving ---------------------------------------------------------------------------------------
+
+    @property
+    def _has_position(self) -> bool:
+        """Whether somebody knows where the data are."""
+        return not self._inside or (self._feeding is not None and self._feeding.has_position)
 
     @property
     def _model_file(self) -> Path:
         return self.folder / "model.keras"
 
-    def _look_around(self) -> None:
-        """Between two batches: save if it is time to, and leave if that was the last thing to do."""
-        team, came = self.team, self._interrupts.came
-        possible = not self._inside or (self._feeding is not None and self._feeding.has_position)
-        if self._is_time() and (possible or team is not None):
-            self._last_s = time.monotonic()
-            self._asked_to_end = came
-            self._keeper.request(end=came)
-        if team is not None and possible and team.pause_requested:
-            self._keeper.save()
-        self._leave_if_told()
-
-    def _is_time(self) -> bool:
-        if self._interrupts.came and not self._asked_to_end:
-            return True
-        by_time = self.minutes and time.monotonic() - self._last_s >= 60 * self.minutes
-        return bool(by_time) and (self.team is None or self.team.share[0] == 0)  # the first worker looks
-
     def _save_whole(self) -> None:
         """Save all epochs before, with all ranks."""
-        self._keeper.ending |= self.team is None and self._interrupts.came
         self._keeper.save()
-        self._last_s = time.monotonic()
         if self.has_center:
             self._save_model()
-        self._leave_if_told()
+        self._keeper.leave_if_told()
 
     def _save_model(self) -> None:
         """Write the centre as a Keras file, for which Keras draws random numbers that are not ours."""
@@ -245,51 +228,34 @@ class Checkpoint(Companion):
             warnings.warn(f"{self._model_file} could not be written: {error}", RuntimeWarning, stacklevel=2)
         load_random(states)
 
-    def _leave_if_told(self) -> None:
-        if self._keeper.ending:
-            if self.distribute is not None:
-                self.distribute.leave()
-            self._interrupts.__exit__(None, None, None)
-            raise SystemExit(EXIT_CODE)
+    def _leave(self) -> None:
+        if self.distribute is not None:
+            self.distribute.leave()
 
-    def _collect(self) -> bytes:
-        self._synchronise()
+    def _collect(self) -> dict[str, Any]:
+        self._held.synchronise()
         distribute, team = self.distribute, self.team
         if self._over and distribute is not None:
             distribute.settle()
         feeding, taken = self._feeding, self._before + self._batch
-        return packed_tree(
-            {
-                "team": None if team is None else team.state(),
-                "variables": values_of(self._variables()),
-                "optimizers": [values_of(self._of(one)) for one in self._optimizers()],
-                "rates": [_rate(wrapper) for wrapper in self._wrappers()],
-                "metrics": values_of(self.model.metrics_variables) if self._inside else [],
-                "random": random_states(),
-                "callbacks": Decisions(self._container).state(),
-                "distribute": None if distribute is None else distribute.state(),
-                "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
-                "position": {"batch": taken, "inside": self._inside},
-            }
-        )
+        return {
+            "team": None if team is None else team.state(),
+            **self._held.state(),
+            "metrics": values_of(self.model.metrics_variables) if self._inside else [],
+            "random": random_states(),
+            "callbacks": Decisions(self._container).state(),
+            "distribute": None if distribute is None else distribute.state(),
+            "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
+            "position": {"batch": taken, "inside": self._inside},
+        }
 
     def _facts(self) -> dict[str, Any]:
-        model, team = self.model, self.team
-        wrapper = wrapper_of(model.optimizer) or next(iter(self._wrappers()), None)
-        algorithm, optimizer = "none", model.optimizer
-        if wrapper is not None:
-            options = ", ".join(f"{name}={value!r}" for name, value in wrapper._own.items())
-            algorithm, optimizer = f"{type(wrapper).__name__}({options})", wrapper.inner_optimizer
         total = self.params.get("epochs") or 0
         return {
-            "algorithm": algorithm,
-            "optimizer": type(optimizer).__name__,
-            "servers": 0 if team is None else team.member.servers,
-            "workers": 0 if team is None else team.member.workers,
-            "model": _numbered(layout_of(model.trainable_variables) if team is None else team.layout),
+            **self._held.facts(),
             "epoch": self._epoch,
             "batch": self._before + self._batch if self._inside else 0,
-            "stopped": total if self._over and model.stop_training else 0,
+            "stopped": total if self._over and self.model.stop_training else 0,
             "versions": {"nnlo": nnlo_common.__version__, "keras": keras.__version__},
         }
 
@@ -297,12 +263,8 @@ class Checkpoint(Companion):
 
     def _load(self, data: bytes) -> None:
         tree = self._saved = unpacked_tree(data)
-        self._synchronise()
-        assign(self._variables(), tree["variables"], "the model's variables")
-        for one, values in zip(self._optimizers(), tree["optimizers"], strict=True):
-            assign(self._of(one), values, "the optimizer's variables")
-        for wrapper, (_, told) in zip(self._wrappers(), tree["rates"], strict=True):
-            wrapper.rate_set = told
+        self._held.synchronise()
+        self._held.load(tree)
         if self.team is not None:
             self.team.load(tree["team"])
         if self._feeding is not None and tree["data"] is not None:
@@ -315,7 +277,7 @@ class Checkpoint(Companion):
         tree = None if data is None else unpacked_tree(data)
         self.team.load_for_others(tree and tree["team"], facts["epoch"])
         if tree is not None:
-            assign(self._variables(), tree["variables"], "the model's variables")
+            self._held.load_variables(tree)
             position = {"batch": 0, "inside": False}
             self._saved = {**tree, "position": position, "random": random_states()}
 
@@ -328,57 +290,10 @@ class Checkpoint(Companion):
 
     def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
         """Undo what was done for the beginning of an epoch that goes on."""
-        self._synchronise()
+        self._held.synchronise()
         build_metrics(self.model, sys._getframe(1))
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
-        for wrapper, (rate, told) in zip(self._wrappers(), saved["rates"], strict=True):
-            if rate is not None:
-                wrapper.inner_optimizer.learning_rate = rate
-            wrapper.rate_set = told
+        self._held.load_rates(saved)
         if self.distribute is not None and saved["distribute"] is not None:
             self.distribute.load(saved["distribute"])
         load_random(saved["random"])
-
-    # -- what there is --------------------------------------------------------------------------------
-
-    def _synchronise(self) -> None:
-        """On JAX let the variables hold what fit has in their place during an epoch."""
-        synchronise = getattr(self.model, "jax_state_sync", None)
-        if synchronise is not None:
-            synchronise()
-
-    def _optimizers(self) -> list[Any]:
-        found = list(optimizers_of(self.model).values())
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
-        return found
-
-    def _wrappers(self) -> list[Wrapper]:
-        found = map(wrapper_of, optimizers_of(self.model).values())
-        return [wrapper for wrapper in found if wrapper is not None]
-
-    def _variables(self) -> list[Any]:
-        """All that the team has not in its vector."""
-        owned = [one for wrapper in self._wrappers() for one in wrapper.owned]
-        return untrained(self.model, owned if self.team is not None else [])
-
-    def _of(self, optimizer: Any) -> list[Any]:
-        """The variables of an optimizer; of one that does not step here, counts and rates only."""
-        wrapper = wrapper_of(optimizer)
-        steps = self.team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
-        return [one for one in optimizer.variables if steps or not one.shape]
-
-
-def _numbered(layout: Layout) -> str:
-    """The shapes and types of weights, to be compared; Keras gives a model made twice other names."""
-    segments = [
-        replace(one, name=f"number {place}", tied_to=None) for place, one in enumerate(layout.segments)
-    ]
-    return replace(layout, segments=tuple(segments)).to_json()
-
-
-def _rate(wrapper: Wrapper) -> list[float | None]:
-    """The learning rate that an optimizer has, unless it is a schedule's, and what a callback has set."""
-    inner = wrapper.inner_optimizer
-    scheduled = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-    return [None if scheduled else float(keras.ops.convert_to_numpy(inner.learning_rate)), wrapper.rate_set]

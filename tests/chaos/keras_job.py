@@ -1,44 +1,66 @@
-"""A small training of Keras that notes how many batches each worker has made; someone may be killed."""
+"""A small training of Keras that notes which samples each worker has trained on; someone may be killed."""
 
 import os
 import sys
 import time
 from pathlib import Path
 
+import h5py
 import keras
 import numpy as np
 from mpi4py import MPI
 
 import nnlo_keras
 
+# Keras would import them when it trains, though it runs on torch; that takes longer than the training.
+sys.modules["tensorflow"] = sys.modules["jax"] = None
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
 
-rank = MPI.COMM_WORLD.Get_rank()
-keras.utils.set_random_seed(1)
-model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
-plain = keras.optimizers.SGD(1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
-model.compile(optimizer=getattr(nnlo_keras, algorithm)(plain, servers=servers), loss="mse")
-inputs = np.random.default_rng(1).normal(size=(SAMPLES, 3)).astype(np.float32)
-shard = nnlo_keras.shard(inputs, inputs[:, :1], servers=servers)
+
+class Count(keras.layers.Layer):
+    """Counts how often it was trained with each sample, whose number is the last feature."""
+
+    def build(self, shape):
+        self.times = self.add_weight(shape=(SAMPLES,), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            numbers = keras.ops.cast(inputs[:, -1], "int32")
+            used.write(f"{time.monotonic()} {' '.join(map(str, numbers.tolist()))}\n")
+            used.flush()
+            self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
+        return inputs[:, :-1]
 
 
-class Note(keras.callbacks.Callback):
-    """Writes down each batch."""
+class Pace(keras.callbacks.Callback):
+    """Lets the training last long enough to be struck."""
 
     def on_train_begin(self, logs=None):
         (folder / f"pid{rank}").write_text(str(os.getpid()))
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
     def on_train_batch_end(self, batch, logs=None):
-        with (folder / f"used{rank}").open("a") as used:
-            used.write(f"{self.epoch} {batch}\n")
         time.sleep(0.01)
 
 
+rank = MPI.COMM_WORLD.Get_rank()
+used = (folder / f"used{rank}").open("a")
+if not (folder / "data.h5").exists():
+    inputs = np.random.default_rng(1).normal(size=(SAMPLES, 4)).astype(np.float32)
+    inputs[:, -1] = np.arange(SAMPLES)
+    with h5py.File(folder / f"data{rank}", "w") as file:
+        file["x"], file["y"] = inputs, inputs[:, :1]
+    (folder / f"data{rank}").rename(folder / "data.h5")
+keras.utils.set_random_seed(1)
+count = Count()
+model = keras.Sequential([keras.Input((4,)), count, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+plain = keras.optimizers.SGD(1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
+model.compile(optimizer=getattr(nnlo_keras, algorithm)(plain, servers=servers), loss="mse")
+data = nnlo_keras.H5Sequence(
+    folder / "data.h5", features="x", labels="y", batch_size=10, assignment="dynamic", servers=servers
+)
 distribute = nnlo_keras.Distribute()
-model.fit(*shard, batch_size=10, epochs=EPOCHS, verbose=0, callbacks=[Note(), distribute])
-if distribute.role == "server 0":
-    print(f"finished: {distribute.report.lost}", flush=True)
+checkpoint = nnlo_keras.Checkpoint(folder / "run", minutes=0.1 / 60)
+model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Pace(), distribute, checkpoint])
+np.save(folder / f"times{rank}", np.asarray(count.times.value))
+distribute.say(f"finished: {distribute.report.lost}")

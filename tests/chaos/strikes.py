@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -9,19 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from launch import launcher, starting
 
-__all__ = ["Strike", "judge", "run", "strikes"]
+from nnlo_common.checkpoint import Checkpoint, Store
+
+__all__ = ["Outcome", "Strike", "judge", "judge_resumed", "run", "strikes"]
 
 ALGORITHMS = ("AGN", "DiLoCo", "Downpour", "DynSGD", "EASGD", "GEM", "LocalSGD", "Synchronous")
 FRAMEWORKS = ("torch", "keras")
 RANKS = 4
-# Both small trainings: how often they train on what, in how many batches.
-EPOCHS, SAMPLES, BATCH = 3, 1200, 10
+# Both small trainings: how often they train on what.
+EPOCHS, SAMPLES = 3, 1200
+#: How long a worker may go without a step when another dies.
+LONGEST_STALL_S = 2.0
 _START_S, _END_S = 120.0, 60.0
 
 
@@ -35,6 +42,7 @@ class Strike:
         servers: how many of its four ranks serve.
         victim: the rank that is killed.
         after_s: how long after all ranks have begun; it may be after the end.
+        ulfm: whether the launcher lets the others go on.
     """
 
     framework: str
@@ -42,6 +50,7 @@ class Strike:
     servers: int
     victim: int
     after_s: float
+    ulfm: bool = True
 
 
 def strikes(seed: int, count: int, frameworks: tuple[str, ...] = FRAMEWORKS) -> list[Strike]:
@@ -53,7 +62,8 @@ def strikes(seed: int, count: int, frameworks: tuple[str, ...] = FRAMEWORKS) -> 
         servers = 2 if draw.random() < 0.2 and algorithm != "GEM" else 1
         # Servers die, too, but mostly workers do.
         victim = draw.randrange(RANKS) if draw.random() < 0.3 else draw.randrange(servers, RANKS)
-        chosen.append(Strike(framework, algorithm, servers, victim, round(draw.uniform(0.0, 2.5), 3)))
+        after_s, ulfm = round(draw.uniform(0.0, 2.5), 3), draw.random() < 0.7
+        chosen.append(Strike(framework, algorithm, servers, victim, after_s, ulfm))
     return chosen
 
 
@@ -65,13 +75,13 @@ class Outcome:
         status: the exit status of mpiexec.
         text: all that it has printed.
         late: the victim had ended before it could be killed.
-        seconds: how long it went on after the strike.
+        struck_s: when it was killed, on the clock that the ranks' notes have, too.
     """
 
     status: int
     text: str
     late: bool
-    seconds: float
+    struck_s: float
 
 
 def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
@@ -79,15 +89,19 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
 
     Args:
         strike: what is run, and who is killed when.
-        folder: where the ranks note what they do.
+        folder: where the ranks note what they do, and have their checkpoints.
         kill: without it the same command runs to its end.
 
     Raises:
         AssertionError: the job has not ended in time; nothing of it is left then.
     """
+    for name in ("pid*", "used*", "times*"):
+        for path in folder.glob(name):
+            path.unlink()
     program = Path(__file__).with_name(f"{strike.framework}_job.py")
     job = [sys.executable, program, folder, strike.algorithm, str(strike.servers)]
-    command = [launcher(), "--with-ft", "ulfm", "-n", str(RANKS), *job]
+    options = ["--with-ft", "ulfm"] if strike.ulfm else []
+    command = [launcher(), *options, "-n", str(RANKS), *job]
     late = False
     with (folder / "text").open("w+") as text, starting(command, text) as process:
         if kill:
@@ -98,32 +112,61 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
         except subprocess.TimeoutExpired:
             text.seek(0)
             raise AssertionError(f"{strike} hangs:\n{text.read()}") from None
-        seconds = time.monotonic() - struck_s
         text.seek(0)
-        return Outcome(status, text.read(), late, seconds)
+        return Outcome(status, text.read(), late, struck_s)
 
 
 def judge(strike: Strike, outcome: Outcome, folder: Path) -> str:
     """Return how the job ended: "finished", or "ended" with a line that says why.
 
     Raises:
-        AssertionError: neither is true.
+        AssertionError: neither is true, or a checkpoint is not what was written.
     """
     told = f"{strike}, status {outcome.status}:\n{outcome.text}"
+    _check_checkpoints(folder, told)
+    serves = strike.victim < strike.servers
     if outcome.status != 0:
-        assert re.search(r"nnlo: rank \d of 4 on \S+", outcome.text), told
+        # Where all are ended at once the launcher may be quicker than any rank.
         assert f"rank {strike.victim}" in outcome.text, told
-        assert strike.victim < strike.servers or "finished" not in outcome.text, told
+        assert not strike.ulfm or re.search(r"nnlo: rank \d of 4 on \S+", outcome.text), told
+        assert serves or not strike.ulfm or "finished" not in outcome.text, told
         return "ended"
-    if strike.victim < strike.servers:
-        # With the server that speaks for all its last word may have died, after all had left.
-        _check_samples(strike, folder, told)
+    if outcome.late or (serves and strike.ulfm) or not _died(strike, outcome):
+        # Whom nobody misses had done everything; with the first server its last word may have died.
+        _check_times(strike, folder, told)
         return "finished"
+    assert strike.ulfm, told
     assert "finished: " in outcome.text, told
-    died = f"rank {strike.victim} on" in outcome.text
-    assert died or outcome.late or _all_used(strike, folder, strike.victim), told
-    _check_samples(strike, folder, told)
+    _check_used(strike, folder, told)
     return "finished"
+
+
+def judge_resumed(strike: Strike, outcome: Outcome, folder: Path) -> None:
+    """Check that the same command has brought the training to its end, each sample as often as it should.
+
+    Raises:
+        AssertionError: it has not.
+    """
+    told = f"{strike}, resumed, status {outcome.status}:\n{outcome.text}"
+    assert outcome.status == 0, told
+    assert "finished: ()" in outcome.text, told
+    _check_checkpoints(folder, told)
+    _check_times(strike, folder, told)
+
+
+def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
+    """Return for how long, in seconds, a living worker made no step about the time of the strike."""
+    longest_s = 0.0
+    for rank in range(strike.servers, RANKS):
+        if rank != strike.victim:
+            at_s = [float(line.split(maxsplit=1)[0]) for line in _lines(folder, rank)]
+            gaps = [
+                after - before
+                for before, after in itertools.pairwise(at_s)
+                if before < outcome.struck_s + 1 and after > outcome.struck_s
+            ]
+            longest_s = max([longest_s, *gaps])
+    return longest_s
 
 
 def _strike(process: subprocess.Popen[str], strike: Strike, folder: Path) -> bool:
@@ -141,24 +184,42 @@ def _strike(process: subprocess.Popen[str], strike: Strike, folder: Path) -> boo
     return False
 
 
-def _used(folder: Path, rank: int) -> Counter[str]:
+def _died(strike: Strike, outcome: Outcome) -> bool:
+    return f"rank {strike.victim} on" in outcome.text
+
+
+def _lines(folder: Path, rank: int) -> list[str]:
     path = folder / f"used{rank}"
-    return Counter(path.read_text().splitlines()) if path.exists() else Counter()
+    return path.read_text().splitlines() if path.exists() else []
 
 
-def _all_used(strike: Strike, folder: Path, rank: int) -> bool:
-    """Whether a worker has made all its steps; only known where its share is fixed."""
-    share = SAMPLES // (RANKS - strike.servers) // BATCH * EPOCHS
-    return strike.framework == "torch" or _used(folder, rank).total() == share
+def _used(folder: Path, rank: int) -> Counter[int]:
+    return Counter(int(number) for line in _lines(folder, rank) for number in line.split()[1:])
 
 
-def _check_samples(strike: Strike, folder: Path, told: str) -> None:
-    """Check that each sample of each epoch was trained on: by the living once, by the dead once more."""
+def _check_used(strike: Strike, folder: Path, told: str) -> None:
+    """Check that each sample of each epoch was trained on: by the living, or once more than by the dead."""
     living = [rank for rank in range(strike.servers, RANKS) if rank != strike.victim]
-    if strike.framework == "keras":  # each has a fixed share
-        assert all(_all_used(strike, folder, rank) for rank in living), told
-        return
     used = sum((_used(folder, rank) for rank in living), Counter())
-    assert max(used.values(), default=0) <= 1, told
-    everything = {f"{epoch} {number}" for epoch in range(EPOCHS) for number in range(SAMPLES)}
-    assert used.keys() | _used(folder, strike.victim).keys() == everything, told
+    dead = _used(folder, strike.victim)
+    assert max(used.values(), default=0) <= EPOCHS, told
+    assert all(used[number] + dead[number] >= EPOCHS for number in range(SAMPLES)), told
+
+
+def _check_times(strike: Strike, folder: Path, told: str) -> None:
+    """Check that each sample was trained on once in each epoch, by what the workers' checkpoints kept."""
+    paths = [folder / f"times{rank}.npy" for rank in range(strike.servers, RANKS)]
+    assert all(path.exists() for path in paths), told
+    times = sum(np.load(path) for path in paths)
+    assert (times == EPOCHS).all(), f"{dict(Counter(times.tolist()))} instead of {EPOCHS} times; {told}"
+
+
+def _check_checkpoints(folder: Path, told: str) -> None:
+    """Check that every checkpoint that is there is whole, and that the newest would be taken."""
+    numbers = [int(path.name[-6:]) for path in (folder / "run").glob("checkpoint-??????")]
+    for number in numbers:
+        Checkpoint.open(folder / "run" / f"checkpoint-{number:06d}", number).verify()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        newest = Store(folder / "run").newest()
+    assert (newest.manifest.number if newest else 0) == max(numbers, default=0), told

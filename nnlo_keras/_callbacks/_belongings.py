@@ -1,0 +1,115 @@
+"""What a rank's Keras model and its optimizers hold besides the vector of the team."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from nnlo_common import Layout
+from nnlo_common._team import Team
+from nnlo_keras._layout import layout_of
+from nnlo_keras._optimizers import optimizers_of
+from nnlo_keras._snapshot import assign, untrained, values_of
+from nnlo_keras._wrapper import Wrapper, wrapper_of
+
+__all__ = ["Belongings"]
+
+
+class Belongings:
+    """A model's variables and its optimizers' that a checkpoint keeps.
+
+    Args:
+        model: the model.
+        team: this rank's place among several; None: alone.
+    """
+
+    def __init__(self, model: Any, team: Team | None) -> None:
+        self._model, self._team = model, team
+
+    def state(self) -> dict[str, Any]:
+        """Return what is to be saved."""
+        return {
+            "variables": values_of(self._variables()),
+            "optimizers": [values_of(self._of(one)) for one in self._optimizers()],
+            "rates": [_rate(wrapper) for wrapper in self._wrappers()],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` returned, but for rates that are set when an epoch goes on."""
+        self.load_variables(state)
+        for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
+            assign(self._of(one), values, "the optimizer's variables")
+        for wrapper, (_, told) in zip(self._wrappers(), state["rates"], strict=True):
+            wrapper.rate_set = told
+
+    def load_variables(self, state: Mapping[str, Any]) -> None:
+        """Take the model's only."""
+        assign(self._variables(), state["variables"], "the model's variables")
+
+    def load_rates(self, state: Mapping[str, Any]) -> None:
+        """Set the learning rates amid an epoch."""
+        for wrapper, (rate, told) in zip(self._wrappers(), state["rates"], strict=True):
+            if rate is not None:
+                wrapper.inner_optimizer.learning_rate = rate
+            wrapper.rate_set = told
+
+    def facts(self) -> dict[str, Any]:
+        """Return what tells this training from others."""
+        model, team = self._model, self._team
+        wrapper = wrapper_of(model.optimizer) or next(iter(self._wrappers()), None)
+        algorithm, optimizer = "none", model.optimizer
+        if wrapper is not None:
+            options = ", ".join(f"{name}={value!r}" for name, value in wrapper._own.items())
+            algorithm, optimizer = f"{type(wrapper).__name__}({options})", wrapper.inner_optimizer
+        return {
+            "algorithm": algorithm,
+            "optimizer": type(optimizer).__name__,
+            "servers": 0 if team is None else team.member.servers,
+            "workers": 0 if team is None else team.member.workers,
+            "model": _numbered(layout_of(model.trainable_variables) if team is None else team.layout),
+        }
+
+    def synchronise(self) -> None:
+        """On JAX let the variables hold what fit has in their place during an epoch."""
+        synchronise = getattr(self._model, "jax_state_sync", None)
+        if synchronise is not None:
+            synchronise()
+
+    def _optimizers(self) -> list[Any]:
+        found = list(optimizers_of(self._model).values())
+        if not self._model.optimizer.built:
+            self._model.optimizer.build(self._model.trainable_variables)
+        return found
+
+    def _wrappers(self) -> list[Wrapper]:
+        found = map(wrapper_of, optimizers_of(self._model).values())
+        return [wrapper for wrapper in found if wrapper is not None]
+
+    def _variables(self) -> list[Any]:
+        """All that the team has not in its vector."""
+        owned = [one for wrapper in self._wrappers() for one in wrapper.owned]
+        return untrained(self._model, owned if self._team is not None else [])
+
+    def _of(self, optimizer: Any) -> list[Any]:
+        """The variables of an optimizer; of one that does not step here, counts and rates only."""
+        wrapper = wrapper_of(optimizer)
+        steps = self._team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
+        return [one for one in optimizer.variables if steps or not one.shape]
+
+
+def _numbered(layout: Layout) -> str:
+    """The shapes and types of weights, to be compared; Keras gives a model made twice other names."""
+    segments = [
+        replace(one, name=f"number {place}", tied_to=None) for place, one in enumerate(layout.segments)
+    ]
+    return replace(layout, segments=tuple(segments)).to_json()
+
+
+def _rate(wrapper: Wrapper) -> list[float | None]:
+    """The learning rate that an optimizer has, unless it is a schedule's, and what a callback has set."""
+    inner = wrapper.inner_optimizer
+    scheduled = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    return [None if scheduled else float(keras.ops.convert_to_numpy(inner.learning_rate)), wrapper.rate_set]

@@ -1,0 +1,210 @@
+"""How parts of a checkpoint get to the disk beside the training: who writes, who confirms, who is missed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from nnlo_common._saving import Saving
+from nnlo_common.checkpoint import Store
+from nnlo_common.checkpoint._writer import Writer
+
+
+class Team:
+    """A rank's team, as far as saving knows it; its questions go to the first server."""
+
+    def __init__(self, rank, first, serving=None):
+        self.rank, self.first, self.serving = rank, first, serving
+        self.serves, self.asked = serving is not None, []
+        self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
+
+    def ask(self, content):
+        self.asked.append(content["do"])
+        return self.first.answering(self.rank, content)
+
+    def pause(self):
+        return True
+
+
+class Serving:
+    """A server with two workers, 2 and 3."""
+
+    def __init__(self, idle=lambda: None):
+        self.pauses, self.dead, self.wishes, self.answering, self.idle = 0, set(), 0, None, idle
+
+    def want_pause(self):
+        self.wishes += 1
+
+    def saving(self):
+        return {1, 2, 3} - self.dead
+
+    def workers(self):
+        return {2, 3}
+
+    def lost(self):
+        return self.dead
+
+    def answer(self, call):
+        self.answering = call
+
+    def wait_until(self, condition):
+        for _ in range(100):
+            if condition():
+                return
+            self.idle()
+        pytest.fail("waits for ever")
+
+
+class Ranks:
+    """Two servers, 0 and 1, and two workers, 2 and 3, one after the other."""
+
+    def __init__(self, folder):
+        self.folder, self.store = folder, Store(folder)
+        self.first, self.second = Serving(lambda: self.settle(1)), Serving()
+        teams = [Team(0, self.first, self.first), Team(1, self.first, self.second)]
+        teams += [Team(rank, self.first) for rank in (2, 3)]
+        self.all = [
+            Saving(
+                self.store if team.rank == 0 else Store(folder),
+                team,
+                file=f"rank{team.rank}.txt",
+                collect=lambda: {"step": 1},
+                pack=lambda tree: str(tree).encode(),
+                facts=lambda: {"servers": 2, "workers": 2},
+            )
+            for team in teams
+        ]
+        self.teams = teams
+
+    def on(self, rank):
+        return self.all[rank]
+
+    def pause(self, ranks=(1, 2, 3)):
+        """All pause, and these go on and write."""
+        self.on(0)._wanted = True
+        self.first.pauses += 1
+        self.first.on_pause()
+        for rank in ranks:
+            if rank == 1:
+                self.second.pauses += 1
+                self.second.on_pause()
+            else:
+                assert self.on(rank).save()
+
+    def settle(self, *ranks):
+        for rank in ranks:
+            self.on(rank)._writer.wait()
+            self.on(rank).settle()
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return Ranks(tmp_path / "run")
+
+
+def test_a_checkpoint_gets_its_name_when_all_have_confirmed_their_parts(ranks):
+    ranks.pause()
+    ranks.settle(0, 1, 2)
+    assert ranks.store.newest() is None
+    ranks.settle(3, 0)
+    newest = ranks.store.newest()
+    assert sorted(newest.manifest.files) == [f"rank{rank}.txt" for rank in range(4)]
+    assert newest.read("rank2.txt") == b"{'step': 1}"
+
+
+def test_what_is_written_is_a_copy_and_nobody_waits_for_it(tmp_path):
+    going, tree = threading.Event(), {"weights": [1]}
+
+    def pack(copied):
+        assert going.wait(10)
+        return str(copied).encode()
+
+    saving = Saving(
+        Store(tmp_path), None, file="rank0.txt", collect=lambda: tree, pack=pack, facts=lambda: {"step": 1}
+    )
+    assert saving.save()
+    tree["weights"][0] = 2
+    assert Store(tmp_path).newest() is None
+    going.set()
+    saving.finish()
+    assert Store(tmp_path).newest().read("rank0.txt") == b"{'weights': [1]}"
+
+
+def test_a_worker_that_dies_before_it_has_written_costs_one_checkpoint(ranks):
+    ranks.pause()
+    ranks.settle(0, 1, 2)
+    ranks.settle(3)
+    ranks.pause(ranks=(1, 2))
+    ranks.first.dead = {3}
+    ranks.settle(1, 2)
+    with pytest.warns(RuntimeWarning, match="rank 3 has died before it had written its part"):
+        ranks.on(0).finish()
+    assert ranks.store.newest().manifest.number == 1
+    ranks.pause(ranks=(1, 2))
+    ranks.settle(1, 2)
+    ranks.on(0).finish()
+    newest = ranks.store.newest()
+    assert "rank3.txt" not in newest.manifest.files
+    assert newest.manifest.facts["workers"] == 1
+
+
+def test_who_pauses_again_without_having_confirmed_is_not_waited_for(ranks):
+    ranks.pause(ranks=(1, 2))
+    ranks.settle(2)
+    with pytest.warns(RuntimeWarning, match=r"rank 3 has not written its part\. The one before"):
+        ranks.pause()
+    ranks.settle(1, 2, 3)
+    ranks.on(0).finish()
+    assert ranks.store.newest() is not None
+
+
+def test_a_server_that_knows_of_a_pause_before_the_first_does_is_to_wait(ranks):
+    answer = ranks.first.answering(1, {"do": "number", "pauses": 1})
+    assert answer["wait"]
+    ranks.pause(ranks=())
+    answer = ranks.first.answering(1, {"do": "number", "pauses": 1})
+    assert (answer["wait"], answer["number"]) == (False, 1)
+
+
+def test_the_end_waits_for_those_who_still_write(ranks):
+    ranks.pause()
+    for rank in (2, 3, 1):
+        ranks.on(rank).finish()
+    ranks.on(0).finish()
+    assert ranks.store.newest() is not None
+
+
+def test_one_that_is_due_while_another_is_written_is_left_out_and_told_of_once(ranks, caplog):
+    ranks.pause(ranks=())
+    with caplog.at_level(logging.WARNING):
+        for rank in (2, 3):
+            ranks.on(rank).want(end=False)
+    assert ranks.first.wishes == 0
+    assert len(caplog.records) == 1
+    assert "so the one that is due is left out" in caplog.text
+    ranks.on(2).want(end=True)  # but not the last
+    assert ranks.first.wishes == 1
+
+
+def test_a_part_that_the_disk_refuses_is_told_of_and_the_one_before_stays(ranks):
+    ranks.pause()
+    ranks.settle(0, 1, 2, 3)
+    ranks.on(0).finish()
+    ranks.pause(ranks=(1, 2))
+    (ranks.folder / "checkpoint-000002.part" / "rank3.txt").mkdir()
+    assert ranks.on(3).save()
+    ranks.settle(1, 2, 3)
+    with pytest.warns(RuntimeWarning, match=r"rank 3 on host .*: Is a directory .*The one before stays"):
+        ranks.on(0).finish()
+    assert ranks.store.newest().manifest.number == 1
+
+
+def test_what_fails_in_the_thread_is_raised_where_it_is_waited_for():
+    writer = Writer()
+    writer.start(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.wait()
+    assert writer.wait() == 0.0
