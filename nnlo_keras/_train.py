@@ -64,7 +64,7 @@ def load(path: Path, trusted: bool) -> Any:
 
 
 def forget() -> None:
-    """Give back what models of before still hold; the layers of the next are named as those of a first one."""
+    """Give back what models of before hold; layers of the next are named as those of a first one."""
     keras.utils.clear_session()
 
 

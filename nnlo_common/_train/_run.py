@@ -30,7 +30,7 @@ from nnlo_common._train._parser import read
 from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
 from nnlo_common._train._settings import Settings
 
-__all__ = ["Course", "Watch", "check_ranks", "log", "run_train"]
+__all__ = ["Course", "Watch", "log", "run_train"]
 
 #: Sees the metrics of an epoch, on each rank.
 Watch: TypeAlias = Callable[[int, Mapping[str, float]], object]
@@ -98,7 +98,7 @@ class Course:
             log(settings.log_level, job)
         places = job.places()
         with job.together():
-            check_ranks(settings, job.size)
+            _check_ranks(settings, job.size)
             path = check_model(settings)
             check_files(settings)
         share_host(places, job.rank, settings.servers, settings.max_gpus, os.environ)
@@ -206,7 +206,7 @@ class Course:
         self._say(f"{model} after {seconds:.1f} s  {last}")
 
 
-def check_ranks(settings: Settings, size: int) -> None:
+def _check_ranks(settings: Settings, size: int) -> None:
     """Refuse numbers of ranks that cannot be; one alone trains plainly, whatever is asked."""
     if size > 1:
         Topology.plan(size, Arrangement(servers=settings.servers))

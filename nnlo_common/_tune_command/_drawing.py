@@ -96,14 +96,14 @@ class Frame:
     def axes(self, x_name: str, y_name: str, *, few: bool = False) -> list[str]:
         """Return both axes with ticks and names."""
         left, bottom = self.x.start, self.y.start
-        count = 3 if few else 5
+        x_count, y_count = (3, 4) if few else (6, 5)
         parts = [
             f'<path class="axis" d="M{left} {self.y.end}V{bottom}H{self.x.end}"/>',
             label((self.x.start + self.x.end) / 2, bottom + 34, x_name, "middle", "name"),
         ]
-        for place, text in self.x.ticks(count):
+        for place, text in self.x.ticks(x_count):
             parts += [f'<path class="axis" d="M{place} {bottom}v4"/>', label(place, bottom + 17, text)]
-        for place, text in self.y.ticks(count):
+        for place, text in self.y.ticks(y_count):
             parts.append(f'<path class="grid" d="M{left} {place}H{self.x.end}"/>')
             parts.append(label(left - 6, place + 4, text, "end"))
         return [*parts, label(left, self.y.end - 8, y_name, "start", "name")]

@@ -83,7 +83,11 @@ def figure_of(objective: str | None, maximize: bool | None, module: Any, metrics
             f"--objective {objective}: behind the colon must be one of {', '.join(_WHICH)}{meant}"
         )
     if metric not in metrics:
-        hint = " (val_ needs --val or --n-fold)" if metric.startswith("val_") else ""
+        hint = (
+            " (val_ needs --val or --n-fold)"
+            if metric.startswith("val_") and "val_loss" not in metrics
+            else ""
+        )
         raise ConfigurationError(
             f"--objective {metric}: the trainings have {', '.join(metrics)}{hint}{nearest(metric, metrics)}"
         )

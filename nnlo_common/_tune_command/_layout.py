@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
+from nnlo_common._arrangement import Arrangement
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._places import Place
 from nnlo_common._train._devices import see_gpu
+from nnlo_common._train._settings import Settings
 from nnlo_common.tune._optimize import cut_blocks
 
 __all__ = ["Layout", "share_hosts"]
@@ -46,6 +48,13 @@ class Layout:
     def cell_size(self) -> int:
         """How many ranks train one model."""
         return len(self.blocks[0]) // self.parallel if self.blocks else 1
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a training that the ranks of a block cannot be divided for."""
+        if self.cell_size > 1:
+            arrangement = Arrangement(blocks=len(self.blocks), folds=self.parallel, servers=settings.servers)
+            arrangement.check(1 + sum(map(len, self.blocks)))
+            settings.rule().check(self.cell_size - settings.servers, settings.servers)
 
     def block_of(self, rank: int) -> int:
         """The number of a rank's block; 0 for who is in none."""

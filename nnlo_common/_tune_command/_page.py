@@ -8,6 +8,7 @@ from typing import Any
 
 from nnlo_common._tune_command._drawing import Frame, Scale, bar, drawing, label, line, point, shade
 from nnlo_common._tune_command._facts import Facts, Finished
+from nnlo_common._tune_command._space import Parameter
 from nnlo_common._tune_command._table import lasting
 
 __all__ = ["page"]
@@ -26,7 +27,7 @@ td,th{padding:.15rem .9rem .15rem 0;text-align:left;border-bottom:1px solid var(
 .scroll{overflow-x:auto}code{font-size:.9em}svg{width:100%;height:auto;display:block}
 .few{display:grid;grid-template-columns:repeat(auto-fill,minmax(17rem,1fr));gap:.5rem}
 .axis{fill:none;stroke:var(--soft)}.grid{stroke:var(--rule);stroke-width:.7}
-text{fill:var(--soft);font-size:12px}.name{fill:var(--ink);font-size:13px}
+text{fill:var(--soft);font-size:12px;stroke:var(--page);stroke-width:3px;paint-order:stroke}.name{fill:var(--ink);font-size:13px}
 .dot{fill:var(--dot);fill-opacity:.75}.dot.best{fill:var(--best);fill-opacity:1}
 .line{fill:none;stroke:var(--best);stroke-width:2}.thread{fill:none;stroke-width:1.3;stroke-opacity:.8}
 .thread.best{stroke:var(--best);stroke-width:3;stroke-opacity:1}
@@ -157,7 +158,7 @@ def _slices(facts: Facts, good: Sequence[Finished], best: int | None) -> Iterabl
         )
         dots = [
             _dot(
-                frame.x.at(value if not parameter.choices else str(value)),
+                frame.x.at(_drawn(value, parameter)),
                 frame.y.at(one.value),
                 one,
                 best,
@@ -167,6 +168,10 @@ def _slices(facts: Facts, good: Sequence[Finished], best: int | None) -> Iterabl
         ]
         parts = [*frame.axes(parameter.name, facts.figure.name, few=True), *dots]
         yield drawing(310, 212, parts, f"the value over {parameter.name}")
+
+
+def _drawn(value: Any, parameter: Parameter) -> Any:
+    return str(value) if parameter.choices else value
 
 
 def _scaled(values: Sequence[Any], choices: Sequence[Any]) -> list[Any]:
@@ -188,30 +193,28 @@ def _parallel(facts: Facts, good: Sequence[Finished], best: int | None) -> str:
         for each in names
     ]
     last = Scale.of(values, 250, 40)
-    parts = []
+    axes: list[str] = []  # over the threads, for their labels to be read
     titles = [each.name for each in names]
     for index, (title, scale) in enumerate(zip([*titles, facts.figure.name], [*scales, last], strict=True)):
         x = 60 + index * step
-        parts += [f'<path class="axis" d="M{x:g} 40V250"/>', label(x, 24, title, kind="name")]
-        parts += [label(x - 5, place + 4, text, "end") for place, text in scale.ticks()]
+        axes += [f'<path class="axis" d="M{x:g} 40V250"/>', label(x, 24, title, kind="name")]
+        axes += [label(x - 5, place + 4, text, "end") for place, text in scale.ticks()]
     low, high = min(values, default=0.0), max(values, default=1.0)
+    threads = []
     for one in sorted(good, key=lambda each: (each.number == best, each.number)):
         assert one.value is not None  # only those are drawn
         share = (one.value - low) / (high - low) if high > low else 1.0
-        threads = [
-            (
-                60 + index * step,
-                scale.at(str(one.params[each.name]) if each.choices else one.params[each.name]),
-            )
+        points = [
+            (60 + index * step, scale.at(_drawn(one.params[each.name], each)))
             for index, (each, scale) in enumerate(zip(names, scales, strict=True))
             if each.name in one.params
         ]
-        threads.append((60 + len(names) * step, last.at(one.value)))
+        points.append((60 + len(names) * step, last.at(one.value)))
         colour = (
             "" if one.number == best else f"stroke:{shade(share if facts.figure.maximize else 1 - share)}"
         )
-        parts.append(line(threads, _kind("thread", one, best), _said(one), colour))
-    return drawing(800, 270, parts, "parameters and value of each trial")
+        threads.append(line(points, _kind("thread", one, best), _said(one), colour))
+    return drawing(800, 270, [*threads, *axes], "parameters and value of each trial")
 
 
 def _timeline(facts: Facts, trials: Sequence[Finished], best: int | None) -> str:

@@ -17,7 +17,7 @@ from nnlo_common._train._job import Job, refuse_alike, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._module import asked, frameworks_in, import_file
 from nnlo_common._train._plan import Plan, check_exchanges, check_files, data_of
-from nnlo_common._train._run import check_ranks, log
+from nnlo_common._train._run import log
 from nnlo_common._train._settings import settings_of
 from nnlo_common._tune_command._facts import Facts
 from nnlo_common._tune_command._figure import Figure, figure_of
@@ -93,7 +93,7 @@ class _Course:
         with job.together():
             self.space = self._read_space()
             for probe in self.space.probes():
-                check_ranks(settings_of(self.space.applied(request.given, probe)), self.layout.cell_size)
+                self.layout.check(settings_of(self.space.applied(request.given, probe)))
         with job.together(), self._cell():
             self._try()
         self._claim()

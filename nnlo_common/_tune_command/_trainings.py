@@ -68,8 +68,10 @@ class Trainings:
         try:
             course.load(settings, self.path)
             if fold == 0 and job.speaks:
-                rate = course.trainer.learning_rate
-                _describe(home, chosen, seed, self._settings(chosen, seed, home, 0, 1), rate, folds)
+                whole_set = config_text(
+                    self._settings(chosen, seed, home, 0, 1), course.trainer.learning_rate
+                )
+                _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
             course.claim()
             return self._value(job, course, course.train())
         finally:
@@ -104,14 +106,12 @@ class Trainings:
         return float(job.share(value)[0])
 
 
-def _describe(
-    home: Path, chosen: Mapping[str, Any], seed: int, settings: Settings, rate: float, folds: int
-) -> None:
-    """Write down what is tried: `trial.json`, and where folds are trained the same training with all samples."""
+def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
+    """Write down what is tried, and where folds are trained the same training with all samples."""
     home.parent.mkdir(parents=True, exist_ok=True)
-    if folds > 1:
+    if config:
         home.mkdir(exist_ok=True)
         with whole(home / CONFIG) as fresh:
-            fresh.write_text(config_text(settings, rate), "utf-8")
-    with whole(home.with_suffix(".json")) as fresh:
-        fresh.write_text(json.dumps({"parameters": chosen, "seed": seed}, indent=1) + "\n")
+            fresh.write_text(config, "utf-8")
+    with whole(home.with_name(f"{home.name}.json")) as fresh:
+        fresh.write_text(json.dumps(tried, indent=1) + "\n")

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from nnlo_common._progress import is_live
 from nnlo_common._tune_command._facts import Facts, Finished, finished
@@ -37,7 +37,7 @@ class Watch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnlo tune", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
