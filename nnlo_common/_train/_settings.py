@@ -213,8 +213,7 @@ class Settings:
             return None
         found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", self.fold)
         if found is None or int(found[2]) < 2 or not 1 <= int(found[1]) <= int(found[2]):
-            wanted = Option(name="fold", group="", kind=Kind.WORD, help="")
-            Given(self.fold).refuse(wanted, "must be like 1/5, the first of five parts, to 5/5")
+            Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
         return int(found[1]) - 1, int(found[2])
 
     def with_fold(self, fold: int, folds: int) -> Settings:
