@@ -13,8 +13,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from nnlo_common.tune._spread import noise_of_means
+
 __all__ = ["BayesianSampler"]
 
+# Of `optuna._gp.prior`, which needs torch.
+_LEAST_NOISE = 1e-6
 # Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
 _MOST_TRIALS = 300
 
@@ -26,6 +30,9 @@ class BayesianSampler(BaseSampler):
     trials have the same parameters, so none is conditional; torch and scipy, which Optuna's process computes
     with, are installed. Else TPE does, on groups of parameters that occur together. Both learn from all
     trials, so the choice is made anew for each.
+
+    Where trials have folds the process is told how noisy their means are at least: what is left of the folds'
+    values without the mean of each trial and that of each fold.
 
     Args:
         seed: of the random numbers.
@@ -82,5 +89,13 @@ class BayesianSampler(BaseSampler):
         if self.process is None:
             return self.tpe
         trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        self._tell_noise(trials)
         names = {frozenset(trial.distributions) for trial in trials}
         return self.process if len(names) <= 1 and len(trials) <= _MOST_TRIALS else self.tpe
+
+    def _tell_noise(self, trials: list[FrozenTrial]) -> None:
+        """Let the process know how much of what it sees is chance, where the folds of trials say it."""
+        if self.process is not None:
+            noise = noise_of_means(trials)
+            known = _LEAST_NOISE if noise is None else max(noise, _LEAST_NOISE)
+            self.process._minimum_noise = known  # it fits the rest, if there is more

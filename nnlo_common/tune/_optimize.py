@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import ConfigurationError, MissingExtraError
@@ -29,10 +30,13 @@ def optimize(
     *,
     n_trials: int,
     block_size: int = 1,
+    folds: int = 1,
     sampler: str | optuna.samplers.BaseSampler | None = None,
     seed: int = 0,
     retries: int = 0,
+    failures: Literal["ignore", "worst", "constraint"] = "ignore",
     target_objective: float | None = None,
+    until: float | str | datetime.datetime | None = None,
     journal: str | Path | None = None,
     world: DivisibleWorld | None = None,
 ) -> optuna.Study:
@@ -48,11 +52,17 @@ def optimize(
         objective: returns the value, or several; that of the block's first rank (its server) counts.
         n_trials: how many trials are to be finished; with a journal, over all starts of the job.
         block_size: how many ranks train one trial.
+        folds: how often each trial is trained, each time with another part of the data to validate (see
+            `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
         sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp" or any Optuna sampler; None: the
             study's own.
         seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
         retries: how often a trial is tried again, with the same parameters, when its objective has failed.
+        failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst
+            so far, "constraint" that it breaks a constraint besides.
         target_objective: the search ends, and running trials are broken off, once a value is as good.
+        until: when the search is to be over: seconds from now, a time, or "slurm" for the end of its job. No
+            trial is begun that would take longer, as far as the trials so far can tell.
         journal: a file from which the same command goes on after the job was killed.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
@@ -62,6 +72,7 @@ def optimize(
     Raises:
         ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
         MissingExtraError: Optuna is not installed.
+        SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on from the journal.
 
     Example:
         >>> import optuna
@@ -81,14 +92,18 @@ def optimize(
     whole_number("n_trials", n_trials, 1)
     whole_number("block_size", block_size, 1)
     whole_number("retries", retries, 0)
+    whole_number("folds", folds, 1)
     search = Search(
         study,
         objective,
         n_trials=n_trials,
+        folds=folds,
         sampler=sampler,
         seed=seed,
         retries=retries,
+        failures=failures,
         target=target_objective,
+        until=until,
         journal=journal,
     )
     world = world or cast("DivisibleWorld | None", launched())
