@@ -40,7 +40,7 @@ JOURNAL, SEARCH, TRIAL = "journal.jsonl", "search.toml", "trials"
 _RUNS = Path("runs")
 _MODELS = ("model.keras", "weights.pt")
 # What may be another when a search goes on.
-_MAY_CHANGE = ("num_iterations", "target_objective", "table", "retries")
+_MAY_CHANGE = ("num_iterations", "target_objective", "table", "retries", "until")
 
 
 @dataclass(frozen=True, slots=True)

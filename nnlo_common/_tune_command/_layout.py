@@ -82,7 +82,9 @@ class Layout:
         cell = "1 rank alone" if size == 1 else f"{servers} serving and {size - servers} training"
         several = f" {self.parallel} folds, each" if self.parallel > 1 else ""
         serial = ", fold after fold" if folds > self.parallel else ""
-        return f"1 coordinator, {len(self.blocks)} blocks of{several} {cell}{serial}"
+        count = len(self.blocks)
+        blocks = "1 block" if count == 1 else f"{count} blocks"
+        return f"1 coordinator, {blocks} of{several} {cell}{serial}"
 
 
 def share_hosts(places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str]) -> None:

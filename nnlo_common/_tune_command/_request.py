@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._train._config import read_config
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._parser import given_by
 from nnlo_common._train._settings import OPTIONS, Settings, option, settings_of
+from nnlo_common.tune._time_left import end_of
 
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
 
@@ -72,12 +75,42 @@ class Search:
     retries: int = option(
         _SEARCH, _WHOLE, "how often a trial that has failed is tried again", metavar="N", default=0, least=0
     )
+    failures: Literal["ignore", "worst", "constraint"] = option(
+        *(_SEARCH, _WORD, "what a failed trial tells --hyper-opt of its parameters"),
+        metavar="NAME",
+        default="ignore",
+        choices=("ignore", "worst", "constraint"),
+    )
+    until: str | None = option(
+        *(_SEARCH, _WORD, "begin no trial that would end later: seconds, a time, or slurm for the job's end"),
+        metavar="WHEN",
+    )
     table: bool | None = option(
         _SEARCH, _FLAG, "show running trials in a table; else where somebody looks at a terminal"
     )
     keep_models: bool = option(
         _SEARCH, _FLAG, "keep the models of all trials, not only of the best", default=False
     )
+
+    def __post_init__(self) -> None:
+        end_of(self.end, time.time())  # refuse what is no time
+
+    @property
+    def end(self) -> float | str | datetime | None:
+        """When the search is to be over, as `optimize` takes it."""
+        if self.until is None or self.until == "slurm":
+            return self.until
+        try:
+            return float(self.until)
+        except ValueError:
+            pass
+        try:
+            return datetime.fromisoformat(self.until)
+        except ValueError:
+            raise ConfigurationError(
+                f"--until {self.until} is not possible: it must be seconds from now, a time such as "
+                "2030-12-31T08:00, or slurm"
+            ) from None
 
 
 #: The options of a search by name, in the order of the help.

@@ -36,7 +36,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         framework: of the model.
         found: what was in the folder.
     """
-    asked, seed = facts.request.search, facts.request.seed
+    asked = facts.request.search
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction="maximize" if facts.figure.maximize else "minimize",
@@ -53,20 +53,22 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         figure=facts.figure,
         prunes=asked.prune != "none",
         block=facts.layout.block_of(job.rank),
+        seed=facts.request.seed,
     )
-    options: dict[str, Any] = {"folds": asked.n_fold} if asked.n_fold > 1 else {}
     with Watch(study, facts) if job.speaks else nullcontext():
         optimize(
             study,
             trainings,
             n_trials=asked.num_iterations,
             block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
+            folds=asked.n_fold,
             sampler=asked.hyper_opt,
-            seed=seed,
+            seed=facts.request.seed,
+            failures=asked.failures,
+            until=asked.end,
             retries=asked.retries,
             target_objective=asked.target_objective,
             journal=facts.folder / JOURNAL,
-            **options,
         )
     problem = ""
     with job.together():

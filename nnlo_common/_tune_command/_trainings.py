@@ -23,6 +23,7 @@ from nnlo_common._train._settings import Settings, settings_of
 from nnlo_common._tune_command._figure import FUNCTION, Figure, merit
 from nnlo_common._tune_command._folder import BEGAN, BLOCK, FOLDER, TRIAL, Found
 from nnlo_common._tune_command._space import Space
+from nnlo_common.tune._coordinator import seed_of
 
 __all__ = ["Trainings"]
 
@@ -41,6 +42,7 @@ class Trainings:
         figure: what each trial is measured by.
         prunes: whether trials may be given up.
         block: which block this rank is in.
+        seed: of the search.
     """
 
     given: Mapping[str, Given]
@@ -52,12 +54,14 @@ class Trainings:
     figure: Figure
     prunes: bool
     block: int
+    seed: int
 
     def __call__(self, trial: Any) -> float:
         """Train, and return how good that was; all ranks of the block do, as `trial` says."""
         chosen = self.space.suggest(trial)
-        fold, folds = getattr(trial, "fold", 0), getattr(trial, "folds", 1)
-        name, seed = self.found.home(trial.number, chosen, trial.seed)
+        fold, folds = trial.fold, trial.folds
+        # The folds of a trial have one seed, so that they differ by their samples only.
+        name, seed = self.found.home(trial.number, chosen, seed_of(self.seed, trial.number))
         if fold == 0:
             for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
                 trial.set_user_attr(key, value)
