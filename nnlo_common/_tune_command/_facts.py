@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from nnlo_common._tune_command._layout import Layout
 from nnlo_common._tune_command._request import Request
 from nnlo_common._tune_command._space import Space
 
-__all__ = ["Facts", "Finished", "finished"]
+__all__ = ["Facts", "Finished", "finished", "last_problem"]
 
 _ERROR, _FOLDS = "nnlo:error", "nnlo:folds"
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -86,21 +87,32 @@ def finished(study: Any) -> list[Finished]:
 def _finished(trial: Any) -> Finished:
     user = trial.user_attrs
     ended = _seconds(trial.datetime_complete)
-    error = user.get(_ERROR, "").strip()
     value = trial.value if trial.state.name == "COMPLETE" else None
     return Finished(
         number=trial.number,
         state=_STATES[trial.state.name],
         value=None if value is None or math.isnan(value) else value,
         params=dict(trial.params),
-        folds=tuple(user.get(_FOLDS, ())),
+        folds=tuple(one for one in user.get(_FOLDS, ()) if one is not None),
         steps=tuple(sorted(trial.intermediate_values.items())),
         block=user.get(BLOCK, 0),
         folder=user.get(FOLDER, f"{trial.number:04}"),
         began_s=user.get(BEGAN, _seconds(trial.datetime_start) or ended),
         ended_s=ended,
-        problem=error.splitlines()[-1] if error else "",
+        problem=last_problem(user.get(_ERROR, "")),
     )
+
+
+def last_problem(error: str) -> str:
+    """Return the line of a traceback that says what was wrong.
+
+    Example:
+        >>> last_problem("Traceback ...\\n  File ...\\npackage.OddError: it is odd\\nMend it")
+        'OddError: it is odd'
+    """
+    lines = error.strip().splitlines()
+    told = [line for line in lines if re.match(r"[A-Za-z_][\w.]*: ", line)] or lines
+    return re.sub(r"^[\w.]*\.(?=\w+: )", "", told[-1]) if told else ""
 
 
 def _seconds(moment: datetime | None) -> float:

@@ -28,15 +28,17 @@ __all__ = [
     "JOURNAL",
     "SEARCH",
     "TRIAL",
+    "VALUE",
     "Found",
     "claim_search",
     "drop_models",
+    "known_value",
     "look",
 ]
 
 #: User attributes of a trial: the block that trained it, since when, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
-JOURNAL, SEARCH, TRIAL = "journal.jsonl", "search.toml", "trials"
+JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
 _RUNS = Path("runs")
 _MODELS = ("model.keras", "weights.pt")
 # What may be another when a search goes on.
@@ -143,9 +145,11 @@ def look(folder: Path, goes_on: bool) -> Found:
         if home.name in finished:
             continue
         told = _read(home.with_name(f"{home.name}.json"))
-        complete = (home / "history.json").exists()
-        if goes_on and not complete and told is not None:
+        if goes_on and told is not None:
             left.append((home.name, told["parameters"], told["seed"]))
+            for history in home.rglob("history.json"):
+                if known_value(history.parent) is None:  # complete, but for what it came to
+                    shutil.rmtree(history.parent)
         else:
             shutil.rmtree(home)
             home.with_name(f"{home.name}.json").unlink(missing_ok=True)
@@ -168,6 +172,12 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def known_value(run: Path) -> float | None:
+    """Return what a training came to that had ended before; None: it had not."""
+    told = _read(run / VALUE)
+    return None if told is None else float(told["value"])
 
 
 def drop_models(home: Path) -> None:

@@ -13,7 +13,7 @@ from optuna import TrialPruned
 
 from nnlo_common._files import whole
 from nnlo_common._joining import launched
-from nnlo_common._train._folder import CONFIG, config_text
+from nnlo_common._train._folder import CONFIG, config_text, write_json
 from nnlo_common._train._job import Job
 from nnlo_common._train._model import plug_in
 from nnlo_common._train._module import running
@@ -21,7 +21,7 @@ from nnlo_common._train._options import Given
 from nnlo_common._train._run import Course
 from nnlo_common._train._settings import Settings, settings_of
 from nnlo_common._tune_command._figure import FUNCTION, Figure, merit
-from nnlo_common._tune_command._folder import BEGAN, BLOCK, FOLDER, TRIAL, Found
+from nnlo_common._tune_command._folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
 from nnlo_common._tune_command._space import Space
 from nnlo_common.tune._coordinator import seed_of
 
@@ -68,6 +68,9 @@ class Trainings:
         home = self.folder / TRIAL / name
         settings = self._settings(chosen, seed, home, fold, folds)
         job = Job(launched(), "tune")
+        known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
+        if known is not None:  # this fold had ended when the search was killed
+            return float(known)
         course = Course(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
             course.load(settings, self.path)
@@ -77,7 +80,10 @@ class Trainings:
                 )
                 _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
             course.claim()
-            return self._value(job, course, course.train())
+            value = self._value(job, course, course.train())
+            if job.speaks:
+                write_json(course.folder / VALUE, {"value": value})
+            return value
         finally:
             course.close()
             plug_in(self.framework).forget()
