@@ -104,10 +104,10 @@ def _finished(trial: Any) -> Finished:
 
 
 def last_problem(error: str) -> str:
-    """Return the line of a traceback that says what was wrong.
+    r"""Return the line of a traceback that says what was wrong.
 
     Example:
-        >>> last_problem("Traceback ...\\n  File ...\\npackage.OddError: it is odd\\nMend it")
+        >>> last_problem("Traceback ...\n  File ...\npackage.OddError: it is odd\nMend it")
         'OddError: it is odd'
     """
     lines = error.strip().splitlines()

@@ -141,17 +141,17 @@ def look(folder: Path, goes_on: bool) -> Found:
     """
     finished = _finished(folder / JOURNAL)
     left = []
-    for home in sorted((folder / TRIAL).glob("*/")) if (folder / TRIAL).is_dir() else ():
-        if home.name in finished:
-            continue
+    trials = folder / TRIAL
+    names = {path.name.removesuffix(".json") for path in trials.iterdir()} if trials.is_dir() else set()
+    for home in (trials / name for name in sorted(names - finished)):
         told = _read(home.with_name(f"{home.name}.json"))
         if goes_on and told is not None:
             left.append((home.name, told["parameters"], told["seed"]))
-            for history in home.rglob("history.json"):
+            for history in [*home.rglob("history.json")]:
                 if known_value(history.parent) is None:  # complete, but for what it came to
                     shutil.rmtree(history.parent)
         else:
-            shutil.rmtree(home)
+            shutil.rmtree(home, ignore_errors=True)
             home.with_name(f"{home.name}.json").unlink(missing_ok=True)
     return Found(tuple(sorted(finished)), tuple(left))
 
