@@ -119,7 +119,7 @@ def test_the_files_in_the_guide_are_searched(capsys):
     [
         (["--objective", "val_accuracy"], "the trainings have loss, accuracy (val_ needs --val or --n-fold)"),
         (["--labels-name", "three"], "do not fit"),
-        (["--metrics", "accuray"], "did you mean 'accuracy'?"),
+        (["--metrics", "accuracyy"], "did you mean 'accuracy'?"),
     ],
 )
 def test_what_no_training_has_is_refused_before_the_first(words, expected, capsys):

@@ -48,7 +48,7 @@ def _folder(tmp_path, monkeypatch):
 WRONG_SPACES = {
     "nothing": ({}, "give a table of what is searched"),
     "a list": (["width"], "give a table of what is searched"),
-    "an unknown name": ({"widht": (1, 2)}, "did you mean 'width'?"),
+    "an unknown name": ({"widthh": (1, 2)}, "did you mean 'width'?"),
     "one that is both": ({"learning_rate": (0.1, 0.2)}, "write 'model_params.learning_rate'"),
     "a fixed option": ({"seed": (1, 2)}, "an option that cannot be searched"),
     "an unknown parameter": ({"model_params.depth": (1, 2)}, "has no such parameter"),
