@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import ConfigurationError, MissingExtraError
+from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
 from nnlo_common._places import describe_here, locate
@@ -108,8 +109,7 @@ def optimize(
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
-        search.alone()
-        return study
+        return _unless(search.alone(), study)
     release = world.engage()
     try:
         blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts})
@@ -117,8 +117,15 @@ def optimize(
         error.collective = True
         release()
         raise
-    search.over(world, blocks)
+    interrupted = search.over(world, blocks)
     release()
+    return _unless(interrupted, study)
+
+
+def _unless(interrupted: bool, study: optuna.Study) -> optuna.Study:
+    """Return the study, unless this process is expected to end."""
+    if interrupted:
+        raise SystemExit(EXIT_CODE)
     return study
 
 

@@ -13,7 +13,7 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import Objective, attempt, run_block
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
@@ -90,8 +90,8 @@ class Search:
             "target_objective": self._target,
         }
 
-    def alone(self) -> None:
-        """Train all trials here, one after another."""
+    def alone(self) -> bool:
+        """Train all trials here, one after another; say whether a signal has ended that."""
         with closing(self._record()) as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()
@@ -103,11 +103,10 @@ class Search:
                     if line.halted and ending.state == "freed":
                         ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
                     waiting += coordinator.handle(0, ending)
-        if coordinator.interrupted == SIGNAL:
-            raise SystemExit(EXIT_CODE)
+        return coordinator.interrupted == SIGNAL
 
-    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> None:
-        """Do this rank's part (collective).
+    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
+        """Do this rank's part, and say whether a signal has ended the search (collective).
 
         Args:
             world: the ranks.
@@ -130,8 +129,7 @@ class Search:
             world.gather_text("")  # nobody may have a letter under way when the post closes
         mail.close()
         part.close()
-        if interrupted == SIGNAL:
-            raise SystemExit(EXIT_CODE)
+        return interrupted == SIGNAL
 
     def _record(self) -> Record:
         """Open the journal, if there is to be one, and give the study what it holds."""
