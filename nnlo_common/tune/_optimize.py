@@ -39,6 +39,7 @@ def optimize(
     target_objective: float | None = None,
     until: float | str | datetime.datetime | None = None,
     journal: str | Path | None = None,
+    export: str | Path | None = None,
     world: DivisibleWorld | None = None,
 ) -> optuna.Study:
     """Search for the best parameters: `study.optimize` over blocks of ranks.
@@ -65,6 +66,7 @@ def optimize(
         until: when the search is to be over: seconds from now, a time, or "slurm" for the end of its job. No
             trial is begun that would take longer, as far as the trials so far can tell.
         journal: a file from which the same command goes on after the job was killed.
+        export: a file, .db (SQLite) or .log, that follows the study, for Optuna's dashboard.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Returns:
@@ -106,6 +108,7 @@ def optimize(
         target=target_objective,
         until=until,
         journal=journal,
+        export=export,
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
