@@ -3,7 +3,8 @@
 mpiexec -n 17 python benchmarks/tune_overhead.py            16 blocks that sleep for a second
 mpiexec -n 3 python benchmarks/tune_overhead.py --rate      2 blocks that return at once
 
-A block is busy while its trial sleeps; what it waits for parameters counts as idle. The asserted figures are those of `docs/optimisation.md`.
+A block is busy while its trial sleeps; while it waits for parameters it is idle. Figures of a machine of two
+cores are in `docs/optimisation.md`.
 """
 
 from __future__ import annotations

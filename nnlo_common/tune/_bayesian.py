@@ -24,7 +24,7 @@ __all__ = ["BayesianSampler"]
 _LEAST_NOISE = 1e-6
 # Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
 _MOST_TRIALS = 300
-_REMEMBERED = 0.98
+_REMEMBERED = 0.99
 # How many trials say how long trials take now.
 _LATELY = 20
 
