@@ -66,7 +66,7 @@ def main() -> None:
             busy = n_trials / blocks / seconds
             lines.append(f"{sampler}: {busy:.1%} busy, {blocks} blocks, {n_trials} trials of 1 s")
             poor += [lines[-1]] if busy < LEAST_BUSY[sampler] else []
-    if world.rank == 0:
+    if world.rank == 1:
         print("\n".join(lines))
         assert not poor, poor
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from chaos.search_strikes import survive
 from launch import mpiexec
+from test_readme import code
 
 from nnlo_common._interrupts import EXIT_CODE
 
@@ -48,3 +49,16 @@ def test_two_folds_side_by_side_go_on_after_a_signal(tmp_path):
 @pytest.mark.extended
 def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
     survive(0, 3, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(7, marks=pytest.mark.extended)])
+def test_the_guide_to_searches_runs(size, tmp_path):
+    blocks = code("python", "docs/optimisation.md")
+    program = tmp_path / "search.py"
+    program.write_text("\n".join(blocks))
+    assert len(blocks) == 2
+    if size == 1:
+        exec(compile(program.read_text(), "optimisation.md", "exec"), {})
+    else:
+        done = mpiexec(size, program, timeout_s=100)
+        assert done.returncode == 0, done.stderr
