@@ -51,14 +51,7 @@ def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
     survive(0, 3, tmp_path)
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(7, marks=pytest.mark.extended)])
-def test_the_guide_to_searches_runs(size, tmp_path):
+def test_the_guide_to_searches_runs():
     blocks = code("python", "docs/optimisation.md")
-    program = tmp_path / "search.py"
-    program.write_text("\n".join(blocks))
     assert len(blocks) == 2
-    if size == 1:
-        exec(compile(program.read_text(), "optimisation.md", "exec"), {})
-    else:
-        done = mpiexec(size, program, timeout_s=100)
-        assert done.returncode == 0, done.stderr
+    exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})
