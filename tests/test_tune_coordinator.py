@@ -83,3 +83,19 @@ def test_the_reason_stays_with_a_trial_that_was_broken_off():
     assert halt.team == 1
     machine.handle(1, Done(1, "halted", error="broken off: " + halt.message.reason))
     assert study.trials[1].user_attrs[ERROR] == "broken off: trial 0 has reached -1.0"
+
+
+def test_what_is_asked_ahead_is_chosen_ahead():
+    study, machine = coordinator(blocks=2, n_trials=20)
+    chosen = []
+
+    class Noting(optuna.samplers.TPESampler):
+        def sample_relative(self, study, trial, search_space):
+            chosen.append(trial.number)
+            return super().sample_relative(study, trial, search_space)
+
+    study.sampler = Noting(seed=1)
+    machine.begin()
+    assert machine.think()
+    assert not machine.think(), "more is chosen ahead than two blocks may need"
+    assert chosen == [2]

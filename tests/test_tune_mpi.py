@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chaos.search_strikes import survive
 from launch import mpiexec
+from test_readme import code
 
 from nnlo_common._interrupts import EXIT_CODE
 
@@ -42,3 +44,14 @@ def test_two_folds_side_by_side_go_on_after_a_signal(tmp_path):
     done = mpiexec(5, program, "whole", journal, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(["COMPLETE"] * 4)
+
+
+@pytest.mark.extended
+def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
+    survive(0, 3, tmp_path)
+
+
+def test_the_guide_to_searches_runs():
+    blocks = code("python", "docs/optimisation.md")
+    assert len(blocks) == 2
+    exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})

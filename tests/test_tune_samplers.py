@@ -13,7 +13,7 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase
 from nnlo_common import ConfigurationError
 from nnlo_common.tune import optimize
 from nnlo_common.tune._bayesian import BayesianSampler
-from nnlo_common.tune._endings import FOLDS
+from nnlo_common.tune._endings import FOLDS, SECONDS
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._evolutionary import EvolutionarySampler
 from nnlo_common.tune._spread import noise_of_means
@@ -87,6 +87,18 @@ def test_the_rule_of_bayesian(conditional, n_trials, chosen):
                 value=1.0,
             )
         )
+    assert type(sampler._chooser(study)) is chosen
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(1e-3, TPESampler), (1e3, GPSampler)])
+def test_bayesian_keeps_up_with_the_blocks(seconds, chosen):
+    study = with_folds(np.random.default_rng(1).normal(size=(12, 3)))
+    study.sampler = sampler = BayesianSampler(seed=1)
+    study.ask().suggest_float("x", 0, 1)
+    for trial in study.get_trials(deepcopy=False):
+        trial.user_attrs[SECONDS] = seconds
+    assert sampler._chooser(study) is sampler.process, "nobody waits but this one trial"
+    study.ask()
     assert type(sampler._chooser(study)) is chosen
 
 

@@ -49,6 +49,8 @@ _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
 RETRY_OF = "nnlo:retry of"
 _TRIES = "nnlo:tries"
+# Many blocks may end at once; but what is chosen early knows of fewer results.
+_BLOCKS_PER_AHEAD = 8
 #: Why trials were broken off that were to be trained again: the process is expected to end.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
@@ -142,9 +144,11 @@ class Coordinator:
 
         With one block it would be chosen without the result of the only trial before it.
         """
-        if self._blocks == 1 or self._asked or not self._left or not self._trials:
+        enough = len(self._asked) >= 1 + self._blocks // _BLOCKS_PER_AHEAD
+        if self._blocks == 1 or enough or not self._left or not self._trials:
             return False
         self._asked.append(self._ask())
+        _ = self._asked[-1].relative_params  # or Optuna would choose them when the first is asked for
         return True
 
     def look(self) -> list[Post]:

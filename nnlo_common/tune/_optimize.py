@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import ConfigurationError, MissingExtraError
+from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
 from nnlo_common._places import describe_here, locate
@@ -38,6 +39,7 @@ def optimize(
     target_objective: float | None = None,
     until: float | str | datetime.datetime | None = None,
     journal: str | Path | None = None,
+    export: str | Path | None = None,
     world: DivisibleWorld | None = None,
 ) -> optuna.Study:
     """Search for the best parameters: `study.optimize` over blocks of ranks.
@@ -64,6 +66,7 @@ def optimize(
         until: when the search is to be over: seconds from now, a time, or "slurm" for the end of its job. No
             trial is begun that would take longer, as far as the trials so far can tell.
         journal: a file from which the same command goes on after the job was killed.
+        export: a file, .db (SQLite) or .log, that follows the study, for Optuna's dashboard.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Returns:
@@ -105,11 +108,11 @@ def optimize(
         target=target_objective,
         until=until,
         journal=journal,
+        export=export,
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
-        search.alone()
-        return study
+        return _unless(search.alone(), study)
     release = world.engage()
     try:
         blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts})
@@ -117,8 +120,15 @@ def optimize(
         error.collective = True
         release()
         raise
-    search.over(world, blocks)
+    interrupted = search.over(world, blocks)
     release()
+    return _unless(interrupted, study)
+
+
+def _unless(interrupted: bool, study: optuna.Study) -> optuna.Study:
+    """Return the study, unless this process is expected to end."""
+    if interrupted:
+        raise SystemExit(EXIT_CODE)
     return study
 
 

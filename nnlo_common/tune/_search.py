@@ -13,12 +13,13 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import Objective, attempt, run_block
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
+from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._messages import (
     Answer,
     Done,
@@ -31,7 +32,7 @@ from nnlo_common.tune._messages import (
     to_text,
 )
 from nnlo_common.tune._office import Office
-from nnlo_common.tune._record import Journal, Record, unpacked
+from nnlo_common.tune._record import Journal, Record, Records, unpacked
 from nnlo_common.tune._time_left import TimeLeft, end_of
 from nnlo_common.tune._trial import heard
 
@@ -58,6 +59,7 @@ class Search:
         target: float | None,
         until: float | str | datetime.datetime | None,
         journal: str | Path | None,
+        export: str | Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not isinstance(study, optuna.Study):
@@ -72,7 +74,7 @@ class Search:
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
         self._failures, self._how, self._until = Failures(study, failures), failures, until
         self._end_s, self._clock = end_of(until, clock()), clock
-        self._journal = journal
+        self._journal, self._export = journal, export and exportable(export)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -90,8 +92,8 @@ class Search:
             "target_objective": self._target,
         }
 
-    def alone(self) -> None:
-        """Train all trials here, one after another."""
+    def alone(self) -> bool:
+        """Train all trials here, one after another; say whether a signal has ended that."""
         with closing(self._record()) as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()
@@ -103,11 +105,10 @@ class Search:
                     if line.halted and ending.state == "freed":
                         ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
                     waiting += coordinator.handle(0, ending)
-        if coordinator.interrupted == SIGNAL:
-            raise SystemExit(EXIT_CODE)
+        return coordinator.interrupted == SIGNAL
 
-    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> None:
-        """Do this rank's part (collective).
+    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
+        """Do this rank's part, and say whether a signal has ended the search (collective).
 
         Args:
             world: the ranks.
@@ -130,24 +131,29 @@ class Search:
             world.gather_text("")  # nobody may have a letter under way when the post closes
         mail.close()
         part.close()
-        if interrupted == SIGNAL:
-            raise SystemExit(EXIT_CODE)
+        return interrupted == SIGNAL
 
     def _record(self) -> Record:
-        """Open the journal, if there is to be one, and give the study what it holds."""
-        self._known = len(self._study.get_trials(deepcopy=False))
-        return Record() if self._journal is None else Journal(self._journal, self._study)
+        """Open the files that are asked for, and give the study what the journal holds."""
+        self._known, self._counted = len(self._study.get_trials(deepcopy=False)), 0
+        records: list[Record] = []
+        if self._journal is not None:
+            journal = Journal(self._journal, self._study)
+            self._counted = journal.counted
+            records.append(journal)
+        if self._export is not None:
+            records.append(Export(self._export, self._study, goes_on=self._journal is not None))
+        return Records(*records)
 
     def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:
         study = self._study
-        counted = record.counted if isinstance(record, Journal) else 0
         found = study.get_trials(deepcopy=False)
         if self._sampler is not None:
             study.sampler = engine(self._sampler, self._seed + len(found), self._n_trials, study)
         return Coordinator(
             study,
             blocks=blocks,
-            n_trials=max(0, self._n_trials - counted),
+            n_trials=max(0, self._n_trials - self._counted),
             teams=teams,
             folds=self._folds,
             seed=self._seed,
