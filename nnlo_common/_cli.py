@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from nnlo_common import __version__
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._train._job import refuse_alike
 from nnlo_common._train._parser import Parser, fill
+from nnlo_common._tune_command._parser import fill_search
 
 __all__ = ["main"]
 
@@ -20,13 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `nnlo`; None means those of the process.
     """
-    parser = _parser()
+    parser, words = _parser(), sys.argv[1:] if arguments is None else [*arguments]
     try:
-        options, unknown = parser.parse_known_args(arguments)
-        if unknown and options.command != "train":
+        options, unknown = parser.parse_known_args(words)
+        if unknown and options.command not in ("train", "tune"):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
-        return refuse_alike(str(error))
+        return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
     if options.command is None:
         parser.print_help()
         return 0
@@ -60,6 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     fill(train)
     train.set_defaults(run_command=_train)
+    tune = commands.add_parser(
+        "tune", help="search for the best options and parameters of trainings", allow_abbrev=False
+    )
+    fill_search(tune)
+    tune.set_defaults(run_command=_tune)
     return parser
 
 
@@ -72,8 +79,19 @@ def _doctor(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     from nnlo_common._train._run import run_train
 
+    return run_train(*_given(options))
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from nnlo_common._tune_command._run import run_tune
+
+    return run_tune(*_given(options))
+
+
+def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str]]:
+    """What was given to flags, by their names, and the words that are none."""
     flags = vars(options).copy()
     unknown = flags.pop("unknown")
     for name in ("command", "run_command"):
         del flags[name]
-    return run_train(flags, unknown)
+    return flags, unknown

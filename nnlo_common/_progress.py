@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TextIO
 
 from nnlo_common._roles import Report
@@ -78,9 +79,19 @@ def is_live(env: Mapping[str, str] = os.environ, stream: TextIO | None = None) -
 
     Open MPI gives its ranks a terminal even where the output goes into a file, hence the other signs.
     """
+    if "OMPI_COMM_WORLD_RANK" in env and not _launcher_shows():
+        return False
     stream = sys.stdout if stream is None else stream
     batch = ("CI", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
     return stream.isatty() and env.get("TERM", "dumb") != "dumb" and not any(map(env.get, batch))
+
+
+def _launcher_shows() -> bool:
+    """Whether the process that carries a rank's output writes to a terminal, as far as it can be known."""
+    try:
+        return str(Path(f"/proc/{os.getppid()}/fd/1").readlink()).startswith(("/dev/pts", "/dev/tty"))
+    except OSError:  # another user's, or no Linux
+        return True
 
 
 def spaced(number: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from nnlo_common._joining import assigned, launched
 from nnlo_common._random_states import seed_random
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
-from nnlo_common._train._plan import Plan, refuse_for_keras, rises, stop_rules
+from nnlo_common._train._plan import Plan, all_metrics, refuse_for_keras, rises, stop_rules
 from nnlo_keras._hdf5 import H5Sequence
 
-__all__ = ["Training", "load", "seed"]
+__all__ = ["Training", "forget", "load", "seed"]
 
 _CHECKPOINT = "checkpoint"
 #: What `compile` understands besides the names of `keras.metrics`.
@@ -63,6 +63,11 @@ def load(path: Path, trusted: bool) -> Any:
     return model
 
 
+def forget() -> None:
+    """Give back what models of before hold; layers of the next are named as those of a first one."""
+    keras.utils.clear_session()
+
+
 class Training:
     """A training with Keras; see `nnlo_common._train._plan.Trainer`.
 
@@ -73,18 +78,22 @@ class Training:
     def __init__(self, plan: Plan) -> None:
         settings = plan.settings
         refuse_for_keras(settings)
-        self._plan, self._settings, self._model = plan, settings, plan.loaded.model
+        self._plan, self._settings = plan, settings
+        self._model = self.model = plan.loaded.model
         inner = _optimizer(plan)
         # Keras holds it in 32 bits; told by as many figures as were given.
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(inner.learning_rate))))
         options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
         self._inner, wrapper = inner, getattr(nnlo_keras, plan.wrapper)(inner, **options)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        self._train = self._sequence(plan.data.train, shuffle=settings.shuffle, servers=settings.servers)
-        self._val = self._sequence(plan.data.val, shuffle=False, shard=False) if plan.data.val else None
+        data, share = plan.data, {"shuffle": settings.shuffle, "servers": settings.servers}
+        self._train = self._sequence(data.train, **share, **data.reading)
+        whole = {"shuffle": False, "shard": False}
+        self._val = self._sequence(data.val, **whole, **data.val_reading) if data.val else None
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         measured = _tried(self._model, *plan.data.first(), self._loss)
         self._stop_by = stop_rules(settings, measured, self._val is not None)
+        self.metrics = all_metrics(measured, self._val is not None)
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         self.role = "alone" if world is None else assigned(world, settings.servers).title
@@ -106,11 +115,8 @@ class Training:
             epochs=self._settings.epochs,
             validation_data=self._val,
             callbacks=[self._distribute, *self._callbacks(folder)],
-            verbose=2,
+            verbose=2 if self._plan.watch is None else 0,
         )
-        self._train.close()
-        if self._val is not None:
-            self._val.close()
         return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
     def save(self, folder: Path) -> Path:
@@ -120,11 +126,15 @@ class Training:
             self._model.save(fresh)
         return folder / "model.keras"
 
+    def close(self) -> None:
+        """Close the files."""
+        for sequence in (self._train, self._val):
+            if sequence is not None:
+                sequence.close()
+
     def _sequence(self, files: Sequence[str], **options: Any) -> H5Sequence:
         settings = self._settings
-        return H5Sequence(
-            files, batch_size=settings.batch, seed=settings.seed, **options, **self._plan.data.reading
-        )
+        return H5Sequence(files, batch_size=settings.batch, seed=settings.seed, **options)
 
     def _callbacks(self, folder: Path) -> list[Any]:
         settings = self._settings
@@ -142,7 +152,21 @@ class Training:
             found.append(nnlo_keras.Monitor(folder / "monitor.jsonl"))
         if settings.timeline:
             found.append(nnlo_keras.Timeline(folder / "timeline.json"))
+        if self._plan.watch is not None:
+            found.append(_Watch(self._plan.watch))
         return found
+
+
+class _Watch(keras.callbacks.Callback):
+    """Tells whoever watches of each epoch."""
+
+    def __init__(self, watch: Callable[[int, Mapping[str, float]], object]) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Tell."""
+        self._watch(epoch, {name: float(value) for name, value in (logs or {}).items()})
 
 
 class _Target(keras.callbacks.Callback):

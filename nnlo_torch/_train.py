@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -16,13 +17,13 @@ from nnlo_common._random_states import seed_random
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
 from nnlo_common._train._module import running
-from nnlo_common._train._plan import Plan, rises, stop_rules
+from nnlo_common._train._plan import Plan, all_metrics, rises, stop_rules
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._train_parts import function_of, optimizer_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["Training", "load", "seed"]
+__all__ = ["Training", "forget", "load", "seed"]
 
 _CHECKPOINT = "checkpoint"
 
@@ -50,6 +51,13 @@ def load(path: Path, trusted: bool) -> Any:
     return model
 
 
+def forget() -> None:
+    """Give back what models of before still hold."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 class Training:
     """A training with PyTorch; see `nnlo_common._train._plan.Trainer`.
 
@@ -60,15 +68,18 @@ class Training:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._settings = plan, plan.settings
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = plan.loaded.model.to(self._device)
+        self._model = self.model = plan.loaded.model.to(self._device)
         self._loss = function_of(plan, "--loss", plan.settings.loss)
         self._metrics = {name: function_of(plan, "--metrics", name) for name in plan.settings.metrics}
         self._optimizer = optimizer_of(plan, self._model)
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
-        self._train = self._batches(plan.data.train, shuffle=plan.settings.shuffle)
-        self._val = self._batches(plan.data.val, evaluation=True) if plan.data.val else None
+        data = plan.data
+        self._train = self._batches(data.train, shuffle=plan.settings.shuffle, **data.reading)
+        self._val = self._batches(data.val, evaluation=True, **data.val_reading) if data.val else None
         self._try()
-        self._stop_by = stop_rules(plan.settings, ["loss", *self._metrics], self._val is not None)
+        measured = ["loss", *self._metrics]
+        self._stop_by = stop_rules(plan.settings, measured, self._val is not None)
+        self.metrics = all_metrics(measured, self._val is not None)
         self._wrapper: Wrapper | None = None
         self.role = "alone"
 
@@ -107,6 +118,8 @@ class Training:
             course.sums = Sums()
             for one in told:
                 one.epoch(scores)
+            if self._plan.watch is not None:
+                self._plan.watch(len(course.center["loss"]) - 1, scores)
             found = [reached(scores) for reached in course.enough]  # each is to see all scores
             if any(found):
                 course.over = True
@@ -119,6 +132,12 @@ class Training:
         self._joined.save(self._model.state_dict(), folder / "weights.pt")
         return folder / "weights.pt"
 
+    def close(self) -> None:
+        """Close the files."""
+        for batches in (self._train, self._val):
+            if batches is not None:
+                batches.close()
+
     # -- inside ---------------------------------------------------------------------------------------
 
     @property
@@ -128,13 +147,13 @@ class Training:
 
     def _batches(self, files: Any, **options: Any) -> H5Batches:
         settings = self._settings
-        return H5Batches(
-            files, batch_size=settings.batch, seed=settings.seed, **options, **self._plan.data.reading
-        )
+        return H5Batches(files, batch_size=settings.batch, seed=settings.seed, **options)
 
     def _told(self, folder: Path, done: int) -> list[Any]:
         """What is told of each epoch, after so many."""
-        found: list[Any] = [nnlo_torch.Progress(self._joined, live=False, initial_epoch=done)]
+        found: list[Any] = []
+        if self._plan.watch is None:
+            found.append(nnlo_torch.Progress(self._joined, live=False, initial_epoch=done))
         if self._settings.monitor:
             found.append(nnlo_torch.Monitor(self._joined, folder / "monitor.jsonl", initial_epoch=done))
         if self._settings.timeline:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
@@ -942,6 +942,27 @@ def test_a_file_that_is_damaged_later_is_named_by_whoever_waits_for_it(tmp_path)
     assert [len(next(read)[0]) for _ in range(3)] == [2, 2, 2]
     with pytest.raises(ConfigurationError, match=r"b\.h5: samples 0 to 5 of /x cannot be read .*damaged"):
         next(read)
+
+
+@given(st.sets(st.integers(0, 8), min_size=1), st.integers(1, 4), st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_some_of_the_samples_are_read_as_if_they_were_all(three, chosen, batch_size, shuffle):
+    wanted = sorted(chosen)
+    source = HDF5Source(three / "*.h5", features="x", labels="y", samples=wanted)
+    assert len(source) == len(wanted)
+    read = [y for _, y in Batches(source, batch_size=batch_size, shuffle=shuffle, block=2).epoch(0)]
+    assert sorted(np.concatenate(read).tolist()) == wanted
+    start, stop = len(wanted) // 3, len(wanted)
+    x, y = source.take(start, stop)
+    assert (x[:, 0] == y).all()
+    assert y.tolist() == wanted[start:]
+    source.close()
+
+
+@pytest.mark.parametrize("samples", [[], [2, 1], [1, 1], [-1, 2], [8, 9], [0.5], ["a"]])
+def test_samples_that_are_not_there_are_refused(samples, three):
+    with pytest.raises(ConfigurationError, match="give rising whole numbers from 0 to 8"):
+        HDF5Source(three / "*.h5", features="x", samples=samples)
 
 
 def test_a_file_that_has_vanished_is_named(tmp_path):

@@ -11,20 +11,24 @@ from typing import Any
 from nnlo_common._errors import ConfigurationError, MissingExtraError
 from nnlo_common._train._options import Given, Option
 
-__all__ = ["as_toml", "read_config"]
+__all__ = ["as_toml", "inline_toml", "read_config"]
 
 _LARGEST = 1_000_000
 
 
-def read_config(path: str | Path) -> dict[str, Given]:
+def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
     """Return what a file gives to options, by their names.
+
+    Args:
+        path: of the file.
+        flag: by what it was named.
 
     Raises:
         ConfigurationError: it cannot be read, or is not what its name says.
         MissingExtraError: it is YAML, and PyYAML is not installed.
     """
     path = Path(path).expanduser()
-    asked = f"--config {path}"
+    asked = f"{flag} {path}"
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ConfigurationError(f"{asked} is neither .toml nor .yaml; name a file that ends so")
     text = _text(path, asked)
@@ -131,18 +135,21 @@ def as_toml(values: Mapping[str, Any], options: Mapping[str, Option]) -> str:
             if option.group != group:
                 group = option.group
                 lines += ["", f"# {group}"]
-            lines.append(f"{name} = {_toml_value(plain[name])}")
+            lines.append(f"{name} = {inline_toml(plain[name])}")
     for name, table in tables.items():
         lines += ["", f"[{name}]"]
-        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+        lines += [f"{key} = {inline_toml(value)}" for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
 
 
-def _toml_value(value: Any) -> str:
+def inline_toml(value: Any) -> str:
+    """Return a value as TOML has it in one line; a table, too."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
+        return f"[{', '.join(map(inline_toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(name)} = {inline_toml(one)}' for name, one in value.items())}}}"
     return repr(value)

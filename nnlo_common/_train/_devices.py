@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import replace
 
 from nnlo_common._arrangement import Arrangement
@@ -10,7 +10,7 @@ from nnlo_common._cores import limit_threads
 from nnlo_common._places import Place
 from nnlo_common._topology import Topology
 
-__all__ = ["choose_gpu", "share_host"]
+__all__ = ["choose_gpu", "see_gpu", "share_host"]
 
 _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -47,10 +47,21 @@ def choose_gpu(
     allowed = [replace(place, gpus=place.gpus if most is None else min(place.gpus, most)) for place in places]
     if not places[rank].gpus or (len(places) == 1 and most is None):
         return
-    name = next((one for one in _VISIBILITY if one in env), _VISIBILITY[0])
-    seen = env.get(name, ",".join(map(str, range(places[rank].gpus)))).split(",")
     if len(places) == 1:
-        env[name] = ",".join(seen[: allowed[rank].gpus])
+        see_gpu(places[rank].gpus, range(allowed[rank].gpus), env)
         return
     turn = Topology.plan(len(places), Arrangement(servers=servers)).gpus(allowed)[rank]
-    env[name] = "" if turn is None else seen[turn].strip()
+    see_gpu(places[rank].gpus, [] if turn is None else [turn], env)
+
+
+def see_gpu(gpus: int, turns: Iterable[int], env: MutableMapping[str, str]) -> None:
+    """Let this process see some of the GPUs that it sees now.
+
+    Args:
+        gpus: how many these are.
+        turns: which of them.
+        env: the variables of the process.
+    """
+    name = next((one for one in _VISIBILITY if one in env), _VISIBILITY[0])
+    seen = env.get(name, ",".join(map(str, range(gpus)))).split(",")
+    env[name] = ",".join(seen[turn].strip() for turn in turns)

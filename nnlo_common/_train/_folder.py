@@ -23,7 +23,16 @@ from nnlo_common._train._config import as_toml
 from nnlo_common._train._modes import MODES, ONLY_TORCH
 from nnlo_common._train._settings import OPTIONS, Settings
 
-__all__ = ["claim", "config_text", "facts_of_run", "give_back", "write_json"]
+__all__ = [
+    "absolute",
+    "claim",
+    "command",
+    "config_text",
+    "environment",
+    "facts_of_run",
+    "give_back",
+    "write_json",
+]
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
 _RUNS = Path("runs")
@@ -44,10 +53,10 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
     if settings.algorithm.get("alpha") is not None:
         del values["beta"]
-    values |= {"learning_rate": learning_rate, "model": _absolute(settings.model), "run": None}
-    values |= {name: tuple(map(_absolute, values[name])) or None for name in ("train", "val") if values[name]}
+    values |= {"learning_rate": learning_rate, "model": absolute(settings.model), "run": None}
+    values |= {name: tuple(map(absolute, values[name])) or None for name in ("train", "val") if values[name]}
     if settings.cache is not None:
-        values["cache"] = _absolute(settings.cache)
+        values["cache"] = absolute(settings.cache)
     plain = {name: value for name, value in values.items() if value not in (None, ())}
     return as_toml(_without_torch_only(plain, settings), OPTIONS)
 
@@ -59,7 +68,8 @@ def _without_torch_only(values: dict[str, Any], settings: Settings) -> dict[str,
     }
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """Return a path that means the same from any folder."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
@@ -132,15 +142,25 @@ def facts_of_run(ranks: list[dict[str, Any]], seconds: float, began: str) -> dic
     """Return what there is to know about how a training was run."""
     world = connect()
     return {
-        "command": shlex.join(["nnlo", *sys.argv[1:]]),
+        "command": command(),
         "began": began,
         "seconds": round(seconds, 3),
         "ranks": ranks,
         "folder": str(Path.cwd()),
         "versions": versions() | {"MPI library": None if world is None else world.library},
         "host": platform.node(),
-        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        "environment": environment(),
     }
+
+
+def command() -> str:
+    """Return the command line of this process."""
+    return shlex.join(["nnlo", *sys.argv[1:]])
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that a training depends on."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:

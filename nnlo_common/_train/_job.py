@@ -40,20 +40,20 @@ def brief(text: str) -> str:
     return shown if len(lines) <= _LINES and len(shown) <= _LETTERS else shown[:_LETTERS] + " ..."
 
 
-def refuse_alike(problem: str) -> int:
+def refuse_alike(problem: str, command: str = "train") -> int:
     """Print what all ranks find by themselves, once, before they know of each other; return the status."""
     launch = find_launch(os.environ)
     if launch is None or not launch.rank:
-        tell(problem)
+        tell(problem, command)
     else:
         time.sleep(_SILENT_S)
     return REFUSED
 
 
-def tell(problem: str) -> None:
+def tell(problem: str, command: str = "train") -> None:
     """Print a problem in one piece."""
     sys.stdout.flush()
-    sys.stderr.write(f"nnlo train: {brief(problem)}\n")
+    sys.stderr.write(f"nnlo {command}: {brief(problem)}\n")
     sys.stderr.flush()
 
 
@@ -63,14 +63,16 @@ class Job:
 
     Attributes:
         world: None where this process trains alone.
+        command: in whose name it speaks.
     """
 
     world: RankWorld | None = None
+    command: str = "train"
 
     @classmethod
-    def join(cls) -> Job:
+    def join(cls, command: str = "train") -> Job:
         """Join the job this process belongs to."""
-        return cls(launched())
+        return cls(launched(), command)
 
     @property
     def rank(self) -> int:
@@ -119,7 +121,7 @@ class Job:
     def refuse(self, error: Exception) -> int:
         """Print once what all ranks have found, and return the exit status."""
         if self.speaks:
-            tell(str(error))
+            tell(str(error), self.command)
         self.share("told")  # nobody leaves before
         return REFUSED
 
@@ -130,7 +132,7 @@ class Job:
 
     def fail(self, error: Exception, advice: str = "") -> int:
         """End the job for what has gone wrong on this rank, perhaps on this one only."""
-        tell(f"{self.name}{error}{advice}")
+        tell(f"{self.name}{error}{advice}", self.command)
         if self.world is not None:
             time.sleep(_SILENT_S / 5)  # for the launcher to carry the text
             self.world.abort(1)

@@ -65,7 +65,8 @@ def _parsed(path: Path) -> ast.Module:
 
 def import_file(path: Path) -> ModuleType:
     """Run a Python file as a module, with its own folder on the path as for a script."""
-    sys.path.insert(0, str(path.parent))
+    if sys.path[:1] != [str(path.parent)]:  # a search runs it again and again
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_NAME, path)
     assert spec is not None  # the file ends in .py
     assert spec.loader is not None

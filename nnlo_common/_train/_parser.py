@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nnlo_common._errors import ConfigurationError
@@ -13,7 +13,7 @@ from nnlo_common._train._config import read_config
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._settings import OPTIONS, Settings, settings_of
 
-__all__ = ["Parser", "fill", "read"]
+__all__ = ["Parser", "add_flags", "fill", "given_by", "read"]
 
 USAGE = "nnlo train --model FILE --train FILE [FILE ...] --loss NAME [options]"
 DESCRIPTION = """\
@@ -59,15 +59,18 @@ class _Layout(argparse.RawDescriptionHelpFormatter):
 def fill(parser: argparse.ArgumentParser) -> None:
     """Give a parser all flags, in groups."""
     parser.usage, parser.description, parser.epilog = USAGE, DESCRIPTION, EPILOG
+    add_flags(parser, OPTIONS.values())
+
+
+def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the flags of options, in their groups, and that of a file of options."""
     parser.formatter_class = _Layout
     _add(parser, CONFIG)
-    groups = {name: parser.add_argument_group(name) for name in _groups()}
-    for option in OPTIONS.values():
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
         _add(groups[option.group], option)
-
-
-def _groups() -> list[str]:
-    return list(dict.fromkeys(option.group for option in OPTIONS.values()))
 
 
 def _add(to: Any, option: Option) -> None:
@@ -104,29 +107,43 @@ def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
     Raises:
         ConfigurationError: something is unknown, impossible, or contradicts something else.
     """
+    return settings_of(given_by(flags, unknown, OPTIONS, "train"))
+
+
+def given_by(
+    flags: Mapping[str, Any], unknown: Sequence[str], options: Mapping[str, Option], command: str
+) -> dict[str, Given]:
+    """Return what a command line and its file of options give, by name; a flag counts more than the file.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+        options: those that there are.
+        command: whose they are.
+    """
     if unknown:
-        _refuse(unknown)
+        _refuse(unknown, options, command)
     given = {name: Given(value) for name, value in flags.items()}
     config = given.pop("config", None)
     if config is None:
-        return settings_of(given)
+        return given
     by_file = read_config(config.read(CONFIG))
     for name in given.keys() & by_file.keys():
-        if name in OPTIONS and OPTIONS[name].kind is Kind.PAIRS:
-            table = by_file[name].read(OPTIONS[name]) | given[name].read(OPTIONS[name])
+        if name in options and options[name].kind is Kind.PAIRS:
+            table = by_file[name].read(options[name]) | given[name].read(options[name])
             given[name] = Given(table)
-    return settings_of(by_file | given)
+    return by_file | given
 
 
-def _refuse(unknown: Sequence[str]) -> NoReturn:
+def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
     """Refuse words that are no options, and name the nearest that is one."""
     word = unknown[0].partition("=")[0]
     if not word.startswith("-"):
         raise ConfigurationError(
-            f"{word!r} belongs to no option; nnlo train --help says what there is (a pattern of files is to "
-            "be given as one word, in quotes, or behind --train)"
+            f"{word!r} belongs to no option; nnlo {command} --help says what there is (a pattern of files is "
+            "to be given as one word, in quotes, or behind --train)"
         )
-    flags = ["--config", *(option.flag for option in OPTIONS.values())]
+    flags = ["--config", *(option.flag for option in options.values())]
     raise ConfigurationError(
-        f"there is no option {word}{nearest(word, flags)} (nnlo train --help has them all)"
+        f"there is no option {word}{nearest(word, flags)} (nnlo {command} --help has them all)"
     )

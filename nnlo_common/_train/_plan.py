@@ -18,8 +18,19 @@ from nnlo_common._train._module import asked
 from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
+from nnlo_common.tune._folds import split
 
-__all__ = ["Data", "Plan", "Trainer", "check_exchanges", "check_files", "data_of", "rises", "stop_rules"]
+__all__ = [
+    "Data",
+    "Plan",
+    "Trainer",
+    "all_metrics",
+    "check_exchanges",
+    "check_files",
+    "data_of",
+    "rises",
+    "stop_rules",
+]
 
 # A metric whose name ends so is to rise.
 _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
@@ -32,12 +43,14 @@ class Data:
     Attributes:
         train: files to train on.
         val: files to validate with; none: no validation.
-        reading: what in them, and how it is read.
+        reading: what in the first, and how it is read.
+        val_reading: the same of the others.
     """
 
     train: tuple[str, ...]
     val: tuple[str, ...]
     reading: Reading
+    val_reading: Reading
 
     def first(self) -> tuple[Any, Any]:
         """Return features and labels of two samples, the same on all ranks, so that all find the same."""
@@ -65,11 +78,14 @@ class Plan:
         settings: what was asked for.
         loaded: the model.
         data: which samples.
+        watch: called on each rank after each epoch, with its number and what this rank knows of its metrics:
+            the server those of the centre; None: nobody watches, and progress is printed.
     """
 
     settings: Settings
     loaded: Loaded
     data: Data
+    watch: Callable[[int, Mapping[str, float]], object] | None = None
 
     @property
     def wrapper(self) -> str:
@@ -134,6 +150,10 @@ class Trainer(Protocol):
     learning_rate: float
     #: This rank's part: "alone", "server 0", "worker 0", ...
     role: str
+    #: The metrics that each epoch will have.
+    metrics: Sequence[str]
+    #: The model that is trained; at the end the centre, where this rank has it.
+    model: Any
 
     def join(self) -> None:
         """Take up this rank's part, where that is done before the first epoch (collective)."""
@@ -146,6 +166,9 @@ class Trainer(Protocol):
 
     def save(self, folder: Path) -> Path:
         """Write the trained model, on the rank that has the centre."""
+
+    def close(self) -> None:
+        """Close the files, however the training has ended."""
 
 
 def check_files(settings: Settings) -> None:
@@ -180,7 +203,22 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
     if settings.cache is not None:
         reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
-    return Data(train=files["--train"], val=files["--val"], reading=reading)
+    if settings.part is not None:
+        return _folded(files["--train"], reading, *settings.part)
+    return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
+
+
+def _folded(files: tuple[str, ...], reading: Reading, fold: int, folds: int) -> Data:
+    """The samples of a fold, which are the same for every seed, so that trainings can be compared by it."""
+    source = HDF5Source(files, **reading)
+    training, validation = split(len(source), folds, fold)
+    source.close()
+    return Data(
+        train=files,
+        val=files,
+        reading={**reading, "samples": training},
+        val_reading={**reading, "samples": validation},
+    )
 
 
 def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
@@ -205,6 +243,11 @@ def rises(metric: str) -> bool:
     return metric.endswith(_RISING)
 
 
+def all_metrics(metrics: Sequence[str], validates: bool) -> list[str]:
+    """Return the metrics of each epoch, those of the validation too."""
+    return [*metrics, *(f"val_{name}" for name in metrics if validates)]
+
+
 def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> str:
     """Return the metric to stop early by; refuse metrics that the training will not have.
 
@@ -213,7 +256,7 @@ def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> s
         metrics: what is measured.
         validates: whether it is validated, too.
     """
-    known = [*metrics, *(f"val_{name}" for name in metrics if validates)]
+    known = all_metrics(metrics, validates)
     by = settings.early_stopping_metric or ("val_loss" if validates else "loss")
     wanted = [("--early-stopping-metric", by)] if settings.early_stopping is not None else []
     if settings.target is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nnlo_common._arrangement import Arrangement
 from nnlo_common._errors import NNLOError
@@ -30,7 +30,10 @@ from nnlo_common._train._parser import read
 from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
 from nnlo_common._train._settings import Settings
 
-__all__ = ["run_train"]
+__all__ = ["Course", "Watch", "log", "run_train"]
+
+#: Sees the metrics of an epoch, on each rank.
+Watch: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 _INTERRUPTED = 130
 
@@ -46,10 +49,11 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         job = Job.join()
     except NNLOError as error:
         return refuse_alike(str(error))
-    course = _Course(job)
+    course = Course(job)
     try:
         course.prepare(flags, unknown)
         course.train()
+        course.close()
     except NNLOError as error:
         if not error.collective:
             return job.fail(error, course.advice)
@@ -66,15 +70,20 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
     return 0
 
 
-class _Course:
-    """The course of a training on one rank."""
+class Course:
+    """The course of a training on one rank.
+
+    Args:
+        job: the ranks that train.
+        watch: sees what comes of each epoch; then nothing is printed.
+    """
 
     trainer: Trainer
     settings: Settings
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._folder = Path()
+    def __init__(self, job: Job, watch: Watch | None = None) -> None:
+        self._job, self._watch = job, watch
+        self.folder = Path()
         self._fresh = self._training = False
         self._began_s, self._began = (
             time.perf_counter(),
@@ -85,34 +94,50 @@ class _Course:
         """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""
         job = self._job
         with job.together():
-            settings = self.settings = read(flags, unknown)
-            _log(settings.log_level, job)
+            settings = read(flags, unknown)
+            log(settings.log_level, job)
         places = job.places()
         with job.together():
             _check_ranks(settings, job.size)
             path = check_model(settings)
             check_files(settings)
         share_host(places, job.rank, settings.servers, settings.max_gpus, os.environ)
+        self.load(settings, path)
+        self.claim()
+
+    def load(self, settings: Settings, path: Path) -> None:
+        """Load the model, and join the others (collective).
+
+        Args:
+            settings: what the training is to be.
+            path: of the model.
+        """
+        job, self.settings = self._job, settings
         with job.together():
             loaded = load_model(settings, path)
-            plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded))
+            self._name, self.module = loaded.name, loaded.module
+            plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch)
             self.trainer = plug_in(loaded.framework).Training(plan)
             if job.size > 1:
                 check_exchanges(plan, job.size - settings.servers)
         with job.together():  # what a wrapper refuses, it refuses on all ranks
             self.trainer.join()
+
+    def claim(self) -> None:
+        """Take a folder for the run (collective)."""
+        job, settings = self._job, self.settings
         with job.together():
             if job.speaks:
                 config = config_text(settings, self.trainer.learning_rate)
-                self._folder, resumes = claim(settings, loaded.name, config)
+                self.folder, resumes = claim(settings, self._name, config)
                 self._fresh = not resumes
-        self._folder = Path(job.share(str(self._folder))[0])
+        self.folder = Path(job.share(str(self.folder))[0])
 
-    def train(self) -> None:
-        """Train, and write down what came of it."""
-        say(self._role_of_speaker, f"nnlo train: {self._told()}")
+    def train(self) -> Mapping[str, list[float]]:
+        """Train, and write down what came of it; return the centre's metrics, which all ranks get."""
+        self._say(self._told())
         self._training = True
-        history = self.trainer.train(self._folder)
+        history = self.trainer.train(self.folder)
         ranks = self._job.share(
             {
                 "role": self.trainer.role,
@@ -124,11 +149,18 @@ class _Course:
         with self._job.together():
             if self._job.speaks:
                 self._keep(history, ranks)
+        center: Mapping[str, list[float]] = ranks[0]["history"]
+        return center
+
+    def close(self) -> None:
+        """Close the files, however it has ended."""
+        if (trainer := getattr(self, "trainer", None)) is not None:
+            trainer.close()
 
     def undo(self) -> None:
         """Leave nothing of a training that has not begun."""
         if self._job.speaks and self._fresh:
-            give_back(self._folder)
+            give_back(self.folder)
 
     @property
     def advice(self) -> str:
@@ -137,11 +169,11 @@ class _Course:
             return ""
         if self.settings.checkpoint is None:
             return "\nWith --checkpoint and --run the same command would go on from what was saved"
-        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self._folder}"
+        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self.folder}"
 
-    @property
-    def _role_of_speaker(self) -> str:
-        return "alone" if self._job.speaks else "worker"
+    def _say(self, text: str) -> None:
+        if self._watch is None:
+            say("alone" if self._job.speaks else "worker", f"nnlo train: {text}")
 
     def _told(self) -> str:
         settings, size = self.settings, self._job.size
@@ -152,26 +184,26 @@ class _Course:
         )
         return (
             f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {self.trainer.learning_rate:g}, "
-            f"batches of {settings.batch}; {self._folder}"
+            f"batches of {settings.batch}; {self.folder}"
         )
 
     def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Write the result; the history comes last, for it tells that all is there."""
         seconds = time.perf_counter() - self._began_s
-        model = self.trainer.save(self._folder)
+        model = self.trainer.save(self.folder)
         own = [
             {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
             for rank, one in enumerate(ranks)
         ]
-        write_json(self._folder / RUN, facts_of_run(own, seconds, self._began))
+        write_json(self.folder / RUN, facts_of_run(own, seconds, self._began))
         workers = [
             {"rank": rank, "role": one["role"], "history": one["history"]}
             for rank, one in enumerate(ranks)
             if one["role"].startswith("worker")
         ]
-        write_json(self._folder / HISTORY, {"center": history, "workers": workers})
+        write_json(self.folder / HISTORY, {"center": history, "workers": workers})
         last = "  ".join(f"{name} {values[-1]:.4f}" for name, values in history.items() if values)
-        say(self._role_of_speaker, f"nnlo train: {model} after {seconds:.1f} s  {last}")
+        self._say(f"{model} after {seconds:.1f} s  {last}")
 
 
 def _check_ranks(settings: Settings, size: int) -> None:
@@ -181,7 +213,8 @@ def _check_ranks(settings: Settings, size: int) -> None:
         settings.rule().check(size - settings.servers, settings.servers)
 
 
-def _log(level: str, job: Job) -> None:
+def log(level: str, job: Job) -> None:
+    """Let all loggers write, with the rank."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {job.rank}: %(message)s"))
     for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from nnlo_common._errors import ConfigurationError
@@ -12,7 +12,7 @@ from nnlo_common._train._modes import MODES, algorithm_of, mode_options
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common.algorithms import Algorithm
 
-__all__ = ["OPTIONS", "Settings", "Target", "settings_of"]
+__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "Target", "option", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Target:
         return value > self.value if self.above else value < self.value
 
 
-def _option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
+def option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
+    """Return the field of an option."""
     metadata = {"group": group, "kind": kind, "help": help, **facts}
     if kind is Kind.PAIRS:
         return field(default_factory=dict, metadata=metadata)
@@ -58,7 +59,7 @@ _WORD, _WORDS, _WHOLE, _REAL, _FLAG = Kind.WORD, Kind.WORDS, Kind.WHOLE, Kind.RE
 class Settings:
     """What a training is to be; each field is an option, whose help says what it does."""
 
-    model: str = _option(
+    model: str = option(
         *(
             MODEL,
             _WORD,
@@ -66,60 +67,64 @@ class Settings:
         ),
         metavar="FILE",
     )
-    model_params: dict[str, Any] = _option(  # noqa: RUF009
+    model_params: dict[str, Any] = option(  # noqa: RUF009
         MODEL, Kind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
     )
-    allow_pickle: bool = _option(
+    allow_pickle: bool = option(
         *(MODEL, _FLAG, "take model files that run code when loaded: .pkl, .pt, Lambda layers"), default=False
     )
 
-    train: tuple[str, ...] = _option(
+    train: tuple[str, ...] = option(
         *(DATA, _WORDS, "HDF5 files to train on: paths, patterns or list files; else get_train() says which"),
         metavar="FILE",
     )
-    val: tuple[str, ...] = _option(
+    val: tuple[str, ...] = option(
         DATA,
         _WORDS,
         "HDF5 files to validate the centre with, after each epoch; else get_val()",
         metavar="FILE",
     )
-    features_name: tuple[str, ...] = _option(
+    features_name: tuple[str, ...] = option(
         *(DATA, _WORDS, "the dataset or group of the features; else get_features(), else 'features'"),
         metavar="NAME",
     )
-    labels_name: tuple[str, ...] = _option(
+    labels_name: tuple[str, ...] = option(
         *(DATA, _WORDS, "the dataset or group of the labels; else get_labels(), else 'labels'"),
         metavar="NAME",
     )
-    batch: int = _option(DATA, _WHOLE, "samples in a batch of one worker", metavar="N", default=100, least=1)
-    shuffle: bool = _option(DATA, _FLAG, "another order of the samples in each epoch", default=True)
-    check_finite: bool = _option(DATA, _FLAG, "refuse NaN and infinity where they are read", default=False)
-    cache: str | None = _option(
+    fold: str | None = option(
+        *(DATA, _WORD, "validate with this part of the samples and train on the others, e.g. 1/5"),
+        metavar="I/K",
+    )
+    batch: int = option(DATA, _WHOLE, "samples in a batch of one worker", metavar="N", default=100, least=1)
+    shuffle: bool = option(DATA, _FLAG, "another order of the samples in each epoch", default=True)
+    check_finite: bool = option(DATA, _FLAG, "refuse NaN and infinity where they are read", default=False)
+    cache: str | None = option(
         DATA, _WORD, "copy the files to a folder of each host first, once for all its ranks", metavar="FOLDER"
     )
-    copy_command: tuple[str, ...] | None = _option(
+    copy_command: tuple[str, ...] | None = option(
         *(DATA, Kind.COMMAND, "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it"),
         metavar="LINE",
     )
 
-    loss: str = _option(
+    loss: str = option(
         TRAINING, _WORD, "the framework's name for it, or a function of the Python file", metavar="NAME"
     )
-    metrics: tuple[str, ...] = _option(
+    metrics: tuple[str, ...] = option(
         TRAINING, _WORDS, "the same for what is only measured, e.g. accuracy", metavar="NAME"
     )
-    epochs: int = _option(
+    epochs: int = option(
         TRAINING, _WHOLE, "how often each sample is trained on", metavar="N", default=1, least=1
     )
-    optimizer: str = _option(TRAINING, _WORD, "the framework's name for it", metavar="NAME", default="sgd")
-    learning_rate: float | None = _option(
+    optimizer: str = option(TRAINING, _WORD, "the framework's name for it", metavar="NAME", default="sgd")
+    learning_rate: float | None = option(
         TRAINING, _REAL, "of the optimizer; else the framework's", metavar="X", above=0
     )
-    momentum: float | None = _option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
-    optimizer_option: dict[str, Any] = _option(  # noqa: RUF009
+    momentum: float | None = option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
+    optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, Kind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
     )
-    seed: int = _option(
+    seed: int = option(
         TRAINING,
         _WHOLE,
         "of first weights and orders of samples",
@@ -128,17 +133,17 @@ class Settings:
         least=0,
         below=2**32,
     )
-    early_stopping: int | None = _option(
+    early_stopping: int | None = option(
         TRAINING, _WHOLE, "stop after so many epochs without a better metric", metavar="EPOCHS", least=1
     )
-    early_stopping_metric: str | None = _option(
+    early_stopping_metric: str | None = option(
         TRAINING, _WORD, "that metric (val_loss, or loss without --val)", metavar="NAME"
     )
-    target_metric: str | None = _option(
+    target_metric: str | None = option(
         TRAINING, _WORD, "stop when it is reached, e.g. 'val_accuracy > 0.9'", metavar="CONDITION"
     )
 
-    mode: str = _option(
+    mode: str = option(
         *(ALGORITHM, _WORD, "how workers and centre exchange"),
         metavar="NAME",
         default="downpour",
@@ -146,7 +151,7 @@ class Settings:
     )
     algorithm: dict[str, Any] = field(default_factory=dict)
 
-    servers: int = _option(
+    servers: int = option(
         RANKS,
         _WHOLE,
         "how many of the ranks share the serving of the centre",
@@ -154,27 +159,27 @@ class Settings:
         default=1,
         least=1,
     )
-    max_gpus: int | None = _option(
+    max_gpus: int | None = option(
         RANKS, _WHOLE, "use at most so many GPUs of each host; 0: none", metavar="N", least=0
     )
-    stall_timeout: int | None = _option(
+    stall_timeout: int | None = option(
         RANKS, _WHOLE, "give up a worker that is silent so long; else it is only named", metavar="S", least=1
     )
 
-    run: str | None = _option(
+    run: str | None = option(
         *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
     )
-    checkpoint: int | None = _option(
+    checkpoint: int | None = option(
         *(OUTPUT, _WHOLE, "save all ranks every N epochs (1); the same command goes on"),
         metavar="N",
         bare="1",
         least=1,
     )
-    monitor: bool = _option(
+    monitor: bool = option(
         OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness", default=False
     )
-    timeline: bool = _option(OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev", default=False)
-    log_level: str = _option(
+    timeline: bool = option(OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev", default=False)
+    log_level: str = option(
         *(OUTPUT, _WORD, "what is told while it trains"),
         metavar="NAME",
         default="warning",
@@ -184,7 +189,7 @@ class Settings:
     def __post_init__(self) -> None:
         for problem in self._contradictions():
             raise ConfigurationError(problem)
-        _ = self.rule(), self.target  # refuse what is not possible
+        _ = self.rule(), self.target, self.part  # refuse what is not possible
 
     def rule(self) -> Algorithm:
         """Return the algorithm; it refuses options that are not possible."""
@@ -201,6 +206,20 @@ class Settings:
             Given(self.target_metric).refuse(wanted, "must be like 'val_accuracy > 0.9' or 'val_loss < 0.1'")
         return Target(found[1], found[2] == ">", Given(found[3]).read(wanted))
 
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Which fold of how many, from 0."""
+        if self.fold is None:
+            return None
+        found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", self.fold)
+        if found is None or int(found[2]) < 2 or not 1 <= int(found[1]) <= int(found[2]):
+            Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
+        return int(found[1]) - 1, int(found[2])
+
+    def with_fold(self, fold: int, folds: int) -> Settings:
+        """Return the same of a fold, counted from 1."""
+        return replace(self, fold=f"{fold}/{folds}", val=())
+
     def _contradictions(self) -> list[str]:
         found = [
             (not self.model, "--model is missing: name a Keras JSON, a .keras file or a Python file"),
@@ -216,6 +235,10 @@ class Settings:
             (
                 self.checkpoint is not None and self.run is None,
                 "--checkpoint needs --run FOLDER, where the same command finds what it has saved",
+            ),
+            (
+                self.fold is not None and bool(self.val),
+                "--fold takes what validates from the samples of --train; leave --val out, or --fold",
             ),
             (
                 self.mode == "gem" and self.optimizer.lower() != "sgd",
@@ -242,6 +265,13 @@ def _options() -> dict[str, Option]:
 
 #: All options by name, in the order of the help.
 OPTIONS: Mapping[str, Option] = _options()
+_FIXED = frozenset({"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric"})
+#: The names of those that a search may choose.
+SEARCHABLE: Sequence[str] = [
+    name
+    for name, one in OPTIONS.items()
+    if (one.group in (TRAINING, ALGORITHM) or name in ("batch", "shuffle", "servers")) and name not in _FIXED
+]
 
 
 def settings_of(given: Mapping[str, Given]) -> Settings:

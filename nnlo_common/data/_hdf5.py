@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common.data._hdf5_files import OpenFiles
@@ -35,6 +36,7 @@ class Reading(TypedDict, total=False):
     locking: bool | None
     stage_to: str | Path | None
     copy_command: Sequence[str] | None
+    samples: Sequence[int] | npt.NDArray[Any] | None
 
 
 class HDF5Source:
@@ -58,6 +60,8 @@ class HDF5Source:
         locking: whether to lock the files; None: where the file system can.
         stage_to: a folder of this host to copy the files to first; see `Staging`.
         copy_command: what copies a file there; see `Staging`.
+        samples: the numbers of those that are to be used, rising; None: all. The others are read with them,
+            where they lie between, and dropped: it is for parts of some size, such as folds.
 
     Example:
         >>> import tempfile, h5py
@@ -86,6 +90,7 @@ class HDF5Source:
         locking: bool | None = None,
         stage_to: str | Path | None = None,
         copy_command: Sequence[str] | None = None,
+        samples: Sequence[int] | npt.NDArray[Any] | None = None,
     ) -> None:
         if weights is not None and labels is None:
             raise ConfigurationError(f"weights={weights!r} need labels to weigh; pass labels=, too")
@@ -120,6 +125,10 @@ class HDF5Source:
         self.fields: Sequence[Field] = looks[0].fields
         self.grain = looks[0].grain
         self._starts = list(accumulate(self.lengths, initial=0))
+        self._samples = None if samples is None else _rising(samples, self._starts[-1])
+        if self._samples is not None:
+            counts = np.diff(np.searchsorted(self._samples, self._starts))
+            self.lengths, self.grain = counts.tolist(), 1
         self._finite = check_finite
         groups = iter(looks[0].groups)
         adaptors = {"features": adapt_features, "labels": adapt_labels}
@@ -133,10 +142,22 @@ class HDF5Source:
 
     def __len__(self) -> int:
         """How many samples there are."""
-        return self._starts[-1]
+        return sum(self.lengths)
 
     def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read the samples [start, stop) into arrays of that length, one for each field."""
+        if self._samples is None:
+            self._read(start, stop, out)
+            return
+        wanted = self._samples[start:stop]
+        if len(wanted):
+            first, last = int(wanted[0]), int(wanted[-1]) + 1
+            whole = [np.empty((last - first, *field.shape), field.dtype) for field in self.fields]
+            self._read(first, last, whole)
+            for array, into in zip(whole, out, strict=True):
+                into[:] = array[wanted - first]
+
+    def _read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         for part, first, last in self._pieces(start, stop):
             into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
             path = self._paths[part]
@@ -222,6 +243,16 @@ class _Side:
                 "array, or a list, tuple or dictionary of arrays, with one row for each sample"
             )
         return made
+
+
+def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:
+    found = np.asarray(samples)
+    whole = found.ndim == 1 and found.dtype.kind in "iu" and len(found) > 0
+    if not whole or found[0] < 0 or found[-1] >= size or (np.diff(found) <= 0).any():
+        raise ConfigurationError(
+            f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample's"
+        )
+    return found.astype(np.int64)
 
 
 def _names(side: str, asked: Names | None) -> list[str]:

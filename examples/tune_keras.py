@@ -1,0 +1,24 @@
+"""A network for Fashion-MNIST, Keras, and what `nnlo tune` is to search; see `fashion_files.py`."""
+
+from __future__ import annotations
+
+import keras
+
+
+def get_model(width=64, depth=1):
+    layers = [keras.layers.Input((784,))]
+    for _ in range(depth):
+        layers.append(keras.layers.Dense(width, activation="relu"))
+    return keras.Sequential([*layers, keras.layers.Dense(10)])
+
+
+def get_space():
+    return {
+        "width": {"low": 16, "high": 256, "log": True},
+        "depth": [1, 2],
+        "optimizer": ["sgd", "adam"],
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    }
+
+
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

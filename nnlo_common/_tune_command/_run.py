@@ -1,0 +1,214 @@
+"""The order of it all: read, look, agree, claim a folder, search, and write down what came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from nnlo_common._errors import ConfigurationError, MissingExtraError, NNLOError
+from nnlo_common._joining import within
+from nnlo_common._roles import say
+from nnlo_common._train._job import Job, refuse_alike, tell
+from nnlo_common._train._model import check_model, load_model, plug_in
+from nnlo_common._train._module import asked, frameworks_in, import_file
+from nnlo_common._train._plan import Plan, check_exchanges, check_files, data_of
+from nnlo_common._train._run import log
+from nnlo_common._train._settings import settings_of
+from nnlo_common._tune_command._facts import Facts
+from nnlo_common._tune_command._figure import Figure, figure_of
+from nnlo_common._tune_command._folder import SEARCH, Found, claim_search, look
+from nnlo_common._tune_command._layout import Layout, share_hosts
+from nnlo_common._tune_command._outcome import search_text
+from nnlo_common._tune_command._reading import space_of
+from nnlo_common._tune_command._request import Request, read_request
+from nnlo_common._tune_command._space import Space
+from nnlo_common.transport._mail import DivisibleWorld
+
+__all__ = ["run_tune"]
+
+_INTERRUPTED = 130
+
+
+def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+    """Search as the command line says, and return the exit status of every rank.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+    """
+    try:
+        job = Job.join("tune")
+    except NNLOError as error:
+        return refuse_alike(str(error), "tune")
+    course = _Course(job)
+    try:
+        course.prepare(flags, unknown)
+        return course.search()
+    except NNLOError as error:
+        if not error.collective:
+            return job.fail(error, course.advice)
+        course.undo()
+        return job.refuse(error)
+    except KeyboardInterrupt:
+        if job.world is not None:
+            raise  # the guard ends the others
+        tell("interrupted" + course.advice, "tune")
+        return _INTERRUPTED
+
+
+class _Course:
+    """The course of a search on one rank."""
+
+    request: Request
+    layout: Layout
+    space: Space
+    figure: Figure
+    framework: str
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._path, self._folder, self._found = Path(), Path(), Found()
+        self._fresh = self._searching = False
+        self._began_s, self._began = time.time(), datetime.now(UTC).isoformat(timespec="seconds")
+
+    def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
+        """Do all that can go wrong before a search, what is quick first, and agree with all ranks."""
+        job = self._job
+        with job.together():
+            request = self.request = read_request(flags, unknown)
+            _check_optuna()
+            draft = request.draft()
+            log(draft.log_level, job)
+        places = job.places()
+        with job.together():
+            self.layout = Layout.of(places, request.search.block_size, request.search.n_fold)
+            self._path = check_model(draft)
+            check_files(draft)
+        share_hosts(places, job.rank, draft.max_gpus, os.environ)
+        with job.together():
+            self.space = self._read_space()
+            for probe in self.space.probes():
+                self.layout.check(settings_of(self.space.applied(request.given, probe)))
+        with job.together(), self._cell():
+            self._try()
+        self._claim()
+
+    def search(self) -> int:
+        """Search, and write down what came of it; return the exit status."""
+        from nnlo_common._tune_command._searching import search
+
+        self._searching = True
+        facts = Facts(
+            request=self.request,
+            space=self.space,
+            figure=self.figure,
+            layout=self.layout,
+            folder=self._folder,
+            began=self._began,
+            began_s=self._began_s,
+        )
+        speaker = "alone" if self._job.speaks else "worker"
+        servers = self.request.draft().servers
+        told = self.layout.told(servers, self.request.search.n_fold)
+        say(speaker, f"nnlo tune: {told}; {self._folder}")
+        return search(self._job, facts, self._path, self.framework, self._found)
+
+    def undo(self) -> None:
+        """Leave nothing of a search that has not begun."""
+        if self._job.speaks and self._fresh and {one.name for one in self._folder.iterdir()} <= {SEARCH}:
+            (self._folder / SEARCH).unlink(missing_ok=True)
+            self._folder.rmdir()
+
+    @property
+    def advice(self) -> str:
+        """What to do when the search is broken off."""
+        if not self._searching:
+            return ""
+        if self.request.run is None:
+            return "\nWith --run FOLDER the same command would go on from here"
+        return f"\nThe same command goes on from the trials in {self._folder}"
+
+    def _read_space(self) -> Space:
+        """Read what is searched; for that the Python file is run."""
+        request, path = self.request, self._path
+        module = None
+        if path.suffix.lower() == ".py":
+            for framework in frameworks_in(path):
+                plug_in(framework).seed(0)
+            module = import_file(path)
+        table = asked(module, path, "get_space") if request.table is None else request.table
+        if table is None:
+            raise ConfigurationError(
+                "nothing is searched: write get_space() into the Python file, or give --space FILE"
+            )
+        place = f"--model {path}: get_space()" if request.table is None else request.place
+        space = space_of(table, place, getattr(module, "get_model", None))
+        space.check(request.given)
+        return space
+
+    @contextmanager
+    def _cell(self) -> Iterator[None]:
+        """Let this rank have those for its world that it will train with."""
+        if self._job.world is None:
+            yield
+            return
+        world = cast("DivisibleWorld", self._job.world)
+        part = world.part(self.layout.cell_of(world.rank))
+        try:
+            with within(part):
+                yield
+        finally:
+            part.close()
+
+    def _try(self) -> None:
+        """Make a first training, without training it."""
+        request = self.request
+        given = self.space.applied(request.given, self.space.probes()[0])
+        settings = settings_of(given)
+        folds = request.search.n_fold
+        if folds > 1:
+            settings = settings.with_fold(1, folds)
+        loaded = load_model(settings, self._path)
+        self.framework = loaded.framework
+        plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
+        training = plug_in(loaded.framework).Training(plan)
+        try:
+            search = request.search
+            self.figure = figure_of(search.objective, search.maximize, loaded.module, training.metrics)
+            if self.layout.cell_size > 1:
+                check_exchanges(plan, self.layout.cell_size - settings.servers)
+        finally:
+            training.close()
+        self._name = loaded.name
+        plug_in(loaded.framework).forget()
+
+    def _claim(self) -> None:
+        """Take a folder for the search, and look what is in it (collective)."""
+        job = self._job
+        told: list[Any] = []
+        with job.together():
+            if job.speaks:
+                text = search_text(self.request, self.space)
+                self._folder, goes_on = claim_search(self.request.run, self._name, text)
+                self._fresh = not goes_on
+                found = look(self._folder, "checkpoint" in self.request.given)
+                told = [str(self._folder), list(found.taken), [list(one) for one in found.left]]
+        folder, taken, left = job.share(told)[0]
+        self._folder = Path(folder)
+        self._found = Found(tuple(taken), tuple((name, chosen, seed) for name, chosen, seed in left))
+
+
+def _nobody(epoch: int, scores: Mapping[str, float]) -> None:
+    """Watch nothing."""
+
+
+def _check_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("nnlo tune", "optuna", "tune") from None

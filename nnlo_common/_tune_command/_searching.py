@@ -1,0 +1,80 @@
+"""The search itself, once all is agreed; what imports Optuna."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from nnlo_common._train._job import Job, tell
+from nnlo_common._tune_command._facts import Facts
+from nnlo_common._tune_command._folder import JOURNAL, Found
+from nnlo_common._tune_command._outcome import conclude
+from nnlo_common._tune_command._trainings import Trainings
+from nnlo_common._tune_command._watch import Watch
+from nnlo_common.tune import optimize
+
+__all__ = ["search"]
+
+_PRUNERS: dict[str, Any] = {
+    "none": optuna.pruners.NopPruner,
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
+
+
+def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> int:
+    """Search (collective), and return the exit status.
+
+    Args:
+        job: the ranks.
+        facts: what the search is.
+        path: of the model.
+        framework: of the model.
+        found: what was in the folder.
+    """
+    asked = facts.request.search
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction="maximize" if facts.figure.maximize else "minimize",
+        pruner=_PRUNERS[asked.prune](),
+        study_name="nnlo tune",
+    )
+    trainings = Trainings(
+        given=facts.request.given,
+        space=facts.space,
+        path=path,
+        framework=framework,
+        folder=facts.folder,
+        found=found,
+        figure=facts.figure,
+        prunes=asked.prune != "none",
+        block=facts.layout.block_of(job.rank),
+        seed=facts.request.seed,
+    )
+    with Watch(study, facts) if job.speaks else nullcontext():
+        optimize(
+            study,
+            trainings,
+            n_trials=asked.num_iterations,
+            block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
+            folds=asked.n_fold,
+            sampler=asked.hyper_opt,
+            seed=facts.request.seed,
+            failures=asked.failures,
+            until=asked.end,
+            retries=asked.retries,
+            target_objective=asked.target_objective,
+            journal=facts.folder / JOURNAL,
+        )
+    problem = ""
+    with job.together():
+        if job.speaks:
+            problem = conclude(study, facts)
+    problem = job.share(problem)[0]
+    if problem and job.speaks:
+        tell(problem, "tune")
+    return 1 if problem else 0
