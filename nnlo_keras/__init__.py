@@ -9,7 +9,15 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 from __future__ import annotations
 
 from nnlo_common.tune import optimize
-from nnlo_keras._callbacks import Broadcast, Checkpoint, MetricAverage, Monitor, Timeline, WarmUp
+from nnlo_keras._callbacks import (
+    Broadcast,
+    Checkpoint,
+    MetricAverage,
+    Monitor,
+    Pruning,
+    Timeline,
+    WarmUp,
+)
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
@@ -30,6 +38,7 @@ __all__ = [
     "LocalSGD",
     "MetricAverage",
     "Monitor",
+    "Pruning",
     "Synchronous",
     "Timeline",
     "WarmUp",
