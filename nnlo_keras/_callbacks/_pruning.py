@@ -16,8 +16,8 @@ __all__ = ["Pruning"]
 class Pruning(keras.callbacks.Callback):
     """Reports a metric to a trial of `nnlo_keras.optimize` after each epoch, and prunes the trial.
 
-    The rank whose model is the centre reports and asks; the other ranks of its block are freed when it prunes.
-    A trial of Optuna's own works as well.
+    The rank whose model is the centre reports and asks; the other ranks of its block are freed when it
+    prunes. A trial of Optuna's own works as well.
 
     Args:
         trial: the trial that the objective was called with.
@@ -51,9 +51,10 @@ class Pruning(keras.callbacks.Callback):
 
         found = numbers(logs)
         if self._monitor not in found:
+            there = ", ".join(sorted(found)) or "no metric"
             raise ConfigurationError(
-                f"Pruning(monitor={self._monitor!r}): this epoch has {', '.join(sorted(found)) or 'no metric'}; "
-                "name one of these, or give fit() validation_data"
+                f"Pruning(monitor={self._monitor!r}): this epoch has {there}; name one of these, or "
+                "give fit() validation_data"
             )
         self._trial.report(found[self._monitor], epoch)
         if self._trial.should_prune():
