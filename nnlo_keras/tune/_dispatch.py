@@ -11,6 +11,7 @@ trial what it hears of one in a search without blocks.
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -122,7 +123,15 @@ class Dispatch:
 
     def _begin(self, block: int) -> list[Post]:
         self._tuner.pre_create_trial()
-        trial = self._tuner.oracle.create_trial(f"block{block}")
+        oracle = self._tuner.oracle
+        for trial in oracle.trials.values():
+            if trial.status in {
+                "FAILED",
+                "INVALID",
+            }:  # perhaps before it had all parameters, which a grid wants
+                trial.hyperparameters.merge(oracle.hyperparameters.space)
+                trial.hyperparameters.ensure_active_values()
+        trial = oracle.create_trial(f"block{block}")
         self.idle |= trial.status == "IDLE" and not self._trials
         if trial.status != "RUNNING":
             return []
@@ -181,6 +190,10 @@ class Dispatch:
         found = [result["metrics"] for result in results]
         metrics = found[0] if self._folds == 1 else averaged(found, oracle.objective.name)
         trial.hyperparameters = HyperParameters.from_config(results[0]["hyperparameters"])
+        score = metrics.get(oracle.objective.name, 0.0)
+        if not math.isfinite(score):
+            trial.status, trial.message = "INVALID", f"the objective {oracle.objective.name} is {score}"
+            return
         try:
             # Folds have their best epochs at several steps, so their means are of none.
             oracle.update_trial(trial.trial_id, metrics, step=results[0]["step"] if self._folds == 1 else 0)

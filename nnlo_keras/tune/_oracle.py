@@ -11,7 +11,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from nnlo_common.tune._engines import engine
-from nnlo_keras.tune._space import distribution, from_sampler, name_of, to_sampler
+from nnlo_keras.tune._space import distribution, from_sampler, to_sampler
 
 __all__ = ["SamplerOracle"]
 
@@ -102,7 +102,7 @@ class SamplerOracle(keras_tuner.Oracle):
             choices = distribution(hp)
             # What all suggest_... methods of Optuna's trial call.
             found.values[hp.name] = (
-                hp.default if choices is None else from_sampler(hp, asked._suggest(name_of(hp), choices))
+                hp.default if choices is None else from_sampler(hp, asked._suggest(hp.name, choices))
             )
         return dict(found.values)
 
@@ -123,8 +123,8 @@ class SamplerOracle(keras_tuner.Oracle):
             choices = distribution(hp)
             if choices is None or not hyperparameters.is_active(hp) or hp.name not in hyperparameters.values:
                 continue
-            params[name_of(hp)] = to_sampler(hp, hyperparameters.values[hp.name])
-            distributions[name_of(hp)] = choices
+            params[hp.name] = to_sampler(hp, hyperparameters.values[hp.name])
+            distributions[hp.name] = choices
         return create_trial(
             state=TrialState.COMPLETE, value=trial.score, params=params, distributions=distributions
         )

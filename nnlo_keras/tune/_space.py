@@ -16,18 +16,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-__all__ = ["distribution", "from_sampler", "name_of", "to_sampler"]
-
-
-def name_of(hp: Any) -> str:
-    """Return what the sampler calls a parameter; the same name may stand in several conditional scopes.
-
-    Example:
-        >>> name_of(kinds.Float("rate", 0, 1))
-        'rate'
-    """
-    conditions = "".join(f" {one.name} in {list(one.values)}" for one in hp.conditions)
-    return f"{hp.name} if{conditions}" if conditions else str(hp.name)
+__all__ = ["distribution", "from_sampler", "to_sampler"]
 
 
 def distribution(hp: Any) -> BaseDistribution | None:
@@ -68,7 +57,8 @@ def from_sampler(hp: Any, chosen: Any) -> Any:
     if _counted(hp):
         value = hp.min_value + chosen * hp.step
         return int(value) if isinstance(hp, kinds.Int) else float(value)
-    return list(hp.values)[chosen]
+    value = list(hp.values)[chosen]
+    return int(value) if isinstance(hp, kinds.Int) else value
 
 
 def to_sampler(hp: Any, value: Any) -> Any:
