@@ -13,19 +13,19 @@ import pytest
 from in_memory import no_new_threads, ranks
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
-pytestmark = [
-    pytest.mark.framework("keras"),
-    # keras-tuner asks threads for their names in an old way.
-    pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated"),
-    pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning"),
-]
-
 import keras_tuner
 
 from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    # keras-tuner asks threads for their names in an old way.
+    pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning"),
+]
 
 STOCK = {
     "random": lambda: keras_tuner.oracles.RandomSearchOracle("loss", max_trials=8, seed=1),
@@ -233,7 +233,7 @@ def test_half_a_file_is_refused_by_name(tmp_path):
     searched(1, tmp_path)
     oracle = tmp_path / "p" / "oracle.json"
     oracle.write_text(oracle.read_text()[:40])
-    with pytest.raises(ConfigurationError, match="is not JSON.*overwrite=True"):
+    with pytest.raises(ConfigurationError, match=r"is not JSON.*overwrite=True"):
         Formula(STOCK["random"](), directory=tmp_path, project_name="p")
 
 
