@@ -16,7 +16,8 @@ from optuna.trial import TrialState
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
 from nnlo_common._joining import launched
 from nnlo_common.tune import optimize
-from nnlo_common.tune._coordinator import ERROR, RETRY_OF
+from nnlo_common.tune._coordinator import RETRY_OF
+from nnlo_common.tune._endings import ERROR
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

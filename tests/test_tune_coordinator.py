@@ -11,7 +11,8 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import ProtocolError
-from nnlo_common.tune._coordinator import ERROR, Coordinator
+from nnlo_common.tune._coordinator import Coordinator
+from nnlo_common.tune._endings import ERROR
 from nnlo_common.tune._messages import Answer, Done, End, Halt, Start, Suggest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -34,16 +35,16 @@ def test_every_interleaving_ends_with_all_trials_and_each_block_told_once(data):
     while True:
         for post in posts:
             if isinstance(post.message, Start):
-                assert post.block not in busy, "a block got a second trial"
-                busy[post.block] = post.message.trial
+                assert post.team not in busy, "a block got a second trial"
+                busy[post.team] = post.message.run
             elif isinstance(post.message, Answer):
                 assert 0 <= post.message.value <= 1
-                asked.add(post.block)
+                asked.add(post.team)
             elif isinstance(post.message, Halt):
-                assert busy[post.block] == post.message.trial
-                halted.add(post.block)
+                assert busy[post.team] == post.message.run
+                halted.add(post.team)
             elif isinstance(post.message, End):
-                ended.append(post.block)
+                ended.append(post.team)
         if not busy:
             break
         if data.draw(st.booleans()):
@@ -71,7 +72,7 @@ def test_every_interleaving_ends_with_all_trials_and_each_block_told_once(data):
 def test_a_message_about_another_trial_is_refused():
     _, machine = coordinator(blocks=2, n_trials=2)
     machine.begin()
-    with pytest.raises(ProtocolError, match="block 1 speaks of trial 0, which it does not train"):
+    with pytest.raises(ProtocolError, match="team 1 speaks of run 0, which it does not train"):
         machine.handle(1, Done(0, "complete", (1.0,)))
 
 
@@ -79,6 +80,22 @@ def test_the_reason_stays_with_a_trial_that_was_broken_off():
     study, machine = coordinator(blocks=2, n_trials=5, target=0.0)
     machine.begin()
     (halt,) = machine.handle(0, Done(0, "complete", (-1.0,)))
-    assert halt.block == 1
+    assert halt.team == 1
     machine.handle(1, Done(1, "halted", error="broken off: " + halt.message.reason))
     assert study.trials[1].user_attrs[ERROR] == "broken off: trial 0 has reached -1.0"
+
+
+def test_what_is_asked_ahead_is_chosen_ahead():
+    study, machine = coordinator(blocks=2, n_trials=20)
+    chosen = []
+
+    class Noting(optuna.samplers.TPESampler):
+        def sample_relative(self, study, trial, search_space):
+            chosen.append(trial.number)
+            return super().sample_relative(study, trial, search_space)
+
+    study.sampler = Noting(seed=1)
+    machine.begin()
+    assert machine.think()
+    assert not machine.think(), "more is chosen ahead than two blocks may need"
+    assert chosen == [2]

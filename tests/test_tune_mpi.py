@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chaos.search_strikes import survive
 from launch import mpiexec
+
+from nnlo_common._interrupts import EXIT_CODE
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 PROGRAM = Path(__file__).with_name("mpi") / "tune_all.py"
@@ -28,3 +31,20 @@ def test_torch_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
 @pytest.mark.extended
 def test_sixty_trials_in_one_process_leave_nothing_behind():
     assert lines("many") == []
+
+
+def test_two_folds_side_by_side_go_on_after_a_signal(tmp_path):
+    program, journal = PROGRAM.with_name("tune_folds.py"), tmp_path / "search.jsonl"
+    ended = mpiexec(5, program, "interrupted", journal, timeout_s=60)
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    assert "Traceback" not in ended.stderr
+    begun = journal.read_text()
+    assert begun.count('"state": "COMPLETE"') == 2
+    done = mpiexec(5, program, "whole", journal, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(["COMPLETE"] * 4)
+
+
+@pytest.mark.extended
+def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
+    survive(0, 3, tmp_path)

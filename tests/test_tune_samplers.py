@@ -13,8 +13,10 @@ from optuna.testing.pytest_samplers import BasicSamplerTestCase
 from nnlo_common import ConfigurationError
 from nnlo_common.tune import optimize
 from nnlo_common.tune._bayesian import BayesianSampler
+from nnlo_common.tune._endings import FOLDS, SECONDS
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._evolutionary import EvolutionarySampler
+from nnlo_common.tune._spread import noise_of_means
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -88,6 +90,18 @@ def test_the_rule_of_bayesian(conditional, n_trials, chosen):
     assert type(sampler._chooser(study)) is chosen
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(1e-3, TPESampler), (1e3, GPSampler)])
+def test_bayesian_keeps_up_with_the_blocks(seconds, chosen):
+    study = with_folds(np.random.default_rng(1).normal(size=(12, 3)))
+    study.sampler = sampler = BayesianSampler(seed=1)
+    study.ask().suggest_float("x", 0, 1)
+    for trial in study.get_trials(deepcopy=False):
+        trial.user_attrs[SECONDS] = seconds
+    assert sampler._chooser(study) is sampler.process, "nobody waits but this one trial"
+    study.ask()
+    assert type(sampler._chooser(study)) is chosen
+
+
 @pytest.mark.parametrize("name", ["random", "qmc", "tpe", "gp", "bayesian", "evolutionary"])
 def test_engines_by_name_repeat_with_their_seed(name):
     runs = [optimize(optuna.create_study(), mixed, n_trials=12, sampler=name, seed=5) for _ in range(2)]
@@ -105,3 +119,49 @@ def test_a_used_up_grid_ends_the_search():
         optuna.create_study(), lambda trial: trial.suggest_float("x", 0, 5), n_trials=10, sampler=sampler
     )
     assert sorted(trial.value for trial in study.trials) == [1, 2, 3]
+
+
+def with_folds(rows):
+    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    study = optuna.create_study()
+    for index, row in enumerate(rows):
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={"x": index / len(rows)},
+                distributions=space,
+                value=float(np.mean(row)),
+                user_attrs={FOLDS: [float(value) for value in row]},
+            )
+        )
+    return study
+
+
+def test_folds_that_are_harder_for_all_trials_are_no_noise():
+    trials = with_folds([[1 + quality, 5 + quality] for quality in range(4)]).trials
+    assert noise_of_means(trials) == pytest.approx(0, abs=1e-12)
+    assert noise_of_means(trials[:1]) is None
+    assert noise_of_means(optuna.create_study().trials) is None
+
+
+def test_the_noise_of_means_is_what_it_is():
+    random = np.random.default_rng(3)
+    quality, hardness = random.normal(size=(400, 1)), 10 * random.normal(size=(1, 5))
+    rows = quality + hardness + random.normal(size=(400, 5))
+    assert noise_of_means(with_folds(rows).trials) == pytest.approx(0.2 / 1.2, rel=0.1)
+
+
+def test_the_gaussian_process_is_told_how_noisy_means_are(monkeypatch):
+    gp = optuna.samplers._gp.sampler.gp
+    heard, fit = [], gp.fit_kernel_params
+
+    def spied(*args, **options):
+        heard.append(options["minimum_noise"])
+        return fit(*args, **options)
+
+    monkeypatch.setattr(gp, "fit_kernel_params", spied)
+    rows = np.random.default_rng(1).normal(size=(12, 3))
+    study = with_folds(rows)
+    study.sampler = BayesianSampler(seed=1)
+    study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+    assert heard == [noise_of_means(study.trials)]
+    assert heard[0] > 0.1

@@ -9,9 +9,11 @@ from typing import Any, TypeAlias
 from optuna import TrialPruned
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import within
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_common.tune._block_world import BlockWorld
+from nnlo_common.tune._failures import kind_of
 from nnlo_common.tune._messages import Alarm, Done, End, Outcome, Start
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._trial import BlockTrial, Line, OfficeLine
@@ -24,11 +26,11 @@ _DRAIN_PAUSE_S = 1e-3
 
 
 def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
-    """Train the trials that the coordinator hands out, until it ends the search.
+    """Train what the coordinator hands out, until it ends the search.
 
     Args:
         office: this rank's letters.
-        ranks: the ranks of its block.
+        ranks: the ranks that train together.
         objective: the user's.
     """
     while isinstance(order := office.next_order(), Start):
@@ -37,15 +39,15 @@ def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
         with within(world):
             ending = attempt(order, OfficeLine(office, world), objective, end=world.end, where=where)
         if ending.state == "freed" and office.halted:
-            ending = Done(order.trial, "halted", error=f"broken off: {office.halted}")
-        outcome = Outcome(order.trial, ending.state, ending.values, ending.error, world.sent)
+            ending = Done(order.run, "halted", error=f"broken off: {office.halted}")
+        outcome = Outcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
         if outcome.state != "complete":
             problem = (ending.error.strip() or outcome.state).splitlines()[-1]
-            office.tell_partners(Alarm(order.trial, f"has ended the trial: {problem}", world.gathered))
+            office.tell_partners(Alarm(order.run, f"has ended the trial: {problem}", world.gathered))
         outcomes = _settle(office, world, outcome)
         world.close()
         if world.rank == 0:
-            office.tell_coordinator(_together(order.trial, outcomes))
+            office.tell_coordinator(_together(order.run, outcomes))
     return order
 
 
@@ -69,14 +71,20 @@ def attempt(
     try:
         result = objective(BlockTrial(start, line))
         end()
-        return Done(start.trial, "complete", _numbers(result, start.directions))
+        return Done(start.run, "complete", _numbers(result, start.directions))
     except TrialPruned as pruned:
-        return Done(start.trial, "pruned", error=str(pruned) or "pruned")
+        return Done(start.run, "pruned", error=str(pruned) or "pruned")
     except PeerLostError as lost:
-        return Done(start.trial, "freed", error=str(lost))
+        return Done(start.run, "freed", error=str(lost))
+    except SystemExit as left:
+        if left.code != EXIT_CODE:
+            raise
+        return Done(
+            start.run, "halted", error="broken off: the training in it has saved and left at a signal"
+        )
     except Exception as error:  # it is the trial that has failed, whatever the reason; the search goes on
         text = "".join(traceback.format_exception(error))
-        return Done(start.trial, "failed", error=f"{where}{text}")
+        return Done(start.run, "failed", error=f"{where}{text}", failure=kind_of(error))
 
 
 def _numbers(result: object, directions: int) -> tuple[float, ...]:
@@ -95,7 +103,7 @@ def _numbers(result: object, directions: int) -> tuple[float, ...]:
 
 
 def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
-    """Wait until all ranks have ended the trial and nothing is under way between them."""
+    """Wait until all ranks have ended the run and nothing is under way between them."""
     office.tell_partners(mine)
     outcomes = {world.rank: mine}
     while len(outcomes) < world.size:
@@ -110,12 +118,13 @@ def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
     return ordered
 
 
-def _together(trial: int, outcomes: Sequence[Outcome]) -> Done:
-    """Say how the block has ended the trial: it fails with any of its ranks."""
+def _together(run: int, outcomes: Sequence[Outcome]) -> Done:
+    """Say how the ranks have ended the run: it fails with any of them."""
     for state in ("failed", "halted", "pruned"):
         for outcome in outcomes:
             if outcome.state == state:
-                return Done(trial, state, error=outcome.error)
+                return Done(run, state, error=outcome.error, failure=outcome.failure)
     first = outcomes[0]
-    state = "complete" if first.state == "complete" else "failed"
-    return Done(trial, state, first.values, first.error)
+    if first.state == "complete":
+        return Done(run, "complete", first.values)
+    return Done(run, "failed", error=first.error, failure="error")

@@ -55,7 +55,7 @@ class BlockWorld:
         """Give every rank the texts of all ranks (collective)."""
         self._office.check()
         turn, self.gathered = self.gathered, self.gathered + 1
-        self._office.tell_partners(Text(self._office.trial, turn, text))
+        self._office.tell_partners(Text(self._office.run, turn, text))
         texts = self._texts[turn]
         texts[self.rank] = text
         while True:

@@ -1,11 +1,12 @@
-"""The coordinator as a state machine: messages of the blocks in, messages to them out; no MPI and no clock.
+"""The coordinator as a state machine: messages of the teams in, messages to them out; no MPI.
 
-    block b: Suggest, Verdict ─► Answer to b's leader      a parameter, or whether to prune
-    block b: Report, Note                                  kept with the trial
-    block b: Done ─► Start to b, or to others Halt         the next trial; the target is reached
-                     End to all                            once nothing is left and nobody trains
+    team t: Suggest, Verdict ─► Answer to t's leader       a parameter, or whether to prune
+    team t: Report, Note                                   kept with the trial
+    team t: Done ─► Start to t, or to others Halt          the next fold or trial; the target is reached
+                    End to all                             once nothing is left and nobody trains
 
-All that is random or remembered is Optuna's study, which lives on this rank only.
+A team is the ranks that train one fold together. A block, which trains one trial, is one team, or as many as
+there are folds. All that is random or remembered is Optuna's study, which lives on this rank only.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
 from optuna.distributions import json_to_distribution
+from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial, TrialState
 
 from nnlo_common._errors import ProtocolError
+from nnlo_common.tune._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, log_best, tell
 from nnlo_common.tune._messages import (
     Answer,
     Done,
@@ -36,40 +40,43 @@ from nnlo_common.tune._messages import (
     Verdict,
 )
 from nnlo_common.tune._record import Record, packed
+from nnlo_common.tune._time_left import TimeLeft
+from nnlo_common.tune._under_way import UnderWay
 
-__all__ = ["ERROR", "RETRY_OF", "Coordinator", "Post", "seed_of"]
+__all__ = ["RETRY_OF", "SIGNAL", "Coordinator", "Post", "seed_of"]
 
-# Optuna's own, so that its verbosity is obeyed: users know its lines.
 _LOG = optuna.logging.get_logger("optuna.study")
-#: The user attribute that holds what went wrong in a failed trial.
-ERROR = "nnlo:error"
 #: The user attribute that names the failed trial that a trial repeats.
 RETRY_OF = "nnlo:retry of"
 _TRIES = "nnlo:tries"
+# Many blocks may end at once; but what is chosen early knows of fewer results.
+_BLOCKS_PER_AHEAD = 8
+#: Why trials were broken off that were to be trained again: the process is expected to end.
+SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
 
-def seed_of(seed: int, trial: int) -> int:
-    """Return the seed of a trial: the same whichever block trains it, and another for each trial.
+def seed_of(seed: int, run: int) -> int:
+    """Return the seed of a run: the same whichever block trains it, and another for each run.
 
     Example:
         >>> seed_of(0, 1) == seed_of(0, 1), seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1) < 2**32
         (True, False, True)
     """
-    digest = hashlib.blake2b(f"{seed} {trial}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed} {run}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Action: a message to a block.
+    """Action: a message to a team.
 
     Attributes:
-        block: its index.
+        team: its index.
         message: what it says.
-        leader_only: whether it is for the leader alone; else each rank of the block gets it.
+        leader_only: whether it is for the leader alone; else each rank of the team gets it.
     """
 
-    block: int
+    team: int
     message: Message
     leader_only: bool = False
 
@@ -81,11 +88,20 @@ class Coordinator:
         study: the study.
         blocks: how many blocks there are.
         n_trials: how many trials are to be finished; one that is tried again counts once.
+        teams: how many teams each block has: 1, or as many as folds.
+        folds: in how many folds each trial is trained.
         seed: of the study.
         retries: how often a failed trial is tried again.
         target: the value at which the search ends.
+        failures: what a failed trial tells the sampler; None: nothing.
+        time_left: how long there is; None: for ever.
+        clock: the time, in seconds.
         record: where to write down what happens.
         known: how many trials of the study all ranks have already; None: those that are in it now.
+
+    Attributes:
+        over: whether all teams have been told that the search is.
+        interrupted: why trials were broken off that are to be trained again; empty where none was.
     """
 
     def __init__(
@@ -94,20 +110,28 @@ class Coordinator:
         *,
         blocks: int,
         n_trials: int,
+        teams: int = 1,
+        folds: int = 1,
         seed: int = 0,
         retries: int = 0,
         target: float | None = None,
+        failures: Failures | None = None,
+        time_left: TimeLeft | None = None,
+        clock: Callable[[], float] = time.time,
         record: Record | None = None,
         known: int | None = None,
     ) -> None:
         self._study, self._blocks, self._left = study, blocks, n_trials
+        self._teams, self._folds = teams, folds
         self._seed, self._retries, self._target = seed, retries, target
-        self._record = record or Record()
-        self._running: dict[int, Trial] = {}
-        self._halted: set[int] = set()  # blocks that have been told to break off
+        self._failures, self._time = failures or Failures(study), time_left or TimeLeft()
+        self._clock, self._record = clock, record or Record()
+        self._trials: dict[int, UnderWay] = {}  # by block
         self._asked: deque[Trial] = deque()  # ahead, for whoever ends next
         self._known = len(study.get_trials(deepcopy=False)) if known is None else known
-        self.over = False
+        self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
+        self._stopped = False
+        self.over, self.interrupted = False, ""
         # As Optuna's own loop does, so that a sampler may say that it is at its end.
         study._thread_local.in_optimize_loop, study._stop_flag = True, False
 
@@ -120,36 +144,56 @@ class Coordinator:
 
         With one block it would be chosen without the result of the only trial before it.
         """
-        if self._blocks == 1 or self._asked or not self._left or not self._running:
+        enough = len(self._asked) >= 1 + self._blocks // _BLOCKS_PER_AHEAD
+        if self._blocks == 1 or enough or not self._left or not self._trials:
             return False
         self._asked.append(self._ask())
+        _ = self._asked[-1].relative_params  # or Optuna would choose them when the first is asked for
         return True
 
-    def handle(self, block: int, message: Message) -> list[Post]:
-        """Take in what the leader of a block says, and return what to answer.
+    def look(self) -> list[Post]:
+        """Break off what is running when the time is up."""
+        if self._trials and not self.interrupted and self._time.over(self._clock()):
+            return self.interrupt("the time is up")
+        return []
+
+    def interrupt(self, reason: str) -> list[Post]:
+        """Break off what is running, so that the same command trains it again."""
+        if self.over or self.interrupted:
+            return []
+        self.interrupted = reason
+        return self._stop(reason)
+
+    def handle(self, team: int, message: Message) -> list[Post]:
+        """Take in what the leader of a team says, and return what to answer.
 
         Raises:
-            ProtocolError: the block does not train that trial.
+            ProtocolError: the team does not train that.
         """
-        trial = self._running.get(block)
-        if trial is None or trial.number != message.trial:
-            raise ProtocolError(f"block {block} speaks of trial {message.trial}, which it does not train")
+        under = self._trials.get(team // self._teams)
+        if under is None or self._run(under.trial, under.running.get(team, -1)) != message.run:
+            raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
         if isinstance(message, Suggest):
-            return [Post(block, Answer(trial.number, self._suggest(trial, message)), leader_only=True)]
+            return [Post(team, self._suggest(under.trial, message), leader_only=True)]
         if isinstance(message, Verdict):
-            prune = bool(trial.should_prune())  # some pruners return NumPy's
-            return [Post(block, Answer(trial.number, prune), leader_only=True)]
+            under.asking.add(team)
+            return self._judged(under)
         if isinstance(message, Report):
-            trial.report(message.value, message.step)
+            if not self._by_fold:
+                under.report(under.running[team], message.step, message.value)
+                self._tell_means(under)
         elif isinstance(message, Note):
-            self._note(trial, message)
+            self._note(under.trial, message)
         elif isinstance(message, Done):
-            return self._done(block, trial, message)
+            return self._done(team, under, message)
         else:
-            raise ProtocolError(f"block {block} sent {message!r}, which is not for the coordinator")
+            raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
         return []
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    def _run(self, trial: Trial, fold: int) -> int:
+        return trial.number * self._folds + fold if fold >= 0 else -1
 
     def _ask(self) -> Trial:
         self._left -= 1
@@ -161,37 +205,56 @@ class Coordinator:
         for block in blocks:
             if not self._asked and not self._left:
                 break
+            now_s = self._clock()
+            if not self._time.suffices(now_s, [under.began_s for under in self._trials.values()]):
+                self._out_of_time()
+                break
             trial = self._asked.popleft() if self._asked else self._ask()
-            self._running[block] = trial
-            start = Start(
-                trial.number,
-                seed_of(self._seed, trial.number),
-                len(self._study.directions),
-                json.loads(json.dumps(trial.user_attrs)),
-            )
-            posts.append(Post(block, start))
-        if not self._running and not self.over:
-            self.over = True
-            if len(self._study.directions) == 1 and self._study.get_trials(False, [TrialState.COMPLETE]):
-                best = self._study.best_trial
-                _LOG.info(
-                    "Best is trial %d with value: %s and parameters: %s.",
-                    best.number,
-                    best.value,
-                    best.params,
-                )
-            self._study._thread_local.in_optimize_loop = False
-            trials = self._study.get_trials(deepcopy=False)[self._known :]
-            kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
-            posts += [Post(block, End(-1, kept)) for block in range(self._blocks)]
+            under = UnderWay(trial, folds=self._folds, teams=self._teams, began_s=now_s)
+            self._trials[block] = under
+            self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
+            for team in range(block * self._teams, (block + 1) * self._teams):
+                posts.append(self._start(team, under))
+        if not self._trials and not self.over:
+            posts += self._ended()
         return posts
 
-    def _suggest(self, trial: Trial, message: Suggest) -> float:
+    def _start(self, team: int, under: UnderWay) -> Post:
+        """Start the next fold."""
+        fold = under.waiting.popleft()
+        under.running[team] = fold
+        run = self._run(under.trial, fold)
+        start = Start(
+            run,
+            seed_of(self._seed, run),
+            len(self._study.directions),
+            json.loads(json.dumps(under.trial.user_attrs)),
+            under.trial.number,
+            fold,
+            self._folds,
+            self._seed,
+        )
+        return Post(team, start)
+
+    def _ended(self) -> list[Post]:
+        self.over = True
+        log_best(self._study)
+        self._study._thread_local.in_optimize_loop = False
+        trials = self._study.get_trials(deepcopy=False)[self._known :]
+        kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
+        return [Post(team, End(-1, kept, self.interrupted)) for team in range(self._blocks * self._teams)]
+
+    def _suggest(self, trial: Trial, message: Suggest) -> Answer:
         distribution = json_to_distribution(message.distribution)
-        value = trial._suggest(message.name, distribution)  # what all suggest_... methods call
+        try:
+            value = trial._suggest(message.name, distribution)  # what all suggest_... methods call
+        except ValueError as error:
+            if message.name not in trial.distributions:
+                raise
+            return Answer(message.run, 0.0, f"suggest {message.name!r} differs between the folds: {error}")
         internal = float(distribution.to_internal_repr(value))
         self._record.suggested(trial.number, message.name, internal, message.distribution)
-        return internal
+        return Answer(message.run, internal)
 
     def _note(self, trial: Trial, message: Note) -> None:
         if message.constraint:
@@ -199,44 +262,100 @@ class Coordinator:
         else:
             trial.set_user_attr(message.key, message.value)
 
-    def _done(self, block: int, trial: Trial, message: Done) -> list[Post]:
-        del self._running[block]
-        self._halted.discard(block)
-        state, error = message.state, message.error
-        if state == "complete" and any(map(math.isnan, message.values)):
-            state, error = "failed", f"the objective returned {message.values}, which holds NaN"
-        if state == "complete":
-            self._study.tell(trial, list(message.values))
-            told = "Trial %d finished with values: %s and parameters: %s."
-            _LOG.info(told, trial.number, list(message.values), trial.params)
-        elif state == "pruned":
-            self._study.tell(trial, state=TrialState.PRUNED)
-            _LOG.info("Trial %d pruned.", trial.number)
-        else:
-            self._failed(trial, error, again=state == "failed")
-        finished = self._study.get_trials(deepcopy=False)[trial.number]
-        self._record.finished(finished)
+    def _tell_means(self, under: UnderWay) -> None:
+        for step, value in under.means():
+            under.trial.report(value, step)
+
+    def _judged(self, under: UnderWay) -> list[Post]:
+        """Answer the teams of a trial once all have asked, so that all obey the same verdict."""
+        if under.halted or not under.all_ask:
+            return []
+        # Some pruners return NumPy's bool.
+        prune = not self._by_fold and under.judged and bool(under.trial.should_prune())
+        asking, under.asking = sorted(under.asking), set()
+        answers = [(team, self._run(under.trial, under.running[team])) for team in asking]
+        return [Post(team, Answer(run, prune), leader_only=True) for team, run in answers]
+
+    def _done(self, team: int, under: UnderWay, message: Done) -> list[Post]:
+        fold = under.running.pop(team)
+        under.asking.discard(team)
+        message = _checked(message)
         posts = []
-        if state == "complete" and self._reached(message.values):
-            posts = self._stop(f"trial {trial.number} has reached {message.values[0]}")
+        if message.state == "halted" and not under.halted:
+            posts += self.interrupt(SIGNAL)
+        if message.state == "complete":
+            under.values[fold] = message.values
+            self._fold_done(under, fold, message)
+        elif under.ending is None:
+            under.ending = message
+        if under.ending is not None:
+            under.waiting.clear()
+            posts += self._halted(under, f"another fold of the trial has ended it ({under.ending.state})")
+        if under.over:
+            del self._trials[team // self._teams]
+            return posts + self._finished(under)
+        if under.waiting:
+            return [*posts, self._start(team, under)]
+        return posts + self._judged(under)
+
+    def _fold_done(self, under: UnderWay, fold: int, message: Done) -> None:
+        """Let the pruner know of a fold's end."""
+        if self._folds == 1 or under.ending is not None:
+            return
+        if not self._by_fold:
+            self._tell_means(under)
+        elif len(self._study.directions) == 1:
+            under.trial.report(message.values[0], fold)
+            if not under.over and under.trial.should_prune():
+                under.ending = Done(message.run, "pruned")
+
+    def _finished(self, under: UnderWay) -> list[Post]:
+        """Take in the end of a trial, and give its block the next."""
+        trial, seconds = under.trial, self._clock() - under.began_s
+        ending = under.result
+        if self._folds > 1:
+            keep_folds(trial, under.outcomes)
+        trial.set_user_attr(SECONDS, round(seconds, 3))
+        if ending.state in ("failed", "halted"):
+            self._failed(trial, ending)
+        else:
+            self._time.took(seconds)
+            tell(self._study, trial, ending.state, ending.values, self._failures)
+            self._write_down(trial)
+        posts = []
+        if ending.state == "complete" and self._reached(ending.values):
+            posts = self._stop(f"trial {trial.number} has reached {ending.values[0]}")
         elif self._study._stop_flag:  # what Optuna's own loop looks at: a grid is used up
             self._left = 0
-        idle = [one for one in range(self._blocks) if one not in self._running]
+        idle = [one for one in range(self._blocks) if one not in self._trials]
         return posts + self._fed(idle)
 
-    def _failed(self, trial: Trial, error: str, *, again: bool) -> None:
-        trial.set_user_attr(ERROR, error)
+    def _failed(self, trial: Trial, ending: Done) -> None:
+        trial.set_user_attr(ERROR, ending.error)
+        again = False
+        if ending.state == "failed":
+            trial.set_user_attr(FAILURE, ending.failure or "error")
+            _LOG.warning("trial %d failed:\n%s", trial.number, ending.error)
+            again = self._queued_again(trial)
+        # What is tried again has not failed for good, so it tells the sampler nothing yet.
+        tell(self._study, trial, "halted" if again else ending.state, None, self._failures)
+        if ending.state == "failed" or not self.interrupted:
+            self._write_down(trial)
+
+    def _queued_again(self, trial: Trial) -> bool:
         attributes: dict[str, Any] = trial.user_attrs
         tries = attributes.get(_TRIES, 0)
-        if again and tries < self._retries:
-            first = attributes.get(RETRY_OF, trial.number)
-            self._study.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, _TRIES: tries + 1})
-            self._left += 1
-            trials = self._study.get_trials(deepcopy=False)
-            self._record.queued(trials[-1], trials[trial.number])
-        if again:
-            _LOG.warning("trial %d failed:\n%s", trial.number, error)
-        self._study.tell(trial, state=TrialState.FAIL)
+        if tries >= self._retries or (self._stopped and not self.interrupted):
+            return False
+        first = attributes.get(RETRY_OF, trial.number)
+        self._study.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, _TRIES: tries + 1})
+        self._left += not self.interrupted
+        trials = self._study.get_trials(deepcopy=False)
+        self._record.queued(trials[-1], trials[trial.number])
+        return True
+
+    def _write_down(self, trial: Trial) -> None:
+        self._record.finished(self._study.get_trials(deepcopy=False)[trial.number])
 
     def _reached(self, values: tuple[float, ...]) -> bool:
         if self._target is None:
@@ -245,11 +364,42 @@ class Coordinator:
             return values[0] >= self._target
         return values[0] <= self._target
 
-    def _stop(self, reason: str) -> list[Post]:
-        """Break off what is running, and begin nothing any more."""
+    def _out_of_time(self) -> None:
+        left = self._left + len(self._asked)
+        _LOG.warning(
+            "%d trials are not begun: the longest has taken %.0f s, and there is less time left",
+            left,
+            self._time.longest_s,
+        )
+        self._begin_nothing("the time does not suffice")
+
+    def _begin_nothing(self, reason: str) -> None:
         self._left = 0
         while self._asked:
-            self._failed(self._asked.popleft(), f"not begun: {reason}", again=False)
-        going = [block for block in self._running if block not in self._halted]
-        self._halted.update(going)
-        return [Post(block, Halt(self._running[block].number, reason)) for block in going]
+            trial = self._asked.popleft()
+            trial.set_user_attr(ERROR, f"not begun: {reason}")
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    def _stop(self, reason: str) -> list[Post]:
+        """Break off what is running, and begin nothing any more."""
+        self._stopped = True
+        self._begin_nothing(reason)
+        return [post for under in self._trials.values() for post in self._halted(under, reason)]
+
+    def _halted(self, under: UnderWay, reason: str) -> list[Post]:
+        """Break off what is running of a trial."""
+        if under.halted:
+            return []
+        under.halted = reason
+        under.waiting.clear()
+        return [
+            Post(team, Halt(self._run(under.trial, fold), reason)) for team, fold in under.running.items()
+        ]
+
+
+def _checked(message: Done) -> Done:
+    """Return a message as it is, or the failure that NaN is."""
+    if message.state != "complete" or not any(map(math.isnan, message.values)):
+        return message
+    said = f"the objective returned {message.values}, which holds NaN"
+    return Done(message.run, "failed", error=said, failure="NaN")

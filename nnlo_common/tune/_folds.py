@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._numbers import whole_number
 
-__all__ = ["split"]
+__all__ = ["Indices", "split"]
 
 Indices = npt.NDArray[np.int64]
 

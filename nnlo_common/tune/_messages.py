@@ -41,10 +41,10 @@ class Message:
     """What every message has.
 
     Attributes:
-        trial: the number of the trial that it is about.
+        run: what it is about: one fold of one trial, numbered `trial * folds + fold`.
     """
 
-    trial: int
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,47 +79,75 @@ class Note(Message):
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The block has ended the trial, and all its ranks wait for the next.
+    """The ranks have ended the run, and all of them wait for the next.
 
     Attributes:
         state: "complete", "pruned", "failed" or "halted".
         values: what the objective returned, where it is complete.
         error: what happened, where it has failed.
+        failure: of what kind that was, in a word or three.
     """
 
     state: str
     values: tuple[float, ...] = ()
     error: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """Train this trial; `directions` says how many values it is to return."""
+    """Train a trial, or one fold of it.
+
+    Attributes:
+        seed: this run's own.
+        directions: how many values the objective is to return.
+        attributes: what is kept with the trial already.
+        trial: its number.
+        fold: which of the folds, from 0.
+        folds: how many there are.
+        split_seed: of the folds; the same for all trials.
+    """
 
     seed: int
     directions: int
     attributes: dict[str, Any]
+    trial: int
+    fold: int = 0
+    folds: int = 1
+    split_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Message):
-    """What was wanted: the internal number of a parameter, or whether to prune."""
+    """What was wanted: the internal number of a parameter, or whether to prune.
+
+    Attributes:
+        value: the answer.
+        problem: why there is none.
+    """
 
     value: float | bool
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt(Message):
-    """Break the trial off."""
+    """Break the run off."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class End(Message):
-    """The search is over; `trials` are all that it has finished."""
+    """The search is over.
+
+    Attributes:
+        trials: all that it has finished.
+        interrupted: why trials were broken off that are to be trained again; empty where none was.
+    """
 
     trials: tuple[dict[str, Any], ...]
+    interrupted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +168,7 @@ class Judged(Message):
 
 @dataclass(frozen=True, slots=True)
 class Text(Message):
-    """A rank's part in the `index`-th gathering of a trial."""
+    """A rank's part in the `index`-th gathering of a run."""
 
     index: int
     text: str
@@ -152,7 +180,7 @@ class Alarm(Message):
 
     Attributes:
         problem: what has happened.
-        gathered: in how many gatherings of the trial it has taken part.
+        gathered: in how many gatherings of the run it has taken part.
     """
 
     problem: str
@@ -161,18 +189,20 @@ class Alarm(Message):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Message):
-    """How one rank of a block has ended a trial.
+    """How one rank has ended a run.
 
     Attributes:
         state: as of `Done`; or "freed": another rank had failed, and this one did not wait for it.
         values: what the objective returned.
         error: what happened.
+        failure: as of `Done`.
         sent: how many messages it has sent, door by door, to each rank of the block.
     """
 
     state: str
     values: tuple[float, ...]
     error: str
+    failure: str
     sent: tuple[Sequence[int], ...]
 
 
@@ -203,7 +233,7 @@ def to_text(message: Message) -> str:
 
     Example:
         >>> to_text(Answer(3, 0.1))
-        '{"kind": "Answer", "trial": 3, "value": 0.1}'
+        '{"kind": "Answer", "run": 3, "value": 0.1, "problem": ""}'
     """
     return json.dumps({"kind": type(message).__name__, **asdict(message)})
 
@@ -213,7 +243,7 @@ def from_text(text: str) -> Message:
 
     Example:
         >>> from_text(to_text(Done(3, "complete", (0.1,))))
-        Done(trial=3, state='complete', values=(0.1,), error='')
+        Done(run=3, state='complete', values=(0.1,), error='', failure='')
     """
     content = json.loads(text)
     kind = _KINDS[content.pop("kind")]

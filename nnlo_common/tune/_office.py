@@ -1,11 +1,11 @@
-"""One rank's letters, sorted by trial and by what they are; an alarm ends every wait.
+"""One rank's letters, sorted by run and by what they are; an alarm ends every wait.
 
 Requirements that shaped this module:
 
-* A rank of a block may be one trial behind its partners, so letters about later trials are kept and letters
+* A rank of a block may be one run behind its partners, so letters about later ones are kept and letters
   about earlier ones, of which nobody is in need any more, are dropped.
 * Nobody waits for a rank that has left its objective by an error. That rank sends an alarm, and whoever
-  waits for anything within the same trial looks out for it.
+  waits for anything within the same run looks out for it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Office:
     """One rank's letters.
 
     Attributes:
-        trial: the number of the trial that is under way; -1 before the first.
+        run: the number of the run that is under way; -1 before the first.
         halted: why the coordinator has broken it off; empty where it has not.
 
     Args:
         mail: this rank's letter box.
         coordinator: the rank that hands out trials.
-        members: the ranks of this block.
+        members: the ranks that train together.
         rank: this rank's number among them.
     """
 
@@ -44,16 +44,16 @@ class Office:
         self.size = len(self._members)
         self._boxes: dict[int, dict[type[Message], _Box]] = {}
         self._orders: deque[Start | End] = deque()
-        self.trial, self.halted = -1, ""
+        self.run, self.halted = -1, ""
 
     def next_order(self) -> Start | End:
-        """Wait for the next trial, or for the end."""
+        """Wait for the next run, or for the end."""
         while not self._orders:
             self.take_in(None)
         order = self._orders.popleft()
         if isinstance(order, Start):
-            self.trial, self.halted = order.trial, ""
-            for old in [trial for trial in self._boxes if trial < order.trial]:
+            self.run, self.halted = order.run, ""
+            for old in [run for run in self._boxes if run < order.run]:
                 del self._boxes[old]
         return order
 
@@ -95,7 +95,7 @@ class Office:
                 raise PeerLostError(self._coordinator, f"has halted the trial: {halt.reason}")
 
     def wait(self, kind: type[_M]) -> _M:
-        """Wait for the next letter of a kind about this trial.
+        """Wait for the next letter of a kind about this run.
 
         Raises:
             PeerLostError: it will not come.
@@ -110,7 +110,7 @@ class Office:
             self.take_in(None)
 
     def taken(self, kind: type[_M]) -> tuple[int, _M] | None:
-        """Return a letter of a kind about this trial that is there, with its sender in the block."""
+        """Return a letter of a kind about this run that is there, with its sender in the block."""
         box = self._pending(kind)
         if not box:
             return None
@@ -127,10 +127,10 @@ class Office:
         message = from_text(text)
         if isinstance(message, (Start, End)):
             self._orders.append(message)
-        elif message.trial >= self.trial:
-            boxes = self._boxes.setdefault(message.trial, defaultdict(deque))
+        elif message.run >= self.run:
+            boxes = self._boxes.setdefault(message.run, defaultdict(deque))
             boxes[type(message)].append((peer, message))
         return True
 
     def _pending(self, kind: type[Message]) -> _Box:
-        return self._boxes.setdefault(self.trial, defaultdict(deque))[kind]
+        return self._boxes.setdefault(self.run, defaultdict(deque))[kind]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import ConfigurationError, MissingExtraError
+from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
 from nnlo_common._places import describe_here, locate
@@ -29,11 +31,15 @@ def optimize(
     *,
     n_trials: int,
     block_size: int = 1,
+    folds: int = 1,
     sampler: str | optuna.samplers.BaseSampler | None = None,
     seed: int = 0,
     retries: int = 0,
+    failures: Literal["ignore", "worst", "constraint"] = "ignore",
     target_objective: float | None = None,
+    until: float | str | datetime.datetime | None = None,
     journal: str | Path | None = None,
+    export: str | Path | None = None,
     world: DivisibleWorld | None = None,
 ) -> optuna.Study:
     """Search for the best parameters: `study.optimize` over blocks of ranks.
@@ -48,12 +54,19 @@ def optimize(
         objective: returns the value, or several; that of the block's first rank (its server) counts.
         n_trials: how many trials are to be finished; with a journal, over all starts of the job.
         block_size: how many ranks train one trial.
+        folds: how often each trial is trained, each time with another part of the data to validate (see
+            `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
         sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp" or any Optuna sampler; None: the
             study's own.
         seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
         retries: how often a trial is tried again, with the same parameters, when its objective has failed.
+        failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst
+            so far, "constraint" that it breaks a constraint besides.
         target_objective: the search ends, and running trials are broken off, once a value is as good.
+        until: when the search is to be over: seconds from now, a time, or "slurm" for the end of its job. No
+            trial is begun that would take longer, as far as the trials so far can tell.
         journal: a file from which the same command goes on after the job was killed.
+        export: a file, .db (SQLite) or .log, that follows the study, for Optuna's dashboard.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Returns:
@@ -62,6 +75,7 @@ def optimize(
     Raises:
         ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
         MissingExtraError: Optuna is not installed.
+        SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on from the journal.
 
     Example:
         >>> import optuna
@@ -81,20 +95,24 @@ def optimize(
     whole_number("n_trials", n_trials, 1)
     whole_number("block_size", block_size, 1)
     whole_number("retries", retries, 0)
+    whole_number("folds", folds, 1)
     search = Search(
         study,
         objective,
         n_trials=n_trials,
+        folds=folds,
         sampler=sampler,
         seed=seed,
         retries=retries,
+        failures=failures,
         target=target_objective,
+        until=until,
         journal=journal,
+        export=export,
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
-        search.alone()
-        return study
+        return _unless(search.alone(), study)
     release = world.engage()
     try:
         blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts})
@@ -102,8 +120,15 @@ def optimize(
         error.collective = True
         release()
         raise
-    search.over(world, blocks)
+    interrupted = search.over(world, blocks)
     release()
+    return _unless(interrupted, study)
+
+
+def _unless(interrupted: bool, study: optuna.Study) -> optuna.Study:
+    """Return the study, unless this process is expected to end."""
+    if interrupted:
+        raise SystemExit(EXIT_CODE)
     return study
 
 

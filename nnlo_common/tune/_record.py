@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable, whole
 
-__all__ = ["Journal", "Record", "packed", "unpacked"]
+__all__ = ["Journal", "Record", "Records", "packed", "unpacked"]
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:
@@ -71,6 +71,9 @@ def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
 class Record:
     """What is written down of a search: nothing; see `Journal`."""
 
+    def begun(self, trial: FrozenTrial) -> None:
+        """A trial has begun."""
+
     def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
         """A parameter was chosen, as Optuna's internal number."""
 
@@ -82,6 +85,42 @@ class Record:
 
     def close(self) -> None:
         """Nothing more will come."""
+
+
+class Records(Record):
+    """Several records of one search.
+
+    Args:
+        records: each of them.
+    """
+
+    def __init__(self, *records: Record) -> None:
+        self._records = records
+
+    def begun(self, trial: FrozenTrial) -> None:
+        """A trial has begun."""
+        for record in self._records:
+            record.begun(trial)
+
+    def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
+        """A parameter was chosen."""
+        for record in self._records:
+            record.suggested(trial, name, value, distribution)
+
+    def queued(self, trial: FrozenTrial, failed: FrozenTrial) -> None:
+        """A trial waits that is to repeat a failed one."""
+        for record in self._records:
+            record.queued(trial, failed)
+
+    def finished(self, trial: FrozenTrial) -> None:
+        """A trial has finished."""
+        for record in self._records:
+            record.finished(trial)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        for record in self._records:
+            record.close()
 
 
 class Journal(Record):

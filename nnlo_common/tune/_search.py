@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
+from optuna.trial import TrialState
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import Objective, attempt, run_block
-from nnlo_common.tune._coordinator import Coordinator, Post
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
+from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
-from nnlo_common.tune._messages import Answer, Message, Start, Suggest, Verdict, from_text, to_text
+from nnlo_common.tune._export import Export, exportable
+from nnlo_common.tune._messages import (
+    Answer,
+    Done,
+    Halt,
+    Message,
+    Start,
+    Suggest,
+    Verdict,
+    from_text,
+    to_text,
+)
 from nnlo_common.tune._office import Office
-from nnlo_common.tune._record import Journal, Record, unpacked
+from nnlo_common.tune._record import Journal, Record, Records, unpacked
+from nnlo_common.tune._time_left import TimeLeft, end_of
+from nnlo_common.tune._trial import heard
 
-__all__ = ["Search"]
+__all__ = ["Search", "cut_teams"]
+
+# How long the coordinator waits for letters before it looks at the clock and for signals.
+_LOOK_EVERY_S = 0.2
 
 
 class Search:
@@ -30,11 +51,16 @@ class Search:
         objective: Objective,
         *,
         n_trials: int,
+        folds: int,
         sampler: str | optuna.samplers.BaseSampler | None,
         seed: int,
         retries: int,
+        failures: Literal["ignore", "worst", "constraint"],
         target: float | None,
+        until: float | str | datetime.datetime | None,
         journal: str | Path | None,
+        export: str | Path | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if not isinstance(study, optuna.Study):
             raise ConfigurationError(
@@ -45,7 +71,10 @@ class Search:
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
-        self._seed, self._retries, self._target, self._journal = seed, retries, target, journal
+        self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
+        self._failures, self._how, self._until = Failures(study, failures), failures, until
+        self._end_s, self._clock = end_of(until, clock()), clock
+        self._journal, self._export = journal, export and exportable(export)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -55,96 +84,146 @@ class Search:
             "sampler": chosen if isinstance(chosen, str) else type(chosen).__name__,
             "pruner": type(self._study.pruner).__name__,
             "directions": [direction.name for direction in self._study.directions],
+            "folds": self._folds,
             "seed": self._seed,
+            "failures": self._how,
+            "until": str(self._until),
             "retries": self._retries,
             "target_objective": self._target,
         }
 
-    def alone(self) -> None:
-        """Train all trials here, one after another."""
-        with closing(self._record()) as record:
-            coordinator = self._begin(1, record)
+    def alone(self) -> bool:
+        """Train all trials here, one after another; say whether a signal has ended that."""
+        with closing(self._record()) as record, Interrupts() as interrupts:
+            coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()
             while waiting:
                 order = waiting.pop(0).message
                 if isinstance(order, Start):
-                    ending = attempt(order, _DirectLine(coordinator), self._objective)
+                    line = _DirectLine(coordinator, interrupts)
+                    ending = attempt(order, line, self._objective)
+                    if line.halted and ending.state == "freed":
+                        ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
                     waiting += coordinator.handle(0, ending)
+        return coordinator.interrupted == SIGNAL
 
-    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> None:
-        """Do this rank's part (collective).
+    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
+        """Do this rank's part, and say whether a signal has ended the search (collective).
 
         Args:
             world: the ranks.
             blocks: the ranks of every block; rank 0 is in none.
         """
-        mine = next((block for block in blocks if world.rank in block), (world.rank,))
+        teams = cut_teams(blocks, self._folds)
+        mine = next((team for team in teams if world.rank in team), (world.rank,))
         mail, part = world.mail(), world.part(mine)
-        if world.rank == 0:
-            self._coordinate(mail, blocks)
-        else:
-            end = run_block(Office(mail, 0, mine, part.rank), part, self._objective)
-            known = self._study.get_trials(deepcopy=False)
-            # A study in a storage that all ranks share has them by now.
-            self._study.add_trials([unpacked(trial) for trial in end.trials if trial["trial"] >= len(known)])
-        world.gather_text("")  # nobody may have a letter under way when the post closes
+        with Interrupts() as interrupts:
+            if world.rank == 0:
+                interrupted = self._coordinate(mail, len(blocks), teams, interrupts)
+            else:
+                end = run_block(Office(mail, 0, mine, part.rank), part, self._objective)
+                interrupted = end.interrupted
+                known = self._study.get_trials(deepcopy=False)
+                # A study in a storage that all ranks share has them by now.
+                self._study.add_trials(
+                    [unpacked(trial) for trial in end.trials if trial["trial"] >= len(known)]
+                )
+            world.gather_text("")  # nobody may have a letter under way when the post closes
         mail.close()
         part.close()
+        return interrupted == SIGNAL
 
     def _record(self) -> Record:
-        """Open the journal, if there is to be one, and give the study what it holds."""
-        self._known = len(self._study.get_trials(deepcopy=False))
-        return Record() if self._journal is None else Journal(self._journal, self._study)
+        """Open the files that are asked for, and give the study what the journal holds."""
+        self._known, self._counted = len(self._study.get_trials(deepcopy=False)), 0
+        records: list[Record] = []
+        if self._journal is not None:
+            journal = Journal(self._journal, self._study)
+            self._counted = journal.counted
+            records.append(journal)
+        if self._export is not None:
+            records.append(Export(self._export, self._study, goes_on=self._journal is not None))
+        return Records(*records)
 
-    def _begin(self, blocks: int, record: Record) -> Coordinator:
+    def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:
         study = self._study
-        counted = record.counted if isinstance(record, Journal) else 0
-        found = len(study.get_trials(deepcopy=False))
+        found = study.get_trials(deepcopy=False)
         if self._sampler is not None:
-            study.sampler = engine(self._sampler, self._seed + found, self._n_trials, study)
+            study.sampler = engine(self._sampler, self._seed + len(found), self._n_trials, study)
         return Coordinator(
             study,
             blocks=blocks,
-            n_trials=max(0, self._n_trials - counted),
+            n_trials=max(0, self._n_trials - self._counted),
+            teams=teams,
+            folds=self._folds,
             seed=self._seed,
             retries=self._retries,
             target=self._target,
+            failures=self._failures,
+            time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
+            clock=self._clock,
             record=record,
             known=self._known,
         )
 
-    def _coordinate(self, mail: Mail, blocks: Sequence[tuple[int, ...]]) -> None:
-        block_of = {rank: index for index, block in enumerate(blocks) for rank in block}
+    def _coordinate(
+        self, mail: Mail, blocks: int, teams: Sequence[tuple[int, ...]], interrupts: Interrupts
+    ) -> str:
+        """Hand out the trials; return why they were broken off, if they were."""
+        team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         with closing(self._record()) as record:
-            coordinator = self._begin(len(blocks), record)
-            _deliver(mail, blocks, coordinator.begin())
+            coordinator = self._begin(blocks, len(teams) // blocks, record)
+            _deliver(mail, teams, coordinator.begin())
             while not coordinator.over:
                 letter = mail.receive(0)
                 if letter is None and coordinator.think():
                     continue
-                rank, text = letter or _next(mail)
-                _deliver(mail, blocks, coordinator.handle(block_of[rank], from_text(text)))
+                if letter := letter or mail.receive(_LOOK_EVERY_S):
+                    rank, text = letter
+                    _deliver(mail, teams, coordinator.handle(team_of[rank], from_text(text)))
+                _deliver(mail, teams, _noticed(coordinator, interrupts))
+            return coordinator.interrupted
 
 
-def _next(mail: Mail) -> tuple[int, str]:
-    letter = mail.receive()
-    assert letter is not None  # without a time limit there always is one
-    return letter
+def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:
+    """Cut every block into as many teams as there are folds; one team if it cannot be cut evenly.
+
+    Example:
+        >>> cut_teams([(1, 2, 3, 4), (5, 6, 7, 8)], 2), cut_teams([(1, 2, 3)], 2)
+        ([(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2, 3)])
+    """
+    size = len(blocks[0])
+    each = size if size % folds else size // folds
+    return [block[start : start + each] for block in blocks for start in range(0, size, each)]
 
 
-def _deliver(mail: Mail, blocks: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:
+def _seconds(trial: optuna.trial.FrozenTrial) -> float:
+    return float(trial.user_attrs.get(SECONDS, 0.0)) if trial.state is not TrialState.FAIL else 0.0
+
+
+def _noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
+    """Break off what is running if a signal has come, or the time is up."""
+    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
+
+
+def _deliver(mail: Mail, teams: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:
     for post in posts:
-        ranks = blocks[post.block]
+        ranks = teams[post.team]
         text = to_text(post.message)
         for rank in ranks[:1] if post.leader_only else ranks:
             mail.send(rank, text)
 
 
 class _DirectLine:
-    """The line of a trial in the coordinator's own process."""
+    """The line of a trial in the coordinator's own process.
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    Attributes:
+        halted: why the trial has been broken off; empty where it has not.
+    """
+
+    def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
+        self._coordinator, self._interrupts = coordinator, interrupts
+        self.halted = ""
 
     def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
         return float(self._asked(message))
@@ -153,9 +232,18 @@ class _DirectLine:
         return bool(self._asked(message))
 
     def tell(self, message: Message) -> None:
+        self._heed()
         self._coordinator.handle(0, message)
 
     def _asked(self, message: Message) -> float | bool:
+        self._heed()
         (post,) = self._coordinator.handle(0, message)
         assert isinstance(post.message, Answer)
-        return post.message.value
+        return heard(post.message)
+
+    def _heed(self) -> None:
+        for post in _noticed(self._coordinator, self._interrupts):
+            if isinstance(post.message, Halt):
+                self.halted = post.message.reason
+        if self.halted:
+            raise PeerLostError(0, f"has halted the trial: {self.halted}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -25,10 +26,11 @@ from optuna.trial import BaseTrial
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common.tune._block_world import BlockWorld
+from nnlo_common.tune._folds import Indices, split
 from nnlo_common.tune._messages import Answer, Judged, Message, Note, Report, Said, Start, Suggest, Verdict
 from nnlo_common.tune._office import Office
 
-__all__ = ["BlockTrial", "Line", "OfficeLine"]
+__all__ = ["BlockTrial", "Line", "OfficeLine", "heard"]
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -70,7 +72,7 @@ class OfficeLine:
                 )
             return said.value
         value = float(self._asked(message))
-        office.tell_partners(Said(message.trial, call, value))
+        office.tell_partners(Said(message.run, call, value))
         return value
 
     def verdict(self, message: Verdict) -> bool:
@@ -79,7 +81,7 @@ class OfficeLine:
         if self._office.rank:
             return self._office.wait(Judged).prune
         prune = bool(self._asked(message))
-        self._office.tell_partners(Judged(message.trial, self._judged, prune))
+        self._office.tell_partners(Judged(message.run, self._judged, prune))
         self._judged += 1
         return prune
 
@@ -91,14 +93,23 @@ class OfficeLine:
 
     def _asked(self, message: Message) -> float | bool:
         self._office.tell_coordinator(message)
-        return self._office.wait(Answer).value
+        return heard(self._office.wait(Answer))
+
+
+def heard(answer: Answer) -> float | bool:
+    """Return what the coordinator has answered, or raise what stood in the way."""
+    if answer.problem:
+        raise ConfigurationError(answer.problem)
+    return answer.value
 
 
 class BlockTrial(BaseTrial):
     """A trial of a search over blocks of ranks.
 
     Attributes:
-        seed: this trial's own; the same on all ranks, and the same when the search is repeated.
+        seed: this trial's own, or this fold's; the same on all ranks, and when the search is repeated.
+        fold: which fold this is, from 0.
+        folds: how many there are; 1 if the search has none.
 
     Args:
         start: what the coordinator has sent.
@@ -106,7 +117,9 @@ class BlockTrial(BaseTrial):
     """
 
     def __init__(self, start: Start, line: Line) -> None:
-        self._number, self.seed, self._line = start.trial, start.seed, line
+        self._number, self._run, self.seed, self._line = start.trial, start.run, start.seed, line
+        self.fold, self.folds, self._split_seed = start.fold, start.folds, start.split_seed
+        self._directions = start.directions
         self._params: dict[str, Any] = {}
         self._distributions: dict[str, BaseDistribution] = {}
         self._user_attrs, self._constraints = dict(start.attributes), dict[str, float]()
@@ -145,20 +158,41 @@ class BlockTrial(BaseTrial):
 
     def report(self, value: float, step: int) -> None:
         """Report an intermediate value; that of the block's first rank counts."""
+        self._refuse_several("report")
         try:
-            message = Report(self._number, float(value), int(step))
+            message = Report(self._run, float(value), int(step))
         except (TypeError, ValueError):
+            message = None
+        if message is None or message.step < 0:
             raise ConfigurationError(
-                f"report(value={value!r}, step={step!r}): give a number and the step it belongs to"
-            ) from None
+                f"report(value={value!r}, step={step!r}): give a number and the step it belongs to, from 0"
+            )
         self._line.tell(message)
 
     def should_prune(self) -> bool:
         """Ask whether to give this trial up; all ranks of the block get the same answer to the same call.
 
-        Call it on all ranks, after an epoch.
+        Call it on all ranks, after an epoch. Folds that train side by side wait for each other here.
         """
-        return self._line.verdict(Verdict(self._number))
+        self._refuse_several("should_prune")
+        return self._line.verdict(Verdict(self._run))
+
+    def split(self, samples: int, *, labels: Any = None, groups: Any = None) -> tuple[Indices, Indices]:
+        """Return which samples train and which validate in this fold, as sorted indices.
+
+        Every sample validates in one fold, in the same one in all trials of a search and on all ranks.
+
+        Args:
+            samples: how many there are.
+            labels: the class of each, if each fold is to have its part of every class.
+            groups: the group of each, if no group may train and validate.
+
+        Raises:
+            ConfigurationError: the search has no folds, or there are too few samples for them.
+        """
+        if self.folds == 1:
+            raise ConfigurationError("trial.split: this search has no folds; ask for optimize(..., folds=5)")
+        return split(samples, self.folds, self.fold, labels=labels, groups=groups, seed=self._split_seed)
 
     def set_user_attr(self, key: str, value: Any) -> None:
         """Keep something with the trial; what the block's first rank keeps counts."""
@@ -170,12 +204,16 @@ class BlockTrial(BaseTrial):
                 "numbers, texts, lists and dicts of them"
             ) from None
         self._user_attrs[key] = kept
-        self._line.tell(Note(self._number, key, kept))
+        self._line.tell(Note(self._run, key, kept))
 
     def set_constraint(self, key: str, value: float) -> None:
         """Set a constraint, which is kept where it is zero or less; that of the block's first rank counts."""
+        if math.isnan(value):
+            raise ConfigurationError(
+                f"set_constraint({key!r}, {value!r}): give a number, kept where 0 or less"
+            )
         self._constraints[key] = float(value)
-        self._line.tell(Note(self._number, key, float(value), constraint=True))
+        self._line.tell(Note(self._run, key, float(value), constraint=True))
 
     @property
     def number(self) -> int:
@@ -207,12 +245,18 @@ class BlockTrial(BaseTrial):
         """When this rank has begun the trial."""
         return self._start
 
+    def _refuse_several(self, call: str) -> None:
+        if self._directions > 1:
+            raise ConfigurationError(
+                f"trial.{call}: pruning is for one objective, not {self._directions}; leave it out"
+            )
+
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         known = self._distributions.get(name)
         if known is not None:
             check_distribution_compatibility(known, distribution)
             return self._params[name]
-        message = Suggest(self._number, name, distribution_to_json(distribution))
+        message = Suggest(self._run, name, distribution_to_json(distribution))
         value = distribution.to_external_repr(
             self._line.suggest(message, f"suggest {name!r}: {distribution}")
         )

@@ -1,0 +1,70 @@
+"""What the coordinator of a search costs: how busy blocks are, and how many empty trials a second has.
+
+mpiexec -n 17 python benchmarks/tune_overhead.py            16 blocks that sleep for a second
+mpiexec -n 3 python benchmarks/tune_overhead.py --rate      2 blocks that return at once
+
+A block is busy while its objective runs. The asserted figures are those of `docs/optimisation.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import optuna
+
+from nnlo_common._joining import launched
+from nnlo_common.tune import optimize
+
+LEAST_BUSY = {"random": 0.97, "tpe": 0.97, "bayesian": 0.90}
+LEAST_PER_S = 300
+
+
+def searched(sampler: str, n_trials: int, sleep_s: float) -> float:
+    """Return how long a search takes."""
+
+    def objective(trial: optuna.Trial) -> float:
+        total = sum(trial.suggest_float(f"x{index}", -1, 1) ** 2 for index in range(6))
+        time.sleep(sleep_s)
+        return total
+
+    world = launched()
+    assert world is not None, "start it with mpiexec"
+    study = optuna.create_study(pruner=optuna.pruners.NopPruner())
+    world.gather_text("")
+    began_s = time.monotonic()
+    optimize(study, objective, n_trials=n_trials, sampler=sampler)
+    return time.monotonic() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", action="store_true", help="trials that return at once")
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--samplers", nargs="+", default=list(LEAST_BUSY))
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    searched("bayesian", 40, 0.0)  # so that what is imported once is not measured
+    world = launched()
+    assert world is not None
+    blocks, lines, poor = world.size - 1, [], []
+    if options.rate:
+        rate = options.trials / searched("random", options.trials, 0.0)
+        lines.append(f"random: {rate:.0f} trials/s, {blocks} blocks")
+        poor += [lines[-1]] if rate < LEAST_PER_S else []
+    else:
+        # As many rounds as blocks allow, so that no block is idle only because there is no trial left.
+        n_trials = options.trials // blocks * blocks
+        for sampler in options.samplers:
+            seconds = searched(sampler, n_trials, 1.0)
+            busy = n_trials / blocks / seconds
+            lines.append(f"{sampler}: {busy:.1%} busy, {blocks} blocks, {n_trials} trials of 1 s")
+            poor += [lines[-1]] if busy < LEAST_BUSY[sampler] else []
+    if world.rank == 0:
+        print("\n".join(lines))
+        assert not poor, poor
+
+
+main()

@@ -1,0 +1,174 @@
+"""The study in a file that Optuna's dashboard and plots read, kept up to date while the search goes on.
+
+Requirements that shaped this module:
+
+* Blocks never wait for a disk, so a thread of the coordinator writes, at most twice a second.
+* Nothing depends on the file: the journal is what the same command goes on from. So whatever is wrong with it
+  is warned of, and a file that cannot be read is set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from pathlib import Path
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._files import usable
+from nnlo_common.tune._record import Record
+
+__all__ = ["Export", "exportable"]
+
+_LOG = logging.getLogger(__name__)
+_SUFFIXES = (".db", ".sqlite3", ".log")
+_EVERY_S = 0.5
+# How long SQLite waits for somebody else's lock, and the end of a search for the last to be written.
+_LOCKED_S, _LAST_S = 10, 30.0
+
+
+def exportable(export: str | Path) -> Path:
+    """Return the path of an export, or refuse what nothing can be exported to.
+
+    Raises:
+        ConfigurationError: its end says neither SQLite nor Optuna's journal.
+    """
+    path = Path(export)
+    if path.suffix not in _SUFFIXES:
+        raise ConfigurationError(
+            f"export={str(path)!r}: its end says how to write it; use .db or .sqlite3 for SQLite, .log for a "
+            "journal of Optuna"
+        )
+    return path
+
+
+class Export(Record):
+    """A file that follows a study.
+
+    Args:
+        path: the file; made if it is not there. Other studies in it are kept.
+        study: what it follows.
+        goes_on: whether the study holds what an earlier job has exported, so that this one takes its place.
+            Otherwise a name that is taken gets a number.
+    """
+
+    def __init__(self, path: str | Path, study: optuna.Study, *, goes_on: bool) -> None:
+        self._path = usable(f"export={str(path)!r}", exportable(path))
+        self._study, self._goes_on = study, goes_on
+        nameless = study.study_name.startswith("no-name")  # Optuna's, another each time
+        self._name = self._path.stem if nameless else study.study_name
+        self._storage: BaseStorage | None = None
+        self._study_id = -1
+        self._ids: list[int] = []  # by number of the trial
+        self._open: set[int] = set()  # numbers of those that have not ended there
+        self._warned = ""
+        self._news, self._closing = threading.Event(), threading.Event()
+        self._news.set()
+        self._thread = threading.Thread(target=self._follow, name="nnlo export", daemon=True)
+        self._thread.start()
+
+    def begun(self, trial: FrozenTrial) -> None:  # noqa: ARG002
+        """A trial has begun."""
+        self._news.set()
+
+    def finished(self, trial: FrozenTrial) -> None:  # noqa: ARG002
+        """A trial has finished."""
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._closing.set()
+        self._news.set()
+        self._thread.join(_LAST_S)
+        if self._thread.is_alive():
+            self._warn("it is not all written", f"after {_LAST_S:.0f} s")
+
+    # -- in the thread --------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        closing = False
+        while not closing:
+            self._news.wait()
+            self._news.clear()
+            closing = self._closing.is_set()
+            try:
+                self._write()
+            except Exception as error:  # whatever it is, the search goes on; the next news tries again
+                self._warn(f"{type(error).__name__}: {error}", "it is tried again with the next trial")
+            self._closing.wait(_EVERY_S)
+        if isinstance(self._storage, RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
+
+    def _warn(self, problem: str, then: str) -> None:
+        first = problem.strip().splitlines()[0]
+        if first != self._warned:
+            _LOG.warning("export=%r: %s; %s. The search does not depend on it", str(self._path), first, then)
+            self._warned = first
+
+    def _write(self) -> None:
+        if self._storage is None:
+            self._storage = self._opened()
+        for trial in self._study.get_trials(deepcopy=False):
+            if trial.number == len(self._ids):
+                self._ids.append(self._storage.create_new_trial(self._study_id, trial))
+                self._open |= set() if trial.state.is_finished() else {trial.number}
+            elif trial.number in self._open and trial.state.is_finished():
+                self._end(self._storage, self._ids[trial.number], trial)
+                self._open.remove(trial.number)
+
+    def _end(self, storage: BaseStorage, there: int, trial: FrozenTrial) -> None:
+        known = storage.get_trial(there)
+        if known.state is TrialState.WAITING:
+            storage.set_trial_state_values(there, TrialState.RUNNING)
+        for name, distribution in trial.distributions.items():
+            if name not in known.params:
+                value = distribution.to_internal_repr(trial.params[name])
+                storage.set_trial_param(there, name, value, distribution)
+        for step, value in trial.intermediate_values.items():
+            storage.set_trial_intermediate_value(there, step, value)
+        for key, kept in trial.user_attrs.items():
+            storage.set_trial_user_attr(there, key, kept)
+        for key, kept in trial.system_attrs.items():
+            storage.set_trial_system_attr(there, key, kept)
+        storage.set_trial_state_values(there, trial.state, trial.values)
+
+    def _opened(self) -> BaseStorage:
+        try:
+            return self._begun_in(self._storage_of())
+        except Exception as error:
+            if "locked" in str(error):
+                raise
+            aside = self._path.with_name(f"{self._path.name}.damaged")
+            self._path.replace(aside)
+            with contextlib.suppress(OSError):
+                self._path.with_name(f"{self._path.name}.lock").unlink()
+            self._warn(
+                f"{type(error).__name__}: {error}", f"the file is {aside.name} now, and another is begun"
+            )
+            return self._begun_in(self._storage_of())
+
+    def _storage_of(self) -> BaseStorage:
+        if self._path.suffix == ".log":
+            return JournalStorage(JournalFileBackend(str(self._path)))
+        options = {"connect_args": {"timeout": _LOCKED_S}}
+        return RDBStorage(f"sqlite:///{self._path.absolute()}", engine_kwargs=options)
+
+    def _begun_in(self, storage: BaseStorage) -> BaseStorage:
+        """Make this study's place in a storage."""
+        taken = {one.study_name: one._study_id for one in storage.get_all_studies()}
+        name, count = self._name, 1
+        if self._goes_on and name in taken:
+            storage.delete_study(taken.pop(name))
+        while name in taken:
+            count += 1
+            name = f"{self._name} ({count})"
+        self._study_id = storage.create_new_study(self._study.directions, name)
+        for key, value in self._study.user_attrs.items():
+            storage.set_study_user_attr(self._study_id, key, value)
+        return storage
