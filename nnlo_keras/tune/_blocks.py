@@ -15,6 +15,7 @@ from nnlo_common.tune._coordinator import Post
 from nnlo_common.tune._messages import End, from_text, to_text
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
+from nnlo_common.tune._search import cut_teams
 from nnlo_keras.tune._dispatch import Dispatch
 
 __all__ = ["search_over"]
@@ -45,13 +46,12 @@ def search_over(
         error.collective = True  # type: ignore[attr-defined]
         release()
         raise
-    cut = folds if block_size % folds == 0 else 1
-    teams = [block[place::cut] for block in blocks for place in range(cut)]
+    teams = cut_teams(blocks, folds)
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     mail, part = world.mail(), world.part(mine)
     failure: Exception | None
     if world.rank == 0:
-        dispatch = Dispatch(tuner, blocks=len(blocks), teams=cut, folds=folds)
+        dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
         _coordinate(mail, teams, dispatch)
         failure = dispatch.failure
     else:
@@ -80,7 +80,7 @@ def _coordinate(mail: Mail, teams: Sequence[tuple[int, ...]], dispatch: Dispatch
 
 def _deliver(mail: Mail, teams: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:
     for post in posts:
-        for rank in teams[post.block]:
+        for rank in teams[post.team]:
             mail.send(rank, to_text(post.message))
 
 

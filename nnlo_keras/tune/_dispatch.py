@@ -102,8 +102,8 @@ class Dispatch:
         block = team // self._teams
         of_block = self._trials.get(block)
         run, fold = (-1, 0) if of_block is None else of_block.running.get(team, (-1, 0))
-        if of_block is None or run != message.trial:
-            raise ProtocolError(f"team {team} speaks of run {message.trial}, which it does not train")
+        if of_block is None or run != message.run:
+            raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
         if isinstance(message, Note) and message.key == RESULT:
             of_block.results[fold] = message.value
             return []
@@ -150,7 +150,7 @@ class Dispatch:
             "hyperparameters": json.loads(json.dumps(trial.hyperparameters.get_config())),
             "fold": fold,
         }
-        start = Start(self._runs, self._tuner.oracle.seed, 1, attributes)
+        start = Start(self._runs, self._tuner.oracle.seed, 1, attributes, self._runs)
         self._runs += 1
         return Post(team, start)
 
