@@ -58,13 +58,13 @@ class Formula(MPITuner):
             self.oracle.update_space(space)
 
     def _declare_first(self, hp):
-        hp.Float("x", -1, 1, step=0.25)  # the others are found by trials
+        hp.Float("x", -1, 1, step=0.5)  # the others are found by trials
 
     def _declare(self, hp):
-        hp.Float("x", -1, 1, step=0.25)
+        hp.Float("x", -1, 1, step=0.5)
         hp.Boolean("more")
         with hp.conditional_scope("more", [True]):
-            hp.Int("late", 1, 3)
+            hp.Int("late", 1, 2)
 
     def run_trial(self, trial, *args, **options):
         self._declare(trial.hyperparameters)
@@ -81,7 +81,7 @@ def searched(size, folder, oracle=STOCK["random"], *, rounds=1, **options):
         return tuner
 
     with ranks(size) as cluster:
-        return cluster.run(program, timeout_s=30)
+        return cluster.run(program, timeout_s=60)
 
 
 def found(tuner):
@@ -105,8 +105,8 @@ def test_every_oracle_ends_as_it_does_alone_and_all_ranks_know_all(tmp_path, kin
 def test_conditional_parameters_that_a_block_has_found_reach_the_oracle(tmp_path):
     first, *_ = searched(3, tmp_path, STOCK["grid"])
     late = {values.get("late") for _, values, _ in found(first).values()}
-    assert late == {None, 1, 2, 3}
-    assert len(found(first)) == 9 + 9 * 3
+    assert late == {None, 1, 2}
+    assert len(found(first)) == 5 + 5 * 2
 
 
 def test_one_rank_writes_and_the_layout_is_keras_tuners(tmp_path):
@@ -117,7 +117,7 @@ def test_one_rank_writes_and_the_layout_is_keras_tuners(tmp_path):
 
 def bad(hp):
     """Whether this is the second value of x in a grid, and the first that it comes with."""
-    return hp.get("x") == -0.75 and not hp.get("more")
+    return hp.get("x") == -0.5 and not hp.get("more")
 
 
 def faulty(kind, rank=0):
@@ -136,7 +136,7 @@ def faulty(kind, rank=0):
 def test_a_failed_trial_is_counted_as_keras_tuner_does_and_keeps_its_traceback(tmp_path, rank):
     first, *_ = searched(5, tmp_path, STOCK["grid"], block_size=2, value=faulty(ValueError, rank))
     failed = [one for one in first.oracle.trials.values() if one.status == "FAILED"]
-    assert {one.hyperparameters.values["x"] for one in failed} == {-0.75}
+    assert {one.hyperparameters.values["x"] for one in failed} == {-0.5}
     assert all("ValueError: in the middle" in one.message for one in failed)
     assert all(f"on rank {rank} of the block" in one.message for one in failed)
 
@@ -154,7 +154,7 @@ def test_too_many_failures_in_a_row_end_the_search_on_all_ranks(tmp_path):
         caught.append(world.rank)
 
     with ranks(5) as cluster:
-        cluster.run(program, timeout_s=30)
+        cluster.run(program, timeout_s=60)
     assert sorted(caught) == [0, 1, 2, 3, 4]
 
 
@@ -172,7 +172,7 @@ def test_a_fatal_error_ends_the_search_and_other_blocks_are_broken_off(tmp_path)
         return len(tuner.oracle.end_order)
 
     with ranks(5) as cluster:
-        assert max(cluster.run(program, timeout_s=30)) < 9  # of 36
+        assert max(cluster.run(program, timeout_s=60)) < 9  # of 15
 
 
 @pytest.mark.parametrize("size", [1, 5])
@@ -181,7 +181,7 @@ def test_a_fatal_error_ends_the_search_and_other_blocks_are_broken_off(tmp_path)
 def test_a_score_that_is_no_number_is_a_failure(tmp_path, score, size):
     value = lambda hp: score if bad(hp) else hp.get("x") ** 2  # noqa: E731
     first, *_ = searched(size, tmp_path, STOCK["grid"], block_size=2, value=value)
-    assert {values["x"] for status, values, _ in found(first).values() if status == "FAILED"} == {-0.75}
+    assert {values["x"] for status, values, _ in found(first).values() if status == "FAILED"} == {-0.5}
     assert all(math.isfinite(one.score) for one in first.oracle.get_best_trials(5))
 
 
@@ -251,7 +251,7 @@ def test_folds_side_by_side_are_those_one_after_another(tmp_path):
     results = []
     for size, block in [(1, 1), (3, 2), (4, 3)]:
         with ranks(size) as cluster:
-            first, *_ = cluster.run(program(block), timeout_s=30)
+            first, *_ = cluster.run(program(block), timeout_s=60)
         metrics = {one.trial_id: one.metrics.get_config() for one in first.oracle.trials.values()}
         results.append(metrics)
     assert results[0] == results[1] == results[2]
@@ -265,7 +265,7 @@ class Folded(Formula):
 
     def _executed(self, trial, fold, checkpoint, args, options):
         (x,), options = held_out(args, options, self._folds, fold, int(self.oracle.seed))
-        return {"loss": float(x.sum() + trial.hyperparameters.Float("x", -1, 1, step=0.25))}
+        return {"loss": float(x.sum() + trial.hyperparameters.Float("x", -1, 1, step=0.5))}
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path):
@@ -289,7 +289,7 @@ def test_ranks_that_do_not_make_blocks_are_refused_on_all_of_them(tmp_path):
             tuner.search()
 
     with ranks(5) as cluster:
-        cluster.run(program, timeout_s=30)
+        cluster.run(program, timeout_s=60)
 
 
 def test_folds_of_ones_own_and_validation_split():
