@@ -24,7 +24,7 @@ __all__ = ["BayesianSampler"]
 _LEAST_NOISE = 1e-6
 # Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
 _MOST_TRIALS = 300
-_REMEMBERED = 0.9
+_REMEMBERED = 0.99
 # How many trials say how long trials take now.
 _LATELY = 20
 
@@ -35,8 +35,8 @@ class BayesianSampler(BaseSampler):
     The Gaussian process chooses while all of this holds: the search is of at most 300 trials; all finished
     trials have the same parameters, so none is conditional; it chooses as fast as several blocks
     ask (with 16 blocks and a tenth of a second for a choice, if trials take 1.6 s); torch and scipy, which
-    Optuna's process computes with, are installed. Else TPE does, on groups of parameters that occur together. Both learn from all
-    trials, so the choice is made anew for each.
+    Optuna's process computes with, are installed. Else TPE does, on groups of parameters that occur
+    together. Both learn from all trials, so the choice is made anew for each.
 
     Where trials have folds the process is told how noisy their means are at least: what is left of the folds'
     values without the mean of each trial and that of each fold.
@@ -56,7 +56,11 @@ class BayesianSampler(BaseSampler):
             self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
         computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
         self._choosing_s = 0.0  # how long the process has taken the last time
-        self.process = GPSampler(seed=seed) if n_trials <= _MOST_TRIALS and computable else None
+        self.process = (
+            GPSampler(seed=seed, warn_independent_sampling=False)
+            if n_trials <= _MOST_TRIALS and computable
+            else None
+        )
 
     def reseed_rng(self) -> None:
         """Draw other random numbers from now on."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common._errors import ConfigurationError
@@ -30,6 +30,8 @@ _SUFFIXES = (".db", ".sqlite3", ".log")
 _EVERY_S = 0.5
 # How long SQLite waits for somebody else's lock, and the end of a search for the last to be written.
 _LOCKED_S, _LAST_S = 10, 30.0
+# A lock that is held for longer is that of a job that was killed: each is held for one line.
+_STALE_S = 3
 
 
 def exportable(export: str | Path) -> Path:
@@ -155,7 +157,8 @@ class Export(Record):
 
     def _storage_of(self) -> BaseStorage:
         if self._path.suffix == ".log":
-            return JournalStorage(JournalFileBackend(str(self._path)))
+            lock = JournalFileSymlinkLock(str(self._path), grace_period=_STALE_S)
+            return JournalStorage(JournalFileBackend(str(self._path), lock))
         options = {"connect_args": {"timeout": _LOCKED_S}}
         return RDBStorage(f"sqlite:///{self._path.absolute()}", engine_kwargs=options)
 

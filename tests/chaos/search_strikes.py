@@ -101,7 +101,7 @@ def _check_export(folder: Path) -> None:
     storage = optuna.storages.JournalStorage(backend)
     (name,) = optuna.get_all_study_names(storage)
     trials = optuna.load_study(study_name=name, storage=storage).trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS, (folder / "text").read_text()
 
 
 if __name__ == "__main__":
