@@ -34,6 +34,9 @@ RESULT = "nnlo:result"
 FATAL = "(keras-tuner ends a search at an error like this)"
 NOT_AGAIN = "(keras-tuner does not try a trial again after an error like this)"
 
+# How often an oracle may answer that it waits though no trial runs: it may compute, but not for ever.
+_PATIENCE = 1000
+
 
 @dataclass
 class _Trial:
@@ -74,7 +77,7 @@ class Dispatch:
     def __init__(self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1) -> None:
         self._tuner, self._blocks, self._teams, self._folds = tuner, blocks, teams, folds
         self._trials: dict[int, _Trial] = {}
-        self._runs = 0
+        self._runs = self._idle_asks = 0
         self.over = self.idle = False
         self.failure: Exception | None = None
 
@@ -87,6 +90,10 @@ class Dispatch:
                 posts += self._guarded(self._begin, block)
         if self.failure is not None:
             posts += self._broken_off()
+        self._idle_asks = self._idle_asks + 1 if self.idle else 0
+        if self._idle_asks > _PATIENCE and self.failure is None:
+            self.idle = False
+            self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
         if self._trials or self.idle:
             return posts
         self.over = True
