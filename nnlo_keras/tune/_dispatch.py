@@ -136,8 +136,11 @@ class Dispatch:
                 "FAILED",
                 "INVALID",
             }:  # perhaps before it had all parameters, which a grid wants
-                trial.hyperparameters.merge(oracle.hyperparameters.space)
-                trial.hyperparameters.ensure_active_values()
+                known = trial.hyperparameters
+                known.merge(
+                    [hp for hp in oracle.get_space().space if not known._exists(hp.name, hp.conditions)]
+                )
+                known.ensure_active_values()
         trial = oracle.create_trial(f"block{block}")
         self.idle |= trial.status == "IDLE" and not self._trials
         if trial.status != "RUNNING":
