@@ -63,8 +63,8 @@ def read(tuner: Any) -> None:
 
 def mend(oracle: Any) -> None:
     """Make of what was read in, perhaps after a kill, a state from which an oracle goes on."""
-    for trial_id in [one for one in oracle.trials if one not in oracle.start_order]:
-        del oracle.trials[trial_id]
+    found = oracle.trials  # in whatever order the file system has them
+    oracle.trials = {one: found[one] for one in dict.fromkeys(oracle.start_order) if one in found}
     ended = set(oracle.end_order)
     waiting = [one for one in dict.fromkeys(oracle._retry_queue) if one in oracle.trials and one not in ended]
     oracle._retry_queue = waiting
