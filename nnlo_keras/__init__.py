@@ -8,13 +8,27 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from nnlo_common import MissingExtraError
 from nnlo_common.tune import optimize
-from nnlo_keras._callbacks import Broadcast, Checkpoint, MetricAverage, Monitor, Timeline, WarmUp
+from nnlo_keras._callbacks import (
+    Broadcast,
+    Checkpoint,
+    MetricAverage,
+    Monitor,
+    Pruning,
+    Timeline,
+    WarmUp,
+)
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+
+if TYPE_CHECKING:
+    from nnlo_keras.tune import MPITuner as MPITuner
 
 __all__ = [
     "AGN",
@@ -30,6 +44,7 @@ __all__ = [
     "LocalSGD",
     "MetricAverage",
     "Monitor",
+    "Pruning",
     "Synchronous",
     "Timeline",
     "WarmUp",
@@ -37,3 +52,17 @@ __all__ = [
     "optimize",
     "shard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import MPITuner where it is asked for: nobody else needs keras-tuner."""
+    if name != "MPITuner":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from nnlo_keras.tune import MPITuner
+    except ImportError as error:
+        package = {"keras_tuner": "keras-tuner", "optuna": "optuna"}.get(getattr(error, "name", None) or "")
+        if package is None:
+            raise
+        raise MissingExtraError(name, package, "tune") from None
+    return MPITuner

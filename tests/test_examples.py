@@ -164,3 +164,14 @@ def improved(told):
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.mpi)])
 def test_the_gan_comes_nearer_to_true_showers(ranks):
     assert all(improved(started(ranks, "gan_keras.py", env=KERAS)))
+
+
+@extended
+@with_keras
+@pytest.mark.mpi
+def test_the_search_with_keras_tuner_goes_on_with_what_is_in_its_directory(tmp_path):
+    options = ["--epochs", "1", "--oracle", "random", "--directory", str(tmp_path)]
+    assert "Showing 3 best trials" in started(5, "optimise_keras.py", "--trials", "2", *options, env=KERAS)
+    told = started(5, "optimise_keras.py", "--trials", "3", *options, env=KERAS)
+    assert "Reloading Tuner" in told
+    assert told.count("Search: Running Trial") == 1

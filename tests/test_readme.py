@@ -66,6 +66,24 @@ def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
 
 
 @pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated")  # keras-tuner's
+@pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning")
+def test_the_guide_to_keras_tuner_searches(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
+    monkeypatch.chdir(tmp_path)
+    (block,) = code("python", "docs/keras_tuner.md")
+    shown = {}
+    exec(compile(block, "keras_tuner.md", "exec"), shown)
+    assert "Showing 1 best trials" in capsys.readouterr().out
+    scores = [trial.score for trial in shown["tuner"].oracle.trials.values()]
+    assert len(scores) == 4
+    loss = shown["model"].evaluate(shown["x"][400:], shown["y"][400:], verbose=0)
+    assert loss == pytest.approx(min(scores))
+
+
+@pytest.mark.framework("keras")
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_the_keras_example_trains(back_end):

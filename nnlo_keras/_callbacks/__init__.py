@@ -7,7 +7,17 @@ from nnlo_keras._callbacks._checkpoint import Checkpoint
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._callbacks._metric_average import MetricAverage
 from nnlo_keras._callbacks._monitor import Monitor
+from nnlo_keras._callbacks._pruning import Pruning
 from nnlo_keras._callbacks._timeline import Timeline
 from nnlo_keras._callbacks._warm_up import WarmUp
 
-__all__ = ["Broadcast", "Checkpoint", "Companion", "MetricAverage", "Monitor", "Timeline", "WarmUp"]
+__all__ = [
+    "Broadcast",
+    "Checkpoint",
+    "Companion",
+    "MetricAverage",
+    "Monitor",
+    "Pruning",
+    "Timeline",
+    "WarmUp",
+]

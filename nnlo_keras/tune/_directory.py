@@ -1,0 +1,86 @@
+"""The directory of a search: one rank writes it, every file whole or not at all, and goes on from it.
+
+Keras-tuner rewrites its files in place, and goes by all of them when it goes on. A job that is killed leaves
+
+* half of a file: here each is written beside, and then takes the old one's place;
+* a trial that was chosen, but that `oracle.json` does not know yet: it is forgotten, and chosen again;
+* a trial that has ended while `oracle.json` still has it running: it stays ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import keras_tuner
+
+from nnlo_common import ConfigurationError
+from nnlo_common._files import whole
+
+__all__ = ["keep_nothing", "keep_whole", "mend", "read", "write"]
+
+
+def write(path: str, content: Any) -> None:
+    """Write JSON, whole or not at all."""
+    with whole(Path(path)) as fresh:
+        fresh.write_text(json.dumps(content))
+
+
+def keep_whole(oracle: Any) -> None:
+    """Let an oracle write its files whole or not at all."""
+
+    def save_trial(trial: Any) -> None:
+        write(os.path.join(oracle._get_trial_dir(trial.trial_id), "trial.json"), trial.get_state())  # noqa: PTH118
+
+    oracle.save = lambda: write(oracle._get_oracle_fname(), oracle.get_state())
+    oracle._save_trial = save_trial
+
+
+def keep_nothing(oracle: Any) -> None:
+    """Let an oracle write nothing: the directory is another rank's."""
+    oracle.save = lambda: None
+    oracle._save_trial = lambda trial: None
+
+
+def read(tuner: Any) -> None:
+    """Let a tuner's oracle go on with what is in the directory.
+
+    Raises:
+        ConfigurationError: a file is not whole; one of ours always is.
+    """
+    try:
+        tuner.oracle.reload()
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"the search in {tuner.project_dir} cannot go on: a file of it is not JSON ({error}). Mend or "
+            "remove it, give another project_name, or overwrite=True to begin anew"
+        ) from error
+    mend(tuner.oracle)
+
+
+def mend(oracle: Any) -> None:
+    """Make of what was read in, perhaps after a kill, a state from which an oracle goes on."""
+    found = oracle.trials  # in whatever order the file system has them
+    oracle.trials = {one: found[one] for one in dict.fromkeys(oracle.start_order) if one in found}
+    ended = set(oracle.end_order)
+    waiting = [one for one in dict.fromkeys(oracle._retry_queue) if one in oracle.trials and one not in ended]
+    oracle._retry_queue = waiting
+    if isinstance(oracle, keras_tuner.oracles.GridSearchOracle):
+        _order_again(oracle)
+
+
+def _order_again(oracle: Any) -> None:
+    """Let a grid know again which of its points have been tried; keras-tuner does not keep that."""
+
+    def compared(one: str, other: str) -> int:
+        values = oracle.trials[one].hyperparameters.values, oracle.trials[other].hyperparameters.values
+        return int(oracle._compare(*values))
+
+    before = None
+    for trial_id in sorted(oracle.trials, key=functools.cmp_to_key(compared)):
+        oracle._ordered_ids.insert(trial_id, before)
+        before = trial_id
+    oracle._populate_next = [one for one in oracle.end_order if one in oracle.trials]

@@ -1,0 +1,246 @@
+"""Trials of an oracle on blocks of ranks, as a state machine: messages in, messages out; no MPI and no clock.
+
+    team: Note (its result), Done ─► Start to that team, or to others     the next fold, the next trial
+                                  └► Halt to the trial's other teams      one of its folds has failed
+    nothing left, nobody trains ──► End to all, with the state of the oracle
+
+A team is what trains together: a block, or its part for one fold. The oracle lives here only, and hears of a
+trial what it hears of one in a search without blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras_tuner
+from keras_tuner.engine.hyperparameters import HyperParameters
+from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
+
+from nnlo_common import ProtocolError
+from nnlo_common.tune._coordinator import Post
+from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
+
+__all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
+
+#: The attribute of a run that holds what it has found.
+RESULT = "nnlo:result"
+#: What the traceback of an error holds that ends the search, or that ends its trial for good.
+FATAL = "(keras-tuner ends a search at an error like this)"
+NOT_AGAIN = "(keras-tuner does not try a trial again after an error like this)"
+
+# How often an oracle may answer that it waits though no trial runs: it may compute, but not for ever.
+_PATIENCE = 1000
+
+
+@dataclass
+class _Trial:
+    """A trial on its block.
+
+    Attributes:
+        trial: the oracle's.
+        waiting: the folds that have not begun.
+        running: the number of the run on each team, with its fold.
+        results: of the folds that have ended well.
+        problem: why it is not to go on.
+        halted: whether it was broken off by others.
+    """
+
+    trial: Any
+    waiting: deque[int]
+    running: dict[int, tuple[int, int]] = field(default_factory=dict)
+    results: dict[int, Any] = field(default_factory=dict)
+    problem: str = ""
+    halted: bool = False
+
+
+class Dispatch:
+    """Hands out the trials of an oracle and takes in what becomes of them.
+
+    Args:
+        tuner: whose oracle it is, and whose `on_trial_...` methods are called.
+        blocks: how many blocks there are.
+        teams: how many teams each block has.
+        folds: how many folds each trial has.
+
+    Attributes:
+        over: whether all has been said.
+        idle: whether nobody trains, because the oracle wants to be asked again.
+        failure: what has ended the search before its time.
+    """
+
+    def __init__(self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1) -> None:
+        self._tuner, self._blocks, self._teams, self._folds = tuner, blocks, teams, folds
+        self._trials: dict[int, _Trial] = {}
+        self._runs = self._idle_asks = 0
+        self.over = self.idle = False
+        self.failure: Exception | None = None
+
+    def ask(self) -> list[Post]:
+        """Give a trial to every idle block for which there is one."""
+        posts: list[Post] = []
+        self.idle = False
+        for block in range(self._blocks):
+            if block not in self._trials and self.failure is None:
+                posts += self._guarded(self._begin, block)
+        if self.failure is not None:
+            posts += self._broken_off()
+        self._idle_asks = self._idle_asks + 1 if self.idle else 0
+        if self._idle_asks > _PATIENCE and self.failure is None:
+            self.idle = False
+            self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
+        if self._trials or self.idle:
+            return posts
+        self.over = True
+        end = End(-1, (self._summary(),))
+        return [*posts, *(Post(team, end) for team in range(self._blocks * self._teams))]
+
+    def handle(self, team: int, message: Message) -> list[Post]:
+        """Take in what the first rank of a team says, and return what to answer.
+
+        Raises:
+            ProtocolError: the team does not train that.
+        """
+        block = team // self._teams
+        of_block = self._trials.get(block)
+        run, fold = (-1, 0) if of_block is None else of_block.running.get(team, (-1, 0))
+        if of_block is None or run != message.run:
+            raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
+        if isinstance(message, Note) and message.key == RESULT:
+            of_block.results[fold] = message.value
+            return []
+        if isinstance(message, Done):
+            return self._done(block, of_block, team, message)
+        raise ProtocolError(f"team {team} sent {message!r}, which is not for the oracle")
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _guarded(self, call: Callable[..., list[Post]], *args: Any) -> list[Post]:
+        """Let an error of the oracle, or of the disk, end the search on all ranks."""
+        try:
+            return call(*args)
+        except Exception as error:  # raised again, on all ranks, when nobody trains any more
+            self.failure = error
+            return []
+
+    def _begin(self, block: int) -> list[Post]:
+        self._tuner.pre_create_trial()
+        oracle = self._tuner.oracle
+        for trial in oracle.trials.values():
+            if trial.status in {
+                "FAILED",
+                "INVALID",
+            }:  # perhaps before it had all parameters, which a grid wants
+                known = trial.hyperparameters
+                known.merge(
+                    [hp for hp in oracle.get_space().space if not known._exists(hp.name, hp.conditions)]
+                )
+                known.ensure_active_values()
+        trial = oracle.create_trial(f"block{block}")
+        self.idle |= trial.status == "IDLE" and not self._trials
+        if trial.status != "RUNNING":
+            return []
+        self.idle = False
+        trial.metrics = type(trial.metrics)()  # of an earlier try
+        self._trials[block] = _Trial(trial, deque(range(self._folds)))
+        self._tuner.on_trial_begin(trial)
+        teams = range(block * self._teams, (block + 1) * self._teams)
+        return [self._started(self._trials[block], team) for team in teams]
+
+    def _started(self, of_block: _Trial, team: int) -> Post:
+        fold, trial = of_block.waiting.popleft(), of_block.trial
+        of_block.running[team] = (self._runs, fold)
+        attributes = {
+            "id": trial.trial_id,
+            "hyperparameters": json.loads(json.dumps(trial.hyperparameters.get_config())),
+            "fold": fold,
+        }
+        start = Start(self._runs, self._tuner.oracle.seed, 1, attributes, self._runs)
+        self._runs += 1
+        return Post(team, start)
+
+    def _done(self, block: int, of_block: _Trial, team: int, message: Done) -> list[Post]:
+        run, fold = of_block.running.pop(team)
+        posts: list[Post] = []
+        if message.state != "complete":
+            of_block.results.pop(fold, None)
+            of_block.waiting.clear()
+            if not of_block.problem and not of_block.halted:
+                of_block.problem = message.error or message.state
+                reason = f"run {run}, another fold of the trial, has failed"
+                posts = [Post(one, Halt(number, reason)) for one, (number, _) in of_block.running.items()]
+        elif of_block.waiting:
+            return [self._started(of_block, team)]
+        if of_block.running:
+            return posts
+        del self._trials[block]
+        return posts + self._guarded(self._ended, of_block) + self.ask()
+
+    def _ended(self, of_block: _Trial) -> list[Post]:
+        if of_block.halted:
+            return []  # with the next start it is trained again
+        trial = of_block.trial
+        if of_block.problem:
+            trial.status = "FAILED" if NOT_AGAIN in of_block.problem else "INVALID"
+            trial.message = of_block.problem
+        else:
+            self._completed(trial, [of_block.results[fold] for fold in range(self._folds)])
+        if FATAL in of_block.problem:
+            raise keras_tuner.errors.FatalError(f"trial {trial.trial_id}: {of_block.problem}")
+        self._tuner.on_trial_end(trial)
+        return []
+
+    def _completed(self, trial: Any, results: Sequence[Any]) -> None:
+        oracle = self._tuner.oracle
+        found = [result["metrics"] for result in results]
+        metrics = found[0] if self._folds == 1 else averaged(found, oracle.objective.name)
+        trial.hyperparameters = HyperParameters.from_config(results[0]["hyperparameters"])
+        score = metrics.get(oracle.objective.name, 0.0)
+        if not math.isfinite(score):
+            trial.status, trial.message = "INVALID", f"the objective {oracle.objective.name} is {score}"
+            return
+        try:
+            # Folds have their best epochs at several steps, so their means are of none.
+            oracle.update_trial(trial.trial_id, metrics, step=results[0]["step"] if self._folds == 1 else 0)
+            trial.status = "COMPLETED"
+        except Exception as error:  # as keras-tuner has it: the trial is at fault
+            trial.status, trial.message = "INVALID", "".join(traceback.format_exception(error))
+
+    def _broken_off(self) -> list[Post]:
+        posts = []
+        for of_block in self._trials.values():
+            if not of_block.halted:
+                of_block.halted = True
+                of_block.waiting.clear()
+                reason = f"the search has ended: {self.failure}"
+                posts += [Post(team, Halt(run, reason)) for team, (run, _) in of_block.running.items()]
+        return posts
+
+    def _summary(self) -> dict[str, Any]:
+        oracle, failure = self._tuner.oracle, self.failure
+        content = {
+            "oracle": oracle.get_state(),
+            "trials": [trial.get_state() for trial in oracle.trials.values()],
+            "failure": None if failure is None else [type(failure).__name__, str(failure)],
+        }
+        return dict(json.loads(json.dumps(content)))  # as it is written to files
+
+
+def averaged(found: Sequence[dict[str, float]], objective: str) -> dict[str, float]:
+    """Return the means of the folds' metrics, and each fold's value of the objective as a metric of its own.
+
+    Example:
+        >>> averaged([{"val_loss": 0.5}, {"val_loss": 0.25}], "val_loss")
+        {'val_loss': 0.375, 'val_loss of fold 0': 0.5, 'val_loss of fold 1': 0.25}
+    """
+    means = {name: float(value) for name, value in average_metrics_dicts(found).items()}
+    return means | {
+        f"{objective} of fold {fold}": float(metrics[objective])
+        for fold, metrics in enumerate(found)
+        if objective in metrics
+    }

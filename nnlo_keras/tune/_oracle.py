@@ -1,0 +1,130 @@
+"""The samplers of `nnlo_keras.optimize` as an oracle of keras-tuner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras_tuner
+import optuna
+from keras_tuner.engine.hyperparameters import HyperParameters
+from optuna.samplers import BaseSampler
+from optuna.trial import Trial, TrialState, create_trial
+
+from nnlo_common.tune._engines import engine
+from nnlo_keras.tune._space import distribution, from_sampler, to_sampler
+
+__all__ = ["SamplerOracle"]
+
+# Where `max_trials` is not given, for samplers that go by how long the search is to be.
+_MANY = 300
+
+
+class SamplerOracle(keras_tuner.Oracle):
+    """Lets a sampler choose: by name as in `nnlo_keras.optimize`, or any of Optuna's.
+
+    Parameters in conditional scopes are chosen where they are active. `seed=0` is a seed like any other.
+
+    Args:
+        sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp", or a sampler.
+        objective: as for any oracle.
+        max_trials: as for any oracle.
+        seed: of the sampler; None: another one each time.
+        options: what else oracles take.
+
+    Example:
+        >>> oracle = SamplerOracle("evolutionary", objective="val_loss", max_trials=20, seed=0)
+        >>> oracle.seed
+        0
+    """
+
+    def __init__(
+        self,
+        sampler: str | BaseSampler,
+        *,
+        objective: Any = None,
+        max_trials: int | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(objective=objective, max_trials=max_trials, seed=seed, **options)
+        if seed is not None:
+            self.seed = self._seed_state = seed  # which keras-tuner draws where it is 0
+        self._sampler = sampler
+        self._asked: dict[str, Trial] = {}
+        self._study = self._begun(0)
+
+    def populate_space(self, trial_id: str) -> dict[str, Any]:
+        """Choose the values of a trial."""
+        for _ in range(self._max_collisions):
+            asked = self._study.ask()
+            values = self._chosen(asked)
+            if not self._duplicate(values):
+                self._asked[trial_id] = asked
+                return {"status": "RUNNING", "values": values}
+            self._study.tell(asked, state=TrialState.FAIL)
+        # The sampler insists on what has been tried; chance may find what is left.
+        found = self._random_values()
+        return {"status": "STOPPED"} if found is None else {"status": "RUNNING", "values": found}
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Any) -> None:
+        """Tell the sampler what has become of a trial."""
+        super().end_trial(trial)
+        ended = self.trials[trial.trial_id]
+        if ended.status in {"COMPLETED", "FAILED"}:
+            self._tell(ended)
+
+    def set_state(self, state: Any) -> None:
+        """Go on with a search: the sampler learns of its trials."""
+        super().set_state(state)
+        self._asked.clear()
+        # A sampler that began with the same random numbers would choose the first points again.
+        self._study = self._begun(len(self.trials))
+        for trial_id in dict.fromkeys(self.end_order):
+            if trial_id in self.trials:
+                self._tell(self.trials[trial_id])
+
+    def _begun(self, known: int) -> optuna.Study:
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        minimized = self.objective.direction != "max"
+        study = optuna.create_study(direction="minimize" if minimized else "maximize")
+        optuna.logging.set_verbosity(verbosity)
+        study.sampler = engine(self._sampler, self.seed + known, self.max_trials or _MANY, study)
+        return study
+
+    def _chosen(self, asked: Trial) -> dict[str, Any]:
+        found = HyperParameters()
+        for hp in self.hyperparameters.space:
+            found.merge([hp])
+            if not found.is_active(hp):
+                continue
+            choices = distribution(hp)
+            # What all suggest_... methods of Optuna's trial call.
+            found.values[hp.name] = (
+                hp.default if choices is None else from_sampler(hp, asked._suggest(hp.name, choices))
+            )
+        return dict(found.values)
+
+    def _tell(self, trial: Any) -> None:
+        asked = self._asked.pop(trial.trial_id, None)
+        completed = trial.status == "COMPLETED"
+        if asked is not None:
+            score = trial.score if completed else None
+            self._study.tell(asked, score, state=TrialState.COMPLETE if completed else TrialState.FAIL)
+        elif completed:
+            self._study.add_trial(self._known(trial))
+
+    def _known(self, trial: Any) -> Any:
+        """Return a trial that the sampler has not chosen, as it would have chosen it."""
+        params, distributions = {}, {}
+        hyperparameters = trial.hyperparameters
+        for hp in hyperparameters.space:
+            choices = distribution(hp)
+            if choices is None or not hyperparameters.is_active(hp) or hp.name not in hyperparameters.values:
+                continue
+            params[hp.name] = to_sampler(hp, hyperparameters.values[hp.name])
+            distributions[hp.name] = choices
+        return create_trial(
+            state=TrialState.COMPLETE, value=trial.score, params=params, distributions=distributions
+        )

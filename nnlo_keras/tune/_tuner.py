@@ -1,0 +1,360 @@
+"""A tuner of keras-tuner whose trials train on blocks of ranks.
+
+    python          BaseTuner.search: trial after trial, here
+    rank 0          the oracle and the directory; hands out trials, and trains none
+    other ranks     train what rank 0 hands out: run_trial, on every rank of a block
+
+Keras-tuner's own classes do the rest; nothing of its gRPC service is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import keras
+import keras_tuner
+import numpy as np
+from keras_tuner.engine.hyperparameters import HyperParameters
+from keras_tuner.engine.trial import Trial
+from keras_tuner.src.engine import tuner_utils
+from optuna.samplers import BaseSampler
+
+from nnlo_common import ConfigurationError
+from nnlo_common._joining import launched
+from nnlo_common._numbers import whole_number
+from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.transport._mail import DivisibleWorld
+from nnlo_common.tune._coordinator import seed_of
+from nnlo_keras._distribute import Distribute
+from nnlo_keras._optimizers import any_wrapper_in
+from nnlo_keras.tune import _directory
+from nnlo_keras.tune._blocks import search_over
+from nnlo_keras.tune._data import Folds, held_out, shared
+from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
+from nnlo_keras.tune._oracle import SamplerOracle
+from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
+
+__all__ = ["MPITuner"]
+
+_HOOKS = ("on_batch_begin", "on_batch_end", "on_epoch_begin", "on_epoch_end")
+
+
+class MPITuner(keras_tuner.Tuner):
+    """A tuner of keras-tuner over blocks of ranks; with `python` it is an ordinary one.
+
+    The same script runs on every rank. With `mpiexec -n 7` and `block_size=3` the first rank has the oracle
+    and the directory, and two blocks of three ranks train a trial each: what `search` is given is dealt out
+    to a block's workers, `Distribute()` is added to the callbacks where it is missing, and the history that
+    `fit` returns is that of the block's first rank, its server, on all of its ranks. After `search` all ranks
+    have all results.
+
+    Args:
+        hypermodel: a function that builds a model, or a `HyperModel`.
+        oracle: one of `keras_tuner.oracles`, or a sampler as in `nnlo_keras.optimize`: "bayesian",
+            "evolutionary", "random", "qmc", "tpe", "gp" or any of Optuna's.
+        objective: what a sampler is to better, as for any oracle; one of keras-tuner has its own.
+        max_trials: how many trials a sampler has.
+        seed: of a sampler.
+        block_size: how many ranks train one trial.
+        folds: into how many folds the samples are split, or for each fold the indices of its training and of
+            its validation samples, as scikit-learn's splitters give them. They train side by side where their
+            number divides the block, else one after another; a trial's score is their mean.
+        distribute: wraps the optimizer of every model that is built: "downpour", "easgd", ... or e.g.
+            `lambda optimizer: nk.EASGD(optimizer, every=5)`. None: the model has a wrapped one.
+        shard: deal out what `search` is given; False: the HyperModel's `fit` does it.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        options: what any tuner takes: `directory`, `project_name`, `overwrite`, `executions_per_trial`, ...
+
+    Example:
+        >>> import keras, numpy, tempfile
+        >>> import nnlo_keras as nk
+        >>> x = numpy.linspace(-1, 1, 32).reshape(-1, 1)
+        >>> def build(hp):
+        ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        ...     rate = hp.Float("rate", 1e-3, 1e-1, sampling="log")
+        ...     model.compile(optimizer=nk.Downpour(keras.optimizers.SGD(rate)), loss="mse")
+        ...     return model
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tuner = nk.MPITuner(build, "random", objective="loss", max_trials=2, directory=folder)
+        ...     tuner.search(x, 2 * x, epochs=1, verbose=0)
+        ...     len(tuner.get_best_hyperparameters(2))
+        2
+    """
+
+    def __init__(
+        self,
+        hypermodel: Any = None,
+        oracle: Any = "random",
+        *,
+        objective: Any = None,
+        max_trials: int | None = None,
+        seed: int | None = None,
+        block_size: int = 1,
+        folds: int | Sequence[tuple[Any, Any]] = 1,
+        distribute: str | Wrap | None = None,
+        shard: bool = True,
+        world: DivisibleWorld | None = None,
+        **options: Any,
+    ) -> None:
+        whole_number("block_size", block_size, 1)
+        if isinstance(folds, int):
+            whole_number("folds", folds, 1)
+        oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
+        self._world = world
+        self._owner = (ranks := world or launched()) is None or ranks.rank == 0
+        self._starting = True
+        self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
+        self._distribute, self._wrap = distribute, wrapping(distribute)
+        self._fold: int | None = None  # the one that this rank trains; None: all, one after another
+        (_directory.keep_whole if self._owner else _directory.keep_nothing)(oracle)
+        super().__init__(oracle, hypermodel, **options)
+        self._starting = False
+
+    def search(self, *args: Any, **options: Any) -> None:
+        """Search for the best hyper-parameters; what is given goes to `fit` (collective).
+
+        Where there are several ranks, `fit` shows no progress: trials would mix. Keras-tuner's table is
+        printed once.
+
+        Raises:
+            ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
+        """
+        self.save()  # or a job that is killed before its first trial has ended begins anew
+        world = self._world or launched()
+        if world is None or world.size == 1:
+            super().search(*args, **options)
+            return
+        self.oracle.verbose = options.get("verbose", "auto")
+        options["verbose"] = 0
+        if self._owner:
+            self.on_search_begin()
+        search_over(
+            self,
+            cast("DivisibleWorld", world),
+            block_size=self._block_size,
+            folds=self._folds.count,
+            train=lambda run: self._train(run, args, options),
+        )
+        if self._owner:
+            self.on_search_end()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        return {
+            "oracle": type(self.oracle).__name__,
+            "objective": str(self.oracle.objective),
+            "max_trials": self.oracle.max_trials,
+            "folds": self._folds.count,
+            "distribute": self._distribute if isinstance(self._distribute, str) else self._wrap is not None,
+            "directory": str(self.directory),
+            "project_name": self.project_name,
+            "executions_per_trial": self.executions_per_trial,
+        }
+
+    # -- a trial, on any rank -------------------------------------------------------------------------
+
+    def run_trial(self, trial: Any, *args: Any, **options: Any) -> Any:
+        """Train a trial, or the fold of it that is this rank's, as often as it is to be executed."""
+        values = trial.hyperparameters.values
+        if "tuner/epochs" in values:  # Hyperband's
+            options["epochs"], options["initial_epoch"] = (
+                values["tuner/epochs"],
+                values["tuner/initial_epoch"],
+            )
+        checkpoint = tuner_utils.SaveBestEpoch(
+            self.oracle.objective, self._get_checkpoint_fname(trial.trial_id)
+        )
+        folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
+        folds = folds if self._fold is None else [self._fold]
+        # Of folds side by side one only can save its best epoch as the trial's.
+        saves = _first_of_block() and not self._fold
+        results = [
+            self._executed(trial, fold, checkpoint if saves else None, args, options) for fold in folds
+        ]
+        if self._folds.count == 1 or self._fold is not None:
+            return results[0]
+        found = [tuner_utils.convert_to_metrics_dict(result, self.oracle.objective) for result in results]
+        return averaged(found, self.oracle.objective.name)
+
+    def _executed(
+        self, trial: Any, fold: int | None, checkpoint: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> list[Any]:
+        seed = int(self.oracle.seed)
+        args, options = held_out(args, options, self._folds, fold, seed)
+        original = options.pop("callbacks", None) or []
+        results = []
+        for execution in range(self.executions_per_trial):
+            keras.utils.set_random_seed(
+                seed_of(seed, zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode()))
+            )
+            callbacks = self._deepcopy_callbacks(list(original))
+            self._configure_tensorboard_dir(callbacks, trial, execution)
+            if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
+                callbacks.append(tuner_utils.TunerCallback(self, trial))
+            callbacks += [] if checkpoint is None else [checkpoint]
+            results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
+        return results
+
+    def _build_and_fit_model(self, trial: Any, *args: Any, **options: Any) -> Any:
+        hp, world = trial.hyperparameters, launched()
+        model = self._try_build(hp)
+        if world is not None:
+            wrapper = any_wrapper_in(model)
+            if wrapper is None:
+                raise _Fatal(_unwrapped(model, self._block_size))
+            if not any(isinstance(one, Distribute) for one in options["callbacks"]):
+                options["callbacks"].append(Distribute())
+            if self._shard:
+                args, options = shared(args, options, wrapper.servers)
+            _fit_together(model, world)
+        results = self.hypermodel.fit(hp, model, *args, **options)
+        if _first_of_block():
+            _directory.write(self._get_build_config_fname(trial.trial_id), model.get_build_config())
+        tuner_utils.validate_trial_results(results, self.oracle.objective, "HyperModel.fit()")
+        return results
+
+    def _build_hypermodel(self, hp: Any) -> Any:
+        model = super()._build_hypermodel(hp)
+        if "tuner/trial_id" in hp.values:  # Hyperband goes on with a trial of the round before
+            before = hp.values["tuner/trial_id"]
+            if not model.built:
+                model.build_from_config(json.loads(Path(self._get_build_config_fname(before)).read_text()))
+            model.load_weights(self._get_checkpoint_fname(before))
+        if self._wrap is not None:
+            wrap_in(model, self._wrap)
+        return model
+
+    def _train(self, run: Any, args: tuple[Any, ...], options: dict[str, Any]) -> float:
+        """Train what rank 0 has handed out; the first rank of a team tells it what was found."""
+        order, objective = run.user_attrs, self.oracle.objective
+        self.oracle.seed = run.seed
+        self._fold = order["fold"] if self._folds.count > 1 else None
+        trial = Trial(HyperParameters.from_config(order["hyperparameters"]), order["id"])
+        self.oracle.trials[trial.trial_id] = trial
+        try:
+            results = self.run_trial(trial, *args, **options)
+            tuner_utils.validate_trial_results(results, objective, "Tuner.run_trial()")
+        except keras_tuner.errors.FatalError as error:
+            error.add_note(FATAL)
+            raise
+        except keras_tuner.errors.FailedTrialError as error:
+            error.add_note(NOT_AGAIN)
+            raise
+        if _first_of_block():
+            metrics = tuner_utils.convert_to_metrics_dict(results, objective)
+            found = {
+                "metrics": {name: float(value) for name, value in metrics.items()},
+                "step": tuner_utils.get_best_step(results, objective),
+                "hyperparameters": json.loads(json.dumps(trial.hyperparameters.get_config())),
+            }
+            run.set_user_attr(RESULT, found)
+        return 0.0
+
+    # -- the directory and the oracle, which are rank 0's ---------------------------------------------
+
+    def on_trial_end(self, trial: Any) -> None:
+        """Tell the oracle what has become of a trial; a score that is not finite is none."""
+        if trial.status == "COMPLETED":
+            tracked = self.oracle.get_trial(trial.trial_id).metrics
+            score = tracked.get_best_value(self.oracle.objective.name)
+            if score is None or not math.isfinite(score):
+                trial.status, trial.message = (
+                    "INVALID",
+                    f"the objective {self.oracle.objective.name} is {score}",
+                )
+        super().on_trial_end(trial)
+
+    def save(self) -> None:
+        """Write the state of the search, on the rank that has the directory."""
+        if self._owner:
+            self.oracle.save()
+            _directory.write(super()._get_tuner_fname(), self.get_state())
+
+    def reload(self) -> None:
+        """Go on with the search that is in the directory, on the rank that has it."""
+        if self._owner:
+            _directory.read(self)
+
+    def results_summary(self, num_trials: int = 10) -> None:
+        """Print the best trials, once."""
+        if self._owner:
+            super().results_summary(num_trials)
+
+    def search_space_summary(self, extended: bool = False) -> None:
+        """Print the search space, once."""
+        if self._owner:
+            super().search_space_summary(extended)
+
+    def _get_tuner_fname(self) -> str:
+        # There is none to begin with for a rank that does not have the directory.
+        return "" if self._starting and not self._owner else str(super()._get_tuner_fname())
+
+    def _populate_initial_space(self) -> None:
+        if self._owner:
+            super()._populate_initial_space()
+
+    def _configure_tensorboard_dir(self, callbacks: list[Any], trial: Any, execution: int = 0) -> None:
+        boards = [one for one in callbacks if isinstance(one, keras.callbacks.TensorBoard)]
+        if boards:  # keras-tuner imports tensorboard in any case
+            super()._configure_tensorboard_dir(callbacks, trial, execution)
+
+
+class _Fatal(ConfigurationError, keras_tuner.errors.FatalValueError):
+    """What keras-tuner ends a search at."""
+
+
+def _unwrapped(model: Any, block_size: int) -> str:
+    found = type(model.optimizer).__name__
+    return (
+        f"block_size={block_size} trains each trial on {block_size} ranks, but build() returns a model with "
+        f"a plain {found}; wrap it there, e.g. nnlo_keras.Downpour({found}(...)), or give MPITuner "
+        'distribute="downpour", or block_size=1'
+    )
+
+
+def _first_of_block() -> bool:
+    """Whether this rank speaks for those that it trains with."""
+    world = launched()
+    return world is None or world.rank == 0
+
+
+def _fit_together(model: Any, world: RankWorld) -> None:
+    """Let `fit` return the history of the first rank, which has validated, on all ranks."""
+    fit: Callable[..., Any] = model.fit
+
+    def fit_together(*args: Any, **options: Any) -> Any:
+        history = fit(*args, **options)
+        mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
+        told = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
+        history.epoch, history.history = told["epoch"], told["history"]
+        return history
+
+    model.fit = fit_together
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value).tolist()
+
+
+def _made(oracle: Any, *, objective: Any, max_trials: int | None, seed: int | None) -> Any:
+    """Return the oracle that was asked for."""
+    given = {"objective": objective, "max_trials": max_trials, "seed": seed}
+    if isinstance(oracle, keras_tuner.Oracle):
+        if named := [name for name, value in given.items() if value is not None]:
+            raise ConfigurationError(
+                f"MPITuner({', '.join(named)}=...) with an oracle that has its own; give them to "
+                f"{type(oracle).__name__}(...)"
+            )
+        return oracle
+    if isinstance(oracle, str | BaseSampler):
+        return SamplerOracle(oracle, **given)
+    raise ConfigurationError(
+        f"oracle={oracle!r} is no oracle: give one of keras_tuner.oracles, a sampler of Optuna, or the name "
+        'of one: "bayesian", "evolutionary", "random", "qmc", "tpe" or "gp"'
+    )

@@ -1,0 +1,39 @@
+"""Searches with Keras over blocks of ranks under a real mpiexec: 1 coordinator, 2 blocks of 2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from launch import mpiexec
+
+pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
+PROGRAM = Path(__file__).with_name("mpi") / "tune_keras.py"
+pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("keras"), pytest.mark.timeout(200)]
+KERAS = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def lines(*cases):
+    done = mpiexec(5, PROGRAM, *cases, timeout_s=180, env=KERAS)
+    assert done.returncode == 0, done.stderr
+    kinds = ("study:", "grid,", "hyperband,", "evolutionary,")
+    return [line for line in done.stdout.splitlines() if line.startswith(kinds)]
+
+
+def test_keras_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
+    study, grid = lines("study", "grid")
+    states = study.removeprefix("study: ").split()
+    assert states[2:4] == ["FAIL", "FAIL"]
+    assert states.count("FAIL") == 2
+    assert {"PRUNED", "COMPLETE"} <= set(states)
+    assert "6 trials, ['COMPLETED', 'FAILED']" in grid
+
+
+@pytest.mark.extended
+def test_rounds_of_hyperband_go_on_from_their_checkpoints_and_folds_train_side_by_side():
+    hyperband, *folds = lines("hyperband", "folds")
+    assert "['COMPLETED']" in hyperband
+    assert "6 trials" in folds[0]
+    assert "'val_loss of fold 1'" in folds[0]
+    assert "'val_loss of fold 2'" in folds[1]
