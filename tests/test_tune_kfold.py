@@ -110,7 +110,8 @@ def test_a_fold_that_fails_ends_the_others(size):
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
     assert "ValueError: in fold 0" in study.trials[1].user_attrs[ERROR]
     assert "holds NaN" in study.trials[2].user_attrs[ERROR]
-    assert study.trials[2].user_attrs[FOLDS] == [0.0, None]
+    # Side by side the other fold may have been broken off before its end.
+    assert study.trials[2].user_attrs[FOLDS] in ([0.0, None], *([[None, None]] if size == 5 else []))
     assert not {(1, 0), (1, 1)} & set(reached)
 
 

@@ -1,7 +1,7 @@
 """The ranks of a block as the world of one trial: whoever waits in it is freed when a partner fails.
 
     launched() ─► BlockWorld ─► open() ─► _Door ─► the transport's own door
-                     │                      └ looks for an alarm while it waits, counts what it sends
+                     │                      └ looks for an alarm now and then, counts what it sends
                      └ gather_text() goes by mail, because nobody can be freed from a collective call of MPI
 
 At the end of a trial all ranks exchange what they have sent through each door. A rank then takes in what is
@@ -10,6 +10,7 @@ still under way to it before its doors close, so that nothing is left for the ne
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -23,7 +24,7 @@ from nnlo_common.tune._office import Office
 
 __all__ = ["BlockWorld"]
 
-# How long a door waits before it looks for an alarm: each look costs some microseconds.
+# How often a door looks for an alarm, whether it waits or not: each look costs some microseconds.
 _LOOK_EVERY_S = 20e-3
 
 
@@ -153,12 +154,13 @@ class BlockWorld:
 
 
 class _Door:
-    """A transport's door whose owner hears an alarm while it waits."""
+    """A transport's door at which its owner hears an alarm, also where nobody keeps it waiting."""
 
     def __init__(self, door: Endpoint, office: Office, size: int) -> None:
         self._door, self._office = door, office
         self.sent, self.received = [0] * size, [0] * size
         self.closed = False
+        self._looked_s = time.monotonic()
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         self.sent[peer] += 1
@@ -167,11 +169,13 @@ class _Door:
     def receive(self, timeout_s: float | None = None) -> Event | None:
         left_s = timeout_s
         while True:
+            if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+                self._office.check()
+                self._looked_s = time.monotonic()
             wait_s = _LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S)
             event = self._door.receive(wait_s)
             if event is not None:
                 return self._counted(event)
-            self._office.check()
             if left_s is not None:
                 left_s -= wait_s
                 if left_s <= 0:

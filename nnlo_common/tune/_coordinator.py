@@ -374,11 +374,15 @@ class Coordinator:
         self._begin_nothing("the time does not suffice")
 
     def _begin_nothing(self, reason: str) -> None:
+        """Let nothing of ours stand open in the study; what the user has queued stays as it is."""
         self._left = 0
-        while self._asked:
-            trial = self._asked.popleft()
-            trial.set_user_attr(ERROR, f"not begun: {reason}")
-            self._study.tell(trial, state=TrialState.FAIL)
+        waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+        again = [trial._trial_id for trial in waiting if RETRY_OF in trial.user_attrs]
+        storage = self._study._storage
+        for number in [*(trial._trial_id for trial in self._asked), *again]:
+            storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
+            storage.set_trial_state_values(number, TrialState.FAIL)
+        self._asked.clear()
 
     def _stop(self, reason: str) -> list[Post]:
         """Break off what is running, and begin nothing any more."""
