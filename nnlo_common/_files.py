@@ -45,6 +45,8 @@ def usable(asked: str, path: Path) -> Path:
 def whole(path: Path) -> Iterator[Path]:
     """Give a name to write to, which becomes `path` when all is written: nobody ever sees half a file.
 
+    Where that fails nothing is left of it.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +56,11 @@ def whole(path: Path) -> Iterator[Path]:
         ['result.json']
     """
     fresh = path.with_name(f"{path.stem}.part{path.suffix}")
-    yield fresh
-    with fresh.open("rb") as file:  # or a power cut may leave the new name with nothing behind it
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        yield fresh
+        with fresh.open("rb") as file:  # or a power cut may leave the new name with nothing behind it
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
