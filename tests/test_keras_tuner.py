@@ -15,6 +15,7 @@ from in_memory import no_new_threads, ranks
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 import keras_tuner
 
+import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
@@ -112,6 +113,7 @@ def test_conditional_parameters_that_a_block_has_found_reach_the_oracle(tmp_path
 def test_one_rank_writes_and_the_layout_is_keras_tuners(tmp_path):
     searched(5, tmp_path, block_size=2)
     names = {str(path.relative_to(tmp_path / "p")) for path in (tmp_path / "p").rglob("*") if path.is_file()}
+    names.remove("in-use")  # ours, as long as a job searches here
     assert names == {"oracle.json", "tuner0.json", *(f"trial_{number}/trial.json" for number in range(8))}
 
 
@@ -227,6 +229,51 @@ def test_a_search_that_was_killed_goes_on(tmp_path, kind):
     assert len(found(again)) == len(found(whole))
     assert {status for status, _, _ in found(again).values()} == {"COMPLETED"}
     assert len(trained) == len(found(again)) + 1
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_training_that_leaves_at_a_signal_ends_the_search_and_is_no_failure(tmp_path, size):
+    left = threading.Event()
+
+    def value(hp):
+        if hp.get("x") == 0 and not left.is_set():
+            if launched() is None or launched().rank == 1:
+                left.set()
+                raise SystemExit(75)
+            launched().gather_text("")
+        return hp.get("x") ** 2
+
+    def program(world):
+        tuner = Formula(
+            STOCK["grid"](), directory=tmp_path, project_name="p", world=world, value=value, block_size=2
+        )
+        with pytest.raises(SystemExit, match="75"):
+            tuner.search(verbose=0)
+        return [one.status for one in tuner.oracle.trials.values()]
+
+    with ranks(size) as cluster:
+        states = cluster.run(program, timeout_s=60)
+    assert set(states[0]) <= {"COMPLETED", "RUNNING"}
+    assert "RUNNING" in states[0]
+    first, *_ = searched(size, tmp_path, STOCK["grid"], block_size=2)
+    assert {status for status, _, _ in found(first).values()} == {"COMPLETED"}
+    assert len(found(first)) == len(first.oracle.end_order) == 15
+
+
+def test_a_directory_that_another_job_has_is_refused_on_all_ranks(tmp_path, monkeypatch):
+    def taken(folder):
+        raise ConfigurationError(f"another job is training in {folder}")
+
+    monkeypatch.setattr(nnlo_keras.tune._tuner, "hold", taken)
+
+    def program(world):
+        tuner = Formula(STOCK["grid"](), directory=tmp_path, project_name="p", world=world)
+        with pytest.raises(ConfigurationError, match=r"another job is training in .*p$"):
+            tuner.search(verbose=0)
+
+    with ranks(3) as cluster:
+        cluster.run(program, timeout_s=60)
+    assert not list(tmp_path.rglob("oracle.json"))
 
 
 def test_half_a_file_is_refused_by_name(tmp_path):

@@ -50,6 +50,7 @@ def test_trials_train_again_and_the_same_command_goes_on(capsys):
     assert tune(*words, "--num-iterations", "2") == 0
     before = searched("s")
     assert [len(trial["folds"]) for trial in before["trials"]] == [2, 2]
+    assert before["trials"][0]["params"] == {"width": 8, "momentum": 0}  # what it is by default
     best = before["best"]
     assert best["value"] == max(trial["value"] for trial in before["trials"])
     assert best["value"] == pytest.approx(sum(best["folds"]) / 2)

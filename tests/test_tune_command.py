@@ -16,10 +16,12 @@ from nnlo_common._cli import main
 from nnlo_common._places import locate
 from nnlo_common._train._options import Given
 from nnlo_common._train._settings import settings_of
+from nnlo_common._tune_command import _folder as folders
+from nnlo_common._tune_command._default import defaults
 from nnlo_common._tune_command._drawing import Scale
 from nnlo_common._tune_command._facts import Facts, Finished
 from nnlo_common._tune_command._figure import Figure, figure_of, merit
-from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, look
+from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, begun, claim_search, leave, look
 from nnlo_common._tune_command._layout import Layout, share_hosts
 from nnlo_common._tune_command._outcome import search_text
 from nnlo_common._tune_command._page import page
@@ -128,6 +130,31 @@ def test_a_space_is_tried_with_the_options_before_anything_starts():
     ).check(GIVEN)
     with pytest.raises(ConfigurationError, match="'epochs' is searched, and given, too"):
         space_of({"epochs": (1, 5)}, "get_space()").check(GIVEN)
+
+
+def test_the_first_trial_has_the_defaults_that_can_be_searched():
+    def make(width=64, depth=3, kind="flat", rest=None):
+        pass
+
+    table = {
+        "width": (16, 256, "log"),
+        "depth": [1, 2],  # 3 is not among them
+        "kind": ["steep", "flat"],
+        "rest": (0.0, 1.0),  # None is no number
+        "batch": {"low": 50, "high": 200, "step": 50},
+        "mode": ["easgd", "downpour"],
+        "every": {"low": 1, "high": 20, "when": {"mode": "easgd"}},
+        "optimizer": ["adam", "sgd"],
+        "learning_rate": (1e-3, 0.1, "log"),
+        "momentum": {"low": 0.0, "high": 0.9, "step": 0.1, "when": {"optimizer": "sgd"}},
+    }
+    plain = {"width": 64, "kind": "flat", "batch": 100, "mode": "downpour", "optimizer": "sgd"}
+    space = space_of(table, "x", make)
+    assert defaults(space, {}, make) == plain | {"momentum": 0.0}
+    assert defaults(space, {}, make, learning_rate=0.01)["learning_rate"] == 0.01
+    assert "learning_rate" not in defaults(space, {}, make, learning_rate=0.5)
+    every = space_of({"every": (1, 20)}, "x")
+    assert defaults(every, {"mode": Given("easgd")}, None) == {"every": 10}
 
 
 def test_a_model_that_takes_anything_is_given_anything():
@@ -270,6 +297,31 @@ def test_a_search_goes_on_in_its_own_folder_only():
         claim_search("t", "net", "")
 
 
+def test_a_folder_that_another_job_searches_in_is_refused(monkeypatch):
+    def taken(folder):
+        raise ConfigurationError(f"another job is training in {folder}")
+
+    claim_search("s", "net", "a = 1\n")
+    monkeypatch.setattr(folders, "hold", taken)
+    for folder in ("s", "new"):
+        with pytest.raises(ConfigurationError, match=f"another job is training in .*{folder}$"):
+            claim_search(folder, "net", "a = 1\n")
+
+
+def test_what_has_not_begun_leaves_nothing():
+    folder, _ = claim_search("s", "net", "a = 1\n")
+    assert not begun(folder)
+    leave(folder)
+    assert not folder.exists()
+    folder, _ = claim_search("s", "net", "a = 1\n")
+    (folder / JOURNAL).write_text('{"study": []}\n')
+    assert not begun(folder)
+    leave(folder)
+    (folder / JOURNAL).write_text('{"study": []}\n{"trial": 0}\n')
+    assert begun(folder)
+    assert (folder / SEARCH).exists()
+
+
 def test_what_was_broken_off_is_removed_or_goes_on():
     trial("0000")
     trial("0001", history="{}")
@@ -310,7 +362,14 @@ def search(folder, **options):
     layout = Layout(blocks=[(1, 2), (3, 4)])
     figure = Figure("val_accuracy", "last", True)
     return Facts(
-        request=request, space=space, figure=figure, layout=layout, folder=folder, began="", began_s=90.0
+        default={},
+        request=request,
+        space=space,
+        figure=figure,
+        layout=layout,
+        folder=folder,
+        began="",
+        began_s=90.0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ class Facts:
         figure: what trials are measured by.
         layout: the ranks.
         folder: of the search.
+        default: the parameters of the first trial; those that are not in it are chosen.
         began: when, for people.
         began_s: when, in seconds since 1970.
     """
@@ -40,6 +42,7 @@ class Facts:
     figure: Figure
     layout: Layout
     folder: Path
+    default: Mapping[str, Any]
     began: str
     began_s: float
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import whole
+from nnlo_common.checkpoint._hold import LOCK, hold
 
 __all__ = [
     "BEGAN",
@@ -30,9 +31,11 @@ __all__ = [
     "TRIAL",
     "VALUE",
     "Found",
+    "begun",
     "claim_search",
     "drop_models",
     "known_value",
+    "leave",
     "look",
 ]
 
@@ -87,15 +90,15 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
     """
     folder = None if asked is None else Path(asked).expanduser().absolute()
     try:
-        if folder is None:
-            folder = _next_free(name)
-        elif (folder / SEARCH).is_file():
+        folder = _next_free(name) if folder is None else folder
+        if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
+            raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(folder)
+        # Not before: of two that begin at once the second comes to the folder of the first.
+        if (folder / SEARCH).is_file():
             _check_same(folder, text)
             return folder, True
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
         with whole(folder / SEARCH) as fresh:
             fresh.write_text(text, "utf-8")
     except OSError as error:
@@ -103,6 +106,24 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
             f"--run {folder or _RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
     return folder, False
+
+
+def _is_free(folder: Path) -> bool:
+    return folder.is_dir() and {one.name for one in folder.iterdir()} <= {LOCK}
+
+
+def leave(folder: Path) -> None:
+    """Remove the folder of a search that has not begun."""
+    if {one.name for one in folder.iterdir()} <= {SEARCH, LOCK}:
+        for name in (SEARCH, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def begun(folder: Path) -> bool:
+    """Whether trials of a search have begun: its journal has more than a first line."""
+    journal = folder / JOURNAL
+    return journal.exists() and journal.read_text("utf-8").count("\n") > 1
 
 
 def _next_free(name: str) -> Path:

@@ -19,9 +19,10 @@ from nnlo_common._train._module import asked, frameworks_in, import_file
 from nnlo_common._train._plan import Plan, check_exchanges, check_files, data_of
 from nnlo_common._train._run import log
 from nnlo_common._train._settings import settings_of
+from nnlo_common._tune_command._default import defaults
 from nnlo_common._tune_command._facts import Facts
 from nnlo_common._tune_command._figure import Figure, figure_of
-from nnlo_common._tune_command._folder import SEARCH, Found, claim_search, look
+from nnlo_common._tune_command._folder import Found, claim_search, leave, look
 from nnlo_common._tune_command._layout import Layout, share_hosts
 from nnlo_common._tune_command._outcome import search_text
 from nnlo_common._tune_command._reading import space_of
@@ -32,6 +33,7 @@ from nnlo_common.transport._mail import DivisibleWorld
 __all__ = ["run_tune"]
 
 _INTERRUPTED = 130
+_RATE = "learning_rate"
 
 
 def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
@@ -69,6 +71,7 @@ class _Course:
     space: Space
     figure: Figure
     framework: str
+    _default: Mapping[str, Any]
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -95,7 +98,8 @@ class _Course:
             for probe in self.space.probes():
                 self.layout.check(settings_of(self.space.applied(request.given, probe)))
         with job.together(), self._cell():
-            self._try()
+            self._try(self.space.probes()[0])
+            self._default = self._defaults()
         self._claim()
 
     def search(self) -> int:
@@ -109,6 +113,7 @@ class _Course:
             figure=self.figure,
             layout=self.layout,
             folder=self._folder,
+            default=self._default,
             began=self._began,
             began_s=self._began_s,
         )
@@ -120,9 +125,8 @@ class _Course:
 
     def undo(self) -> None:
         """Leave nothing of a search that has not begun."""
-        if self._job.speaks and self._fresh and {one.name for one in self._folder.iterdir()} <= {SEARCH}:
-            (self._folder / SEARCH).unlink(missing_ok=True)
-            self._folder.rmdir()
+        if self._job.speaks and self._fresh:
+            leave(self._folder)
 
     @property
     def advice(self) -> str:
@@ -147,7 +151,8 @@ class _Course:
                 "nothing is searched: write get_space() into the Python file, or give --space FILE"
             )
         place = f"--model {path}: get_space()" if request.table is None else request.place
-        space = space_of(table, place, getattr(module, "get_model", None))
+        self._make = getattr(module, "get_model", None)
+        space = space_of(table, place, self._make)
         space.check(request.given)
         return space
 
@@ -165,10 +170,20 @@ class _Course:
         finally:
             part.close()
 
-    def _try(self) -> None:
-        """Make a first training, without training it."""
+    def _defaults(self) -> dict[str, Any]:
+        """Return the first trial; a learning rate that the framework has shows when all else is made."""
+        given, space = self.request.given, self.space
+        found = defaults(space, given, self._make)
+        if any(one.name == _RATE for one in space.parameters):
+            point = space.active(space.probes()[0] | found)
+            rate = self._try({name: value for name, value in point.items() if name != _RATE})
+            found = defaults(space, given, self._make, learning_rate=rate)
+        return found
+
+    def _try(self, chosen: Mapping[str, Any]) -> float:
+        """Make a training, without training it, and return its learning rate."""
         request = self.request
-        given = self.space.applied(request.given, self.space.probes()[0])
+        given = self.space.applied(request.given, chosen)
         settings = settings_of(given)
         folds = request.search.n_fold
         if folds > 1:
@@ -186,6 +201,7 @@ class _Course:
             training.close()
         self._name = loaded.name
         plug_in(loaded.framework).forget()
+        return float(f"{training.learning_rate:.6g}")  # Keras has it in 32 bits
 
     def _claim(self) -> None:
         """Take a folder for the search, and look what is in it (collective)."""

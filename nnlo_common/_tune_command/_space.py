@@ -12,6 +12,9 @@ from nnlo_common._train._settings import OPTIONS, settings_of
 
 __all__ = ["Parameter", "Space"]
 
+# As far as a multiple of a step may be off by rounding.
+_NO_STEP = 1e-8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
@@ -43,6 +46,22 @@ class Parameter:
         """Whether it is searched, with what was chosen before."""
         return all(name in chosen and chosen[name] in values for name, values in self.when.items())
 
+    def holds(self, value: Any) -> bool:
+        """Whether a trial may choose this.
+
+        Example:
+            >>> tens = Parameter(name="width", table="", key="width", low=10, high=50, step=10)
+            >>> tens.holds(30), tens.holds(35), tens.holds(60), tens.holds(30.0)
+            (True, False, False, False)
+        """
+        if self.choices:
+            return any(type(one) is type(value) and one == value for one in self.choices)
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            return False
+        steps = (value - self.low) / self.step if self.step else 0.0
+        return self.low <= value <= self.high and abs(steps - round(steps)) < _NO_STEP
+
     def suggest(self, trial: Any) -> Any:
         """Let a trial choose."""
         if self.choices:
@@ -73,7 +92,15 @@ class Space:
             for end in ("low", "high")
         ]
         found = ends + [ends[0] | {one.name: choice} for one in self.parameters for choice in one.choices[1:]]
-        return [self._active(point) for point in found]
+        return [self.active(point) for point in found]
+
+    def active(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a point is searched, given the rest of it."""
+        chosen: dict[str, Any] = {}
+        for one in self.parameters:
+            if one.name in point and one.active(chosen):
+                chosen[one.name] = point[one.name]
+        return chosen
 
     def applied(self, given: Mapping[str, Given], chosen: Mapping[str, Any]) -> dict[str, Given]:
         """Return what is given to a training, together with what was chosen for it."""
@@ -102,10 +129,3 @@ class Space:
             except ConfigurationError as error:
                 told = ", ".join(f"{name} = {value}" for name, value in probe.items())
                 raise ConfigurationError(f"with {told} the search would try: {error}") from None
-
-    def _active(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        chosen: dict[str, Any] = {}
-        for one in self.parameters:
-            if one.active(chosen):
-                chosen[one.name] = point[one.name]
-        return chosen

@@ -9,9 +9,11 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
+from nnlo_common._errors import ConfigurationError
+from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import run_block
-from nnlo_common.tune._coordinator import Post
+from nnlo_common.tune._coordinator import SIGNAL, Post
 from nnlo_common.tune._messages import End, from_text, to_text
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
@@ -22,6 +24,8 @@ __all__ = ["search_over"]
 
 # How long an oracle that has nothing to say, though nobody trains, is left to think.
 _THINKING_S = 0.05
+# How long the coordinator waits for letters before it looks for signals.
+_LOOK_EVERY_S = 0.2
 
 
 def search_over(
@@ -37,11 +41,14 @@ def search_over(
         train: trains one fold of a trial on this rank.
 
     Raises:
-        ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
+        ConfigurationError: the ranks cannot be cut into blocks, do not agree on what is asked, or another job
+            has the directory.
+        SystemExit: with status 75, after SIGTERM or SIGUSR1.
     """
     release = world.engage()
     try:
         blocks = _agree(world, block_size, tuner.facts)
+        _claim(tuner, world)
     except Exception as error:
         error.collective = True  # type: ignore[attr-defined]
         release()
@@ -50,32 +57,53 @@ def search_over(
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     mail, part = world.mail(), world.part(mine)
     failure: Exception | None
-    if world.rank == 0:
-        dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
-        _coordinate(mail, teams, dispatch)
-        failure = dispatch.failure
-    else:
-        failure = _take_over(tuner, run_block(Office(mail, 0, mine, part.rank), part, train))
-    world.gather_text("")  # nobody may have a letter under way when the post closes
+    with Interrupts() as interrupts:
+        if world.rank == 0:
+            dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
+            _coordinate(mail, teams, dispatch, interrupts)
+            failure, interrupted = dispatch.failure, dispatch.interrupted
+        else:
+            end = run_block(Office(mail, 0, mine, part.rank), part, train)
+            failure, interrupted = _take_over(tuner, end), end.interrupted
+        world.gather_text("")  # nobody may have a letter under way when the post closes
     mail.close()
     part.close()
     release()
     if failure is not None:
         failure.collective = True  # type: ignore[attr-defined]
         raise failure
+    if interrupted:
+        raise SystemExit(EXIT_CODE)
 
 
-def _coordinate(mail: Mail, teams: Sequence[tuple[int, ...]], dispatch: Dispatch) -> None:
+def _claim(tuner: Any, world: DivisibleWorld) -> None:
+    """Keep other jobs out of the directory; all ranks refuse what the one that has it does (collective)."""
+    problem = ""
+    if world.rank == 0:
+        try:
+            tuner.claim()
+        except ConfigurationError as error:
+            problem = str(error)
+    if problem := world.gather_text(problem)[0]:
+        raise ConfigurationError(problem)
+
+
+def _coordinate(
+    mail: Mail, teams: Sequence[tuple[int, ...]], dispatch: Dispatch, interrupts: Interrupts
+) -> None:
     team_of = {rank: index for index, team in enumerate(teams) for rank in team}
     posts = dispatch.ask()
     while True:
         _deliver(mail, teams, posts)
         if dispatch.over:
             return
-        letter = mail.receive(_THINKING_S if dispatch.idle else None)
-        posts = (
-            dispatch.ask() if letter is None else dispatch.handle(team_of[letter[0]], from_text(letter[1]))
-        )
+        letter = mail.receive(_THINKING_S if dispatch.idle else _LOOK_EVERY_S)
+        if letter is not None:
+            posts = dispatch.handle(team_of[letter[0]], from_text(letter[1]))
+        else:
+            posts = dispatch.ask() if dispatch.idle else []
+        if interrupts.came:
+            posts += dispatch.interrupt(SIGNAL)
 
 
 def _deliver(mail: Mail, teams: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:

@@ -23,7 +23,7 @@ from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
 
 from nnlo_common import ProtocolError
-from nnlo_common.tune._coordinator import Post
+from nnlo_common.tune._coordinator import SIGNAL, Post
 from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
@@ -72,6 +72,7 @@ class Dispatch:
         over: whether all has been said.
         idle: whether nobody trains, because the oracle wants to be asked again.
         failure: what has ended the search before its time.
+        interrupted: why trials were broken off that the same command trains again; empty where none was.
     """
 
     def __init__(self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1) -> None:
@@ -80,24 +81,32 @@ class Dispatch:
         self._runs = self._idle_asks = 0
         self.over = self.idle = False
         self.failure: Exception | None = None
+        self.interrupted = ""
+
+    def interrupt(self, reason: str) -> list[Post]:
+        """Break off what is running, and begin nothing any more, so that the same command goes on."""
+        if self.over or self.interrupted:
+            return []
+        self.interrupted = reason
+        return self.ask()
 
     def ask(self) -> list[Post]:
         """Give a trial to every idle block for which there is one."""
         posts: list[Post] = []
         self.idle = False
         for block in range(self._blocks):
-            if block not in self._trials and self.failure is None:
+            if block not in self._trials and not self._stopped:
                 posts += self._guarded(self._begin, block)
-        if self.failure is not None:
+        if self._stopped:
             posts += self._broken_off()
         self._idle_asks = self._idle_asks + 1 if self.idle else 0
-        if self._idle_asks > _PATIENCE and self.failure is None:
+        if self._idle_asks > _PATIENCE and not self._stopped:
             self.idle = False
             self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
         if self._trials or self.idle:
             return posts
         self.over = True
-        end = End(-1, (self._summary(),))
+        end = End(-1, (self._summary(),), self.interrupted)
         return [*posts, *(Post(team, end) for team in range(self._blocks * self._teams))]
 
     def handle(self, team: int, message: Message) -> list[Post]:
@@ -119,6 +128,10 @@ class Dispatch:
         raise ProtocolError(f"team {team} sent {message!r}, which is not for the oracle")
 
     # -- inside ---------------------------------------------------------------------------------------
+
+    @property
+    def _stopped(self) -> bool:
+        return self.failure is not None or bool(self.interrupted)
 
     def _guarded(self, call: Callable[..., list[Post]], *args: Any) -> list[Post]:
         """Let an error of the oracle, or of the disk, end the search on all ranks."""
@@ -167,13 +180,16 @@ class Dispatch:
     def _done(self, block: int, of_block: _Trial, team: int, message: Done) -> list[Post]:
         run, fold = of_block.running.pop(team)
         posts: list[Post] = []
+        if message.state == "halted" and not of_block.halted and not of_block.problem:
+            posts = self.interrupt(SIGNAL)  # a training in it has saved and left
+            of_block.halted = True
         if message.state != "complete":
             of_block.results.pop(fold, None)
             of_block.waiting.clear()
             if not of_block.problem and not of_block.halted:
                 of_block.problem = message.error or message.state
                 reason = f"run {run}, another fold of the trial, has failed"
-                posts = [Post(one, Halt(number, reason)) for one, (number, _) in of_block.running.items()]
+                posts += [Post(one, Halt(number, reason)) for one, (number, _) in of_block.running.items()]
         elif of_block.waiting:
             return [self._started(of_block, team)]
         if of_block.running:
@@ -217,7 +233,7 @@ class Dispatch:
             if not of_block.halted:
                 of_block.halted = True
                 of_block.waiting.clear()
-                reason = f"the search has ended: {self.failure}"
+                reason = f"the search has ended: {self.failure or self.interrupted}"
                 posts += [Post(team, Halt(run, reason)) for team, (run, _) in of_block.running.items()]
         return posts
 

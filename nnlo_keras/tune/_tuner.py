@@ -25,8 +25,10 @@ from keras_tuner.src.engine import tuner_utils
 from optuna.samplers import BaseSampler
 
 from nnlo_common import ConfigurationError
+from nnlo_common._interrupts import Interrupts
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
+from nnlo_common.checkpoint._hold import hold
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._coordinator import seed_of
@@ -36,6 +38,7 @@ from nnlo_keras.tune import _directory
 from nnlo_keras.tune._blocks import search_over
 from nnlo_keras.tune._data import Folds, held_out, shared
 from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
+from nnlo_keras.tune._leaving import Leaving
 from nnlo_keras.tune._oracle import SamplerOracle
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
@@ -107,7 +110,7 @@ class MPITuner(keras_tuner.Tuner):
         oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
         self._world = world
         self._owner = (ranks := world or launched()) is None or ranks.rank == 0
-        self._starting = True
+        self._starting, self._interrupts = True, Interrupts()
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
         self._fold: int | None = None  # the one that this rank trains; None: all, one after another
@@ -122,12 +125,15 @@ class MPITuner(keras_tuner.Tuner):
         printed once.
 
         Raises:
-            ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
+            ConfigurationError: the ranks cannot be cut into blocks, do not agree on what is asked, or another
+                job has the directory.
+            SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on.
         """
-        self.save()  # or a job that is killed before its first trial has ended begins anew
         world = self._world or launched()
         if world is None or world.size == 1:
-            super().search(*args, **options)
+            self.claim()
+            with Interrupts() as self._interrupts:
+                super().search(*args, **options)
             return
         self.oracle.verbose = options.get("verbose", "auto")
         options["verbose"] = 0
@@ -142,6 +148,15 @@ class MPITuner(keras_tuner.Tuner):
         )
         if self._owner:
             self.on_search_end()
+
+    def claim(self) -> None:
+        """Keep other jobs out of the directory, and begin it.
+
+        Raises:
+            ConfigurationError: another job has it.
+        """
+        hold(Path(self.project_dir))
+        self.save()  # or a job that is killed before its first trial has ended begins anew
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -198,6 +213,8 @@ class MPITuner(keras_tuner.Tuner):
             if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
                 callbacks.append(tuner_utils.TunerCallback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
+            # A block's ranks leave together, when the coordinator says so.
+            callbacks += [Leaving(self._interrupts)] if launched() is None else []
             results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 
