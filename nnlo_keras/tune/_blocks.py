@@ -9,6 +9,8 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
+from nnlo_common._errors import PeerLostError
+from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import run_block
 from nnlo_common.tune._coordinator import Post
@@ -73,6 +75,9 @@ def _coordinate(mail: Mail, teams: Sequence[tuple[int, ...]], dispatch: Dispatch
         if dispatch.over:
             return
         letter = mail.receive(_THINKING_S if dispatch.idle else None)
+        if isinstance(letter, Lost):
+            problem = "has died, so the search ends; the same command goes on from the tuner's directory"
+            raise PeerLostError(letter.rank, problem)
         posts = (
             dispatch.ask() if letter is None else dispatch.handle(team_of[letter[0]], from_text(letter[1]))
         )
