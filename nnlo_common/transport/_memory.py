@@ -356,6 +356,10 @@ class MemoryEndpoint:
         if isinstance(event, _Broken):
             raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
         assert not isinstance(event, _Letter)  # those have a door of their own
+        if isinstance(event, Lost):
+            # Everybody's death is told at every door.
+            near = event.rank in self._ranks
+            return Lost(self._ranks.index(event.rank)) if near else self.receive(timeout_s)
         if isinstance(event, Received):
             self._world.reach(f"receive {event.message.kind.name}")
         return event

@@ -128,7 +128,9 @@ class Search:
                     interrupted = self._take_part(Office(mail, 0, mine, part.rank), part)
         except PeerLostError as lost:
             problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
-            raise PeerLostError(lost.rank, problem) from lost.__cause__
+            end = PeerLostError(lost.rank, problem)
+            end.collective = world.rank > 1  # the coordinator's death ends all of them: one may speak
+            raise end from lost.__cause__
         mail.close()
         part.close()
         return interrupted == SIGNAL
