@@ -97,8 +97,35 @@ def test_what_is_asked_ahead_is_chosen_ahead():
     study.sampler = Noting(seed=1)
     machine.begin()
     assert machine.think()
+    assert machine.think()
     assert not machine.think(), "more is chosen ahead than two blocks may need"
-    assert chosen == [2]
+    assert chosen == [2, 3]
+
+
+def test_as_many_are_chosen_ahead_as_blocks_end_at_once_and_no_more():
+    study, machine = coordinator(blocks=16, n_trials=1000)
+    train = {post.team: post.message.run for post in machine.begin()}
+
+    def end(blocks):
+        for block in blocks:
+            (post,) = machine.handle(block, Done(train[block], "complete", (1.0,)))
+            train[post.team] = post.message.run
+
+    def chosen():
+        before = len(study.get_trials(deepcopy=False))
+        while machine.think():
+            pass
+        return len(study.get_trials(deepcopy=False)) - before
+
+    assert chosen() == 10
+    end(range(16))  # all at once: 6 have to wait
+    assert chosen() == 16
+    end(range(16))
+    assert chosen() == 16, "nobody has waited, and none was left"
+    for block in [*range(16), *range(16)]:  # one by one: 15 have not been needed
+        end([block])
+        chosen()
+    assert len(machine._asked) == 3
 
 
 class Job:

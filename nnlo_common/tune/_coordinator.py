@@ -27,6 +27,7 @@ from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial, TrialState
 
 from nnlo_common._errors import PeerLostError, ProtocolError
+from nnlo_common.tune._ahead import Ahead
 from nnlo_common.tune._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, log_best, tell
 from nnlo_common.tune._messages import (
     Answer,
@@ -50,8 +51,6 @@ _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
 RETRY_OF = "nnlo:retry of"
 _TRIES = "nnlo:tries"
-# Many blocks may end at once; but what is chosen early knows of fewer results.
-_BLOCKS_PER_AHEAD = 8
 #: Why trials were broken off that were to be trained again: the process is expected to end.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
@@ -129,6 +128,7 @@ class Coordinator:
         self._clock, self._record = clock, record or Record()
         self._trials: dict[int, UnderWay] = {}  # by block
         self._asked: deque[Trial] = deque()  # ahead, for whoever ends next
+        self._ahead = Ahead(blocks)
         self._lost: dict[int, tuple[int, str]] = {}  # who has died: team and place, by rank
         self._known = len(study.get_trials(deepcopy=False)) if known is None else known
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
@@ -146,7 +146,7 @@ class Coordinator:
 
         With one block it would be chosen without the result of the only trial before it.
         """
-        enough = len(self._asked) >= 1 + self._blocks // _BLOCKS_PER_AHEAD
+        enough = len(self._asked) >= self._ahead.depth
         if len(self._living) == 1 or enough or not self._left or not self._trials:
             return False
         self._asked.append(self._ask())
@@ -238,7 +238,7 @@ class Coordinator:
     def _fed(self) -> list[Post]:
         """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
         posts = []
-        living = self._living
+        living, beginning = self._living, not self._trials
         for block in living:
             if block in self._trials:
                 continue
@@ -248,6 +248,8 @@ class Coordinator:
             if not self._time.suffices(now_s, [under.began_s for under in self._trials.values()]):
                 self._out_of_time()
                 break
+            if not beginning:
+                self._ahead.taken(len(self._asked))
             trial = self._asked.popleft() if self._asked else self._ask()
             under = UnderWay(trial, folds=self._folds, teams=self._teams, began_s=now_s)
             self._trials[block] = under

@@ -40,6 +40,9 @@ __all__ = ["Search", "cut_teams"]
 
 # How long the coordinator waits for letters before it looks at the clock and for signals.
 _LOOK_EVERY_S = 0.2
+# After so long without a letter it chooses trials ahead: blocks that begin ask for one parameter after
+# another, and are not to wait for a choice in between.
+_QUIET_S = 5e-3
 
 
 class Search:
@@ -190,7 +193,7 @@ class Search:
             coordinator = self._begin(blocks, teams // blocks, record)
             letters.deliver(coordinator.begin())
             while not coordinator.over:
-                letter = letters.receive(0)
+                letter = letters.receive(_QUIET_S)
                 if letter is None and coordinator.think():
                     continue
                 letter = letter or letters.receive(_LOOK_EVERY_S)
