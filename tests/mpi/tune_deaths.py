@@ -1,4 +1,4 @@
-"""A search of which a rank is killed in the middle of a training. On 7 ranks, under ULFM."""
+"""A search of which a rank is killed in the middle of a training. On 5 ranks, under ULFM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def objective(trial):
     return float(me.parameters[0][0])
 
 
-study = optimize(optuna.create_study(), objective, n_trials=6, block_size=3, retries=1, sampler="random")
+study = optimize(optuna.create_study(), objective, n_trials=4, block_size=2, retries=1, sampler="random")
 complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
 died = [trial for trial in study.trials if trial.user_attrs.get(FAILURE) == "died"]
 print(f"{len(complete)} complete, {len(died)} died", flush=True)
