@@ -18,7 +18,7 @@ import optuna
 from nnlo_common._joining import launched
 from nnlo_common.tune import optimize
 
-LEAST_BUSY = {"random": 0.97, "tpe": 0.94, "bayesian": 0.90}
+LEAST_BUSY = {"random": 0.97, "tpe": 0.97, "bayesian": 0.95}
 LEAST_PER_S = 300
 
 

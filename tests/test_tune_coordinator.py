@@ -10,9 +10,9 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
-from nnlo_common import ProtocolError
+from nnlo_common import PeerLostError, ProtocolError
 from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import ERROR
+from nnlo_common.tune._endings import ERROR, FAILURE
 from nnlo_common.tune._messages import Answer, Done, End, Halt, Start, Suggest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -97,5 +97,127 @@ def test_what_is_asked_ahead_is_chosen_ahead():
     study.sampler = Noting(seed=1)
     machine.begin()
     assert machine.think()
+    assert machine.think()
     assert not machine.think(), "more is chosen ahead than two blocks may need"
-    assert chosen == [2]
+    assert chosen == [2, 3]
+
+
+def test_as_many_are_chosen_ahead_as_blocks_end_at_once_and_no_more():
+    study, machine = coordinator(blocks=16, n_trials=1000)
+    train = {post.team: post.message.run for post in machine.begin()}
+
+    def end(blocks):
+        for block in blocks:
+            (post,) = machine.handle(block, Done(train[block], "complete", (1.0,)))
+            train[post.team] = post.message.run
+
+    def chosen():
+        before = len(study.get_trials(deepcopy=False))
+        while machine.think():
+            pass
+        return len(study.get_trials(deepcopy=False)) - before
+
+    assert chosen() == 10
+    end(range(16))  # all at once: 6 have to wait
+    assert chosen() == 16
+    end(range(16))
+    assert chosen() == 16, "nobody has waited, and none was left"
+    for block in [*range(16), *range(16)]:  # one by one: 15 have not been needed
+        end([block])
+        chosen()
+    assert len(machine._asked) == 3
+
+
+class Job:
+    """A coordinator with its teams, of which ranks may die; each rank is a team of its own."""
+
+    def __init__(self, blocks, teams, **options):
+        self.study, self.machine = coordinator(blocks=blocks, teams=teams, folds=teams, **options)
+        self.teams, self.dead, self.ended = teams, set(), set()
+        self.busy, self.halted = {}, set()
+        self.take(self.machine.begin())
+
+    def take(self, posts):
+        for post in posts:
+            if isinstance(post.message, Start):
+                short = {team // self.teams for team in self.dead}
+                assert post.team // self.teams not in short, "a block that lacks a rank got a trial"
+                self.busy[post.team] = post.message.run
+            elif isinstance(post.message, Halt):
+                self.halted.add(post.team)
+            elif isinstance(post.message, End):
+                self.ended.add(post.team)
+
+    def die(self, team):
+        self.dead.add(team)
+        self.busy.pop(team, None)
+        self.take(self.machine.lost(team, team + 1, "node7"))
+
+    def finish(self, team, state):
+        state = "halted" if team in self.halted else state
+        self.halted.discard(team)
+        run = self.busy.pop(team)
+        self.take(self.machine.handle(team, Done(run, state, (1.0,) if state == "complete" else (), "why")))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_whoever_dies_and_when_all_trials_end_or_the_job_does(data):
+    blocks, teams = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    n_trials, retries = data.draw(st.integers(1, 8)), data.draw(st.integers(0, 2))
+    job = Job(blocks, teams, n_trials=n_trials, retries=retries)
+    try:
+        while job.busy:
+            if data.draw(st.booleans()):
+                job.machine.think()
+            living = sorted(set(range(blocks * teams)) - job.dead)
+            if data.draw(st.integers(0, 5)) == 0:
+                job.die(data.draw(st.sampled_from(living)))
+            elif job.busy:
+                team = data.draw(st.sampled_from(sorted(job.busy)))
+                job.finish(team, data.draw(st.sampled_from(["complete", "pruned", "failed"])))
+    except PeerLostError:
+        assert {team // teams for team in job.dead} == set(range(blocks)), "a block could have gone on"
+        return
+    assert job.machine.over
+    assert job.ended == set(range(blocks * teams))
+    assert all(trial.state.is_finished() for trial in job.study.trials), "a trial is left running"
+    repeats = sum("nnlo:tries" in trial.user_attrs for trial in job.study.trials)
+    assert len(job.study.trials) - repeats == n_trials
+
+
+def test_the_trial_of_a_dead_block_is_tried_again_by_another():
+    job = Job(2, 1, n_trials=2, retries=1)
+    job.machine.handle(0, Suggest(0, "x", X))
+    job.die(0)
+    assert job.study.trials[0].user_attrs[FAILURE] == "died"
+    assert "rank 1 on node7, which trained it, has died" in job.study.trials[0].user_attrs[ERROR]
+    assert job.machine.handle(0, Suggest(0, "y", X)) == [], "it was written before the death was known"
+    job.finish(1, "complete")
+    job.finish(1, "complete")
+    assert job.machine.over
+    first, _, again = job.study.trials
+    assert again.params == {} or again.params == first.params
+    assert again.user_attrs["nnlo:retry of"] == 0
+
+
+def test_folds_beside_the_dead_are_broken_off():
+    job = Job(2, 2, n_trials=3)
+    job.die(1)
+    assert job.halted == {0}
+    job.finish(0, "halted")
+    assert job.study.trials[0].user_attrs[FAILURE] == "died"
+    assert sorted(job.busy) == [2, 3]
+
+
+def test_the_last_block_takes_the_search_with_it():
+    job = Job(1, 1, n_trials=5)
+    with pytest.raises(PeerLostError, match="rank 1: has died, and with it the last block; trials left: 4"):
+        job.die(0)
+
+
+def test_what_a_signal_has_broken_off_has_not_failed_because_its_block_died_then():
+    job = Job(2, 1, n_trials=2)
+    job.take(job.machine.interrupt("the time is up"))
+    job.die(0)
+    assert FAILURE not in job.study.trials[0].user_attrs

@@ -102,6 +102,27 @@ def test_bayesian_keeps_up_with_the_blocks(seconds, chosen):
     assert type(sampler._chooser(study)) is chosen
 
 
+def smooth(trial):
+    return sum((trial.suggest_float(f"x{index}", -1, 1) - 0.3) ** 2 for index in range(3))
+
+
+@pytest.mark.filterwarnings("ignore:Argument ``group``:optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize(
+    ("objective", "n_trials", "plain"),
+    [
+        (smooth, 14, lambda: GPSampler(seed=5)),
+        (mixed, 500, lambda: TPESampler(seed=5, multivariate=True, group=True)),
+    ],
+)
+def test_bayesian_chooses_the_very_parameters_of_the_sampler_it_stands_for(objective, n_trials, plain):
+    ours, bare = optuna.create_study(), optuna.create_study(sampler=plain())
+    ours.sampler = engine("bayesian", 5, n_trials, ours)
+    for study in (ours, bare):
+        study.optimize(objective, n_trials=min(n_trials, 30))
+    assert len({str(trial.params) for trial in ours.trials}) == len(ours.trials)
+    assert [trial.params for trial in ours.trials] == [trial.params for trial in bare.trials]
+
+
 @pytest.mark.parametrize("name", ["random", "qmc", "tpe", "gp", "bayesian", "evolutionary"])
 def test_engines_by_name_repeat_with_their_seed(name):
     runs = [optimize(optuna.create_study(), mixed, n_trials=12, sampler=name, seed=5) for _ in range(2)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from nnlo_common.protocol import Lost
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["DivisibleWorld", "Mail", "PartWorld"]
@@ -20,8 +21,11 @@ class Mail(Protocol):
     def send(self, peer: int, text: str) -> None:
         """Send a text; letters of one rank to another arrive in their order."""
 
-    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | None:
-        """Return the next letter with its sender; None if none came within `timeout_s`."""
+    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
+        """Return the next letter with its sender; None if none came within `timeout_s`.
+
+        Where deaths are survived each is told once.
+        """
 
     def close(self) -> None:
         """Let everything leave that was sent; all ranks call it, with no letter under way."""
@@ -29,6 +33,9 @@ class Mail(Protocol):
 
 class PartWorld(RankWorld, Protocol):
     """A part of other ranks."""
+
+    def give_up(self) -> None:
+        """Let nobody wait any more where all of these ranks are needed, as one of them is dead."""
 
     def close(self) -> None:
         """Give back what was taken to cut it out (collective)."""

@@ -285,6 +285,9 @@ class MemoryPart(MemoryWorld):
         self._doors += 1
         return MemoryEndpoint(self._cluster, self._world, links, self._doors, self._ranks)
 
+    def give_up(self) -> None:
+        """Nobody waits here: a door opens for each rank by itself."""
+
     def close(self) -> None:
         """Nothing was taken."""
 
@@ -295,24 +298,25 @@ class MemoryMail:
     def __init__(self, cluster: MemoryCluster, world: MemoryWorld, door: int) -> None:
         self._cluster, self._rank, self._door = cluster, world.rank, door
         self._box = cluster.mail(world.rank, door)
-        self._lost: Lost | _Broken | None = None
+        self._broken: _Broken | None = None
 
     def send(self, peer: int, text: str) -> None:
         """Put a text into the peer's letter box."""
         self._cluster.mail(peer, self._door).put(_Letter(self._rank, text))
 
-    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | None:
-        """Return the next letter with its sender; None if none came in time."""
+    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
+        """Return the next letter with its sender, or who has died; None if none came in time."""
         try:
-            event = self._lost or self._box.get(timeout=timeout_s)
+            event = self._broken or self._box.get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(event, _Letter):
             return event.rank, event.text
-        assert isinstance(event, (_Broken, Lost))
-        self._lost = event  # for whoever asks next, too
-        error = event.error if isinstance(event, _Broken) else None
-        raise PeerLostError(event.rank, f"failed: {error!r}" if error else "died") from error
+        if isinstance(event, Lost):
+            return event
+        assert isinstance(event, _Broken)
+        self._broken = event  # for whoever asks next, too
+        raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
 
     def close(self) -> None:
         """Nothing is under way that would have to leave."""
@@ -352,6 +356,10 @@ class MemoryEndpoint:
         if isinstance(event, _Broken):
             raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
         assert not isinstance(event, _Letter)  # those have a door of their own
+        if isinstance(event, Lost):
+            # Everybody's death is told at every door.
+            near = event.rank in self._ranks
+            return Lost(self._ranks.index(event.rank)) if near else self.receive(timeout_s)
         if isinstance(event, Received):
             self._world.reach(f"receive {event.message.kind.name}")
         return event

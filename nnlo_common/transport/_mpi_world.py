@@ -110,7 +110,7 @@ class MPIWorld:
 
     def mail(self) -> MPIMail:
         """Open this rank's letter box (collective)."""
-        return MPIMail(self.facts.comm.Dup())
+        return MPIMail(self.facts.comm.Dup(), survives_loss=self.survives_loss)
 
     def part(self, ranks: Sequence[int]) -> MPIWorld:
         """Return the world of these ranks, of which this one is (collective over all).
@@ -120,9 +120,15 @@ class MPIWorld:
         comm = MPI.Intracomm(self.facts.comm.Split(min(ranks), ranks.index(self.rank)))
         return MPIWorld(World(comm), watches=False)
 
+    def give_up(self) -> None:
+        """Let nobody wait any more where all of these ranks are needed, as one of them is dead."""
+        with contextlib.suppress(MPI.Exception):
+            self.facts.comm.Revoke()
+
     def close(self) -> None:
         """Free the communicator of a part."""
-        self.facts.comm.Free()
+        with contextlib.suppress(*[MPI.Exception] if self.survives_loss else []):  # given up
+            self.facts.comm.Free()
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

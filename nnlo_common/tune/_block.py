@@ -11,7 +11,7 @@ from optuna import TrialPruned
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import within
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.transport._mail import PartWorld
 from nnlo_common.tune._block_world import BlockWorld
 from nnlo_common.tune._failures import kind_of
 from nnlo_common.tune._messages import Alarm, Done, End, Outcome, Start
@@ -25,7 +25,7 @@ Objective: TypeAlias = Callable[[Any], Any]
 _DRAIN_PAUSE_S = 1e-3
 
 
-def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
+def run_block(office: Office, ranks: PartWorld, objective: Objective) -> End:
     """Train what the coordinator hands out, until it ends the search.
 
     Args:
@@ -46,7 +46,7 @@ def run_block(office: Office, ranks: RankWorld, objective: Objective) -> End:
             office.tell_partners(Alarm(order.run, f"has ended the trial: {problem}", world.gathered))
         outcomes = _settle(office, world, outcome)
         world.close()
-        if world.rank == 0:
+        if world.rank == 0 and not office.lost:  # of a death the coordinator knows by itself
             office.tell_coordinator(_together(order.run, outcomes))
     return order
 
@@ -103,19 +103,21 @@ def _numbers(result: object, directions: int) -> tuple[float, ...]:
 
 
 def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
-    """Wait until all ranks have ended the run and nothing is under way between them."""
+    """Wait until all living ranks have ended the run and nothing is under way between them."""
     office.tell_partners(mine)
     outcomes = {world.rank: mine}
-    while len(outcomes) < world.size:
+    while outcomes.keys() | office.lost < set(range(world.size)):
+        if office.lost:
+            world.give_up()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
         while (letter := office.taken(Outcome)) is not None:
             outcomes[letter[0]] = letter[1]
         if len(outcomes) < world.size:
             office.take_in(_DRAIN_PAUSE_S)
-    ordered = [outcomes[rank] for rank in range(world.size)]
-    while not world.drained([outcome.sent for outcome in ordered]):
+    while not world.drained({rank: outcomes[rank].sent for rank in outcomes.keys() - office.lost}):
         world.drain()
-    return ordered
+        office.take_in(0)
+    return [outcomes[rank] for rank in sorted(outcomes)]
 
 
 def _together(run: int, outcomes: Sequence[Outcome]) -> Done:

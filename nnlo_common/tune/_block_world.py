@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Frame
 from nnlo_common.protocol import Event, Message, Received
-from nnlo_common.transport._endpoint import Endpoint, Link, RankWorld
+from nnlo_common.transport._endpoint import Endpoint, Link
+from nnlo_common.transport._mail import PartWorld
 from nnlo_common.tune._messages import Text
 from nnlo_common.tune._office import Office
 
@@ -41,7 +42,7 @@ class BlockWorld:
 
     survives_loss = False
 
-    def __init__(self, ranks: RankWorld, office: Office) -> None:
+    def __init__(self, ranks: PartWorld, office: Office) -> None:
         self._ranks, self._office = ranks, office
         self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
         self.own_process = ranks.own_process
@@ -50,7 +51,7 @@ class BlockWorld:
         self._doors: list[_Door] = []
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
-        self._engaged = False
+        self._engaged = self._given_up = False
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
@@ -135,10 +136,16 @@ class BlockWorld:
         for door in self._doors:
             door.drain()
 
-    def drained(self, sent: Sequence[Sequence[Sequence[int]]]) -> bool:
-        """Tell whether all has come that the ranks say they have sent, rank by rank."""
+    def give_up(self) -> None:
+        """Free whoever waits where the transport opens a door: a rank is dead, and will not come there."""
+        if not self._given_up:
+            self._given_up = True
+            self._ranks.give_up()
+
+    def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
+        """Tell whether all has come that the ranks say they have sent, by rank."""
         for index, door in enumerate(self._doors):
-            for peer, counts in enumerate(sent):
+            for peer, counts in sent.items():
                 opened = index < len(counts) and not door.closed
                 if opened and door.received[peer] < counts[index][self.rank]:
                     return False

@@ -4,6 +4,7 @@
     team t: Report, Note                                   kept with the trial
     team t: Done ─► Start to t, or to others Halt          the next fold or trial; the target is reached
                     End to all                             once nothing is left and nobody trains
+    a rank of t has died ─► Halt to t's block              whose trial fails; it gets no other
 
 A team is the ranks that train one fold together. A block, which trains one trial, is one team, or as many as
 there are folds. All that is random or remembered is Optuna's study, which lives on this rank only.
@@ -16,7 +17,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ from optuna.distributions import json_to_distribution
 from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial, TrialState
 
-from nnlo_common._errors import ProtocolError
+from nnlo_common._errors import PeerLostError, ProtocolError
+from nnlo_common.tune._ahead import Ahead
 from nnlo_common.tune._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, log_best, tell
 from nnlo_common.tune._messages import (
     Answer,
@@ -49,8 +51,6 @@ _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
 RETRY_OF = "nnlo:retry of"
 _TRIES = "nnlo:tries"
-# Many blocks may end at once; but what is chosen early knows of fewer results.
-_BLOCKS_PER_AHEAD = 8
 #: Why trials were broken off that were to be trained again: the process is expected to end.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
@@ -128,6 +128,8 @@ class Coordinator:
         self._clock, self._record = clock, record or Record()
         self._trials: dict[int, UnderWay] = {}  # by block
         self._asked: deque[Trial] = deque()  # ahead, for whoever ends next
+        self._ahead = Ahead(blocks)
+        self._lost: dict[int, tuple[int, str]] = {}  # who has died: team and place, by rank
         self._known = len(study.get_trials(deepcopy=False)) if known is None else known
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
         self._stopped = False
@@ -137,15 +139,15 @@ class Coordinator:
 
     def begin(self) -> list[Post]:
         """Give every block its first trial."""
-        return self._fed(range(self._blocks))
+        return self._fed()
 
     def think(self) -> bool:
         """Choose the next trial while all blocks train; say whether there was one to choose.
 
         With one block it would be chosen without the result of the only trial before it.
         """
-        enough = len(self._asked) >= 1 + self._blocks // _BLOCKS_PER_AHEAD
-        if self._blocks == 1 or enough or not self._left or not self._trials:
+        enough = len(self._asked) >= self._ahead.depth
+        if len(self._living) == 1 or enough or not self._left or not self._trials:
             return False
         self._asked.append(self._ask())
         _ = self._asked[-1].relative_params  # or Optuna would choose them when the first is asked for
@@ -164,12 +166,35 @@ class Coordinator:
         self.interrupted = reason
         return self._stop(reason)
 
+    def lost(self, team: int, rank: int, host: str) -> list[Post]:
+        """Go on without a block of which a rank has died.
+
+        Its trial fails, or is tried again by another block.
+
+        Raises:
+            PeerLostError: that was the last block, and there is something left to train.
+        """
+        self._lost[rank] = team, f"rank {rank} on {host}"
+        _LOG.warning(
+            "rank %d on %s has died; its block takes no more trials. Blocks that go on: %d",
+            *(rank, host, len(self._living)),
+        )
+        under = self._trials.get(team // self._teams)
+        if under is None or team not in under.running:
+            return []
+        error = f"rank {rank} on {host}, which trained it, has died (killed, crashed or out of memory)"
+        state = "halted" if under.halted else "failed"
+        run = self._run(under.trial, under.running[team])
+        return self._done(team, under, Done(run, state, error=error, failure="died"))
+
     def handle(self, team: int, message: Message) -> list[Post]:
         """Take in what the leader of a team says, and return what to answer.
 
         Raises:
             ProtocolError: the team does not train that.
         """
+        if team in self._short:  # written before its ranks knew of the death
+            return []
         under = self._trials.get(team // self._teams)
         if under is None or self._run(under.trial, under.running.get(team, -1)) != message.run:
             raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
@@ -199,16 +224,32 @@ class Coordinator:
         self._left -= 1
         return self._study.ask()
 
-    def _fed(self, blocks: Iterable[int]) -> list[Post]:
+    @property
+    def _short(self) -> set[int]:
+        """The teams that lack a rank."""
+        return {team for team, _ in self._lost.values()}
+
+    @property
+    def _living(self) -> list[int]:
+        """The blocks that have all of their ranks."""
+        short = {team // self._teams for team in self._short}
+        return [block for block in range(self._blocks) if block not in short]
+
+    def _fed(self) -> list[Post]:
         """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
         posts = []
-        for block in blocks:
+        living, beginning = self._living, not self._trials
+        for block in living:
+            if block in self._trials:
+                continue
             if not self._asked and not self._left:
                 break
             now_s = self._clock()
             if not self._time.suffices(now_s, [under.began_s for under in self._trials.values()]):
                 self._out_of_time()
                 break
+            if not beginning:
+                self._ahead.taken(len(self._asked))
             trial = self._asked.popleft() if self._asked else self._ask()
             under = UnderWay(trial, folds=self._folds, teams=self._teams, began_s=now_s)
             self._trials[block] = under
@@ -216,6 +257,9 @@ class Coordinator:
             for team in range(block * self._teams, (block + 1) * self._teams):
                 posts.append(self._start(team, under))
         if not self._trials and not self.over:
+            if not living and (left := self._left + len(self._asked)):
+                last = [*self._lost][-1]
+                raise PeerLostError(last, f"has died, and with it the last block; trials left: {left}")
             posts += self._ended()
         return posts
 
@@ -239,6 +283,11 @@ class Coordinator:
     def _ended(self) -> list[Post]:
         self.over = True
         log_best(self._study)
+        if self._lost:
+            _LOG.warning(
+                "the search has ended without %s, which died",
+                "; ".join(place for _, place in self._lost.values()),
+            )
         self._study._thread_local.in_optimize_loop = False
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
@@ -327,8 +376,7 @@ class Coordinator:
             posts = self._stop(f"trial {trial.number} has reached {ending.values[0]}")
         elif self._study._stop_flag:  # what Optuna's own loop looks at: a grid is used up
             self._left = 0
-        idle = [one for one in range(self._blocks) if one not in self._trials]
-        return posts + self._fed(idle)
+        return posts + self._fed()
 
     def _failed(self, trial: Trial, ending: Done) -> None:
         trial.set_user_attr(ERROR, ending.error)

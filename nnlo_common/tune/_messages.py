@@ -1,6 +1,6 @@
 """What the ranks of a search say to each other: one line of JSON per message.
 
-    leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done
+    leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
     coordinator ─► ranks of a block      Start, Halt, End;  Answer to the leader only
     within a block                       Said, Judged, Text, Alarm, Outcome
 
@@ -22,6 +22,7 @@ __all__ = [
     "End",
     "Halt",
     "Judged",
+    "Left",
     "Message",
     "Note",
     "Outcome",
@@ -151,6 +152,11 @@ class End(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Left(Message):
+    """This rank knows that the search is over, and writes no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Said(Message):
     """The parameter that the leader has got when it called `call`."""
 
@@ -218,6 +224,7 @@ _KINDS: dict[str, type[Message]] = {
         Answer,
         Halt,
         End,
+        Left,
         Said,
         Judged,
         Text,

@@ -5,7 +5,7 @@ Requirements that shaped this module:
 * A rank of a block may be one run behind its partners, so letters about later ones are kept and letters
   about earlier ones, of which nobody is in need any more, are dropped.
 * Nobody waits for a rank that has left its objective by an error. That rank sends an alarm, and whoever
-  waits for anything within the same run looks out for it.
+  waits for anything within the same run looks out for it. A rank that is dead is everybody's alarm.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from nnlo_common._errors import PeerLostError
+from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, from_text, to_text
 
@@ -30,6 +31,7 @@ class Office:
     Attributes:
         run: the number of the run that is under way; -1 before the first.
         halted: why the coordinator has broken it off; empty where it has not.
+        lost: which ranks of the block have died.
 
     Args:
         mail: this rank's letter box.
@@ -45,6 +47,8 @@ class Office:
         self._boxes: dict[int, dict[type[Message], _Box]] = {}
         self._orders: deque[Start | End] = deque()
         self.run, self.halted = -1, ""
+        self.lost: set[int] = set()
+        self._orphaned = False
 
     def next_order(self) -> Start | End:
         """Wait for the next run, or for the end."""
@@ -84,6 +88,8 @@ class Office:
 
     def _heed(self, gathering: int | None = None) -> None:
         """Raise what has been taken in; nothing more is, or a wait would miss it."""
+        if self.lost:
+            raise PeerLostError(min(self.lost), "of this block has died")
         for peer, alarm in self._pending(Alarm):
             assert isinstance(alarm, Alarm)
             if gathering is None or alarm.gathered <= gathering:
@@ -119,10 +125,19 @@ class Office:
         return (self._members.index(peer) if peer in self._members else -1), message
 
     def take_in(self, timeout_s: float | None) -> bool:
-        """Put away the next letter; False if there was none in time."""
-        letter = self._mail.receive(timeout_s)
-        if letter is None:
-            return False
+        """Put away the next letter; False if there was none in time.
+
+        Raises:
+            PeerLostError: the coordinator has died.
+        """
+        letter = None if self._orphaned else self._mail.receive(timeout_s)
+        if isinstance(letter, Lost):
+            self.lost |= {member for member, peer in enumerate(self._members) if peer == letter.rank}
+            self._orphaned = letter.rank == self._coordinator
+        if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
+            raise PeerLostError(self._coordinator, "has died, which coordinated the search")
+        if letter is None or isinstance(letter, Lost):
+            return letter is not None
         peer, text = letter
         message = from_text(text)
         if isinstance(message, (Start, End)):

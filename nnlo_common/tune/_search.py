@@ -14,22 +14,22 @@ from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.transport._mail import DivisibleWorld, Mail
+from nnlo_common.transport._mail import DivisibleWorld, PartWorld
 from nnlo_common.tune._block import Objective, attempt, run_block
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._export import Export, exportable
+from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import (
     Answer,
     Done,
     Halt,
+    Left,
     Message,
     Start,
     Suggest,
     Verdict,
-    from_text,
-    to_text,
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, unpacked
@@ -40,6 +40,9 @@ __all__ = ["Search", "cut_teams"]
 
 # How long the coordinator waits for letters before it looks at the clock and for signals.
 _LOOK_EVERY_S = 0.2
+# After so long without a letter it chooses trials ahead: blocks that begin ask for one parameter after
+# another, and are not to wait for a choice in between.
+_QUIET_S = 5e-3
 
 
 class Search:
@@ -116,22 +119,40 @@ class Search:
         """
         teams = cut_teams(blocks, self._folds)
         mine = next((team for team in teams if world.rank in team), (world.rank,))
+        hosts = world.gather_text(world.host)
         mail, part = world.mail(), world.part(mine)
-        with Interrupts() as interrupts:
-            if world.rank == 0:
-                interrupted = self._coordinate(mail, len(blocks), teams, interrupts)
-            else:
-                end = run_block(Office(mail, 0, mine, part.rank), part, self._objective)
-                interrupted = end.interrupted
-                known = self._study.get_trials(deepcopy=False)
-                # A study in a storage that all ranks share has them by now.
-                self._study.add_trials(
-                    [unpacked(trial) for trial in end.trials if trial["trial"] >= len(known)]
-                )
-            world.gather_text("")  # nobody may have a letter under way when the post closes
+        try:
+            with Interrupts() as interrupts:
+                if world.rank == 0:
+                    letters = Letters(mail, teams, hosts)
+                    interrupted = self._coordinate(letters, len(blocks), len(teams), interrupts)
+                    letters.await_leaving()  # before the post closes
+                else:
+                    interrupted = self._take_part(Office(mail, 0, mine, part.rank), part)
+        except PeerLostError as lost:
+            problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
+            end = PeerLostError(lost.rank, problem)
+            end.collective = world.rank > 1  # the coordinator's death ends all of them: one may speak
+            raise end from lost.__cause__
         mail.close()
         part.close()
         return interrupted == SIGNAL
+
+    @property
+    def _goes_on(self) -> str:
+        """What the same command would do."""
+        if self._journal is None:
+            return "The same command begins anew; with journal= it would go on"
+        return f"The same command goes on from the journal {str(self._journal)!r}"
+
+    def _take_part(self, office: Office, part: PartWorld) -> str:
+        """Train what is handed out; return why trials were broken off, if they were."""
+        end = run_block(office, part, self._objective)
+        known = self._study.get_trials(deepcopy=False)
+        # A study in a storage that all ranks share has them by now.
+        self._study.add_trials([unpacked(trial) for trial in end.trials if trial["trial"] >= len(known)])
+        office.tell_coordinator(Left(-1))
+        return end.interrupted
 
     def _record(self) -> Record:
         """Open the files that are asked for, and give the study what the journal holds."""
@@ -166,22 +187,21 @@ class Search:
             known=self._known,
         )
 
-    def _coordinate(
-        self, mail: Mail, blocks: int, teams: Sequence[tuple[int, ...]], interrupts: Interrupts
-    ) -> str:
+    def _coordinate(self, letters: Letters, blocks: int, teams: int, interrupts: Interrupts) -> str:
         """Hand out the trials; return why they were broken off, if they were."""
-        team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         with closing(self._record()) as record:
-            coordinator = self._begin(blocks, len(teams) // blocks, record)
-            _deliver(mail, teams, coordinator.begin())
+            coordinator = self._begin(blocks, teams // blocks, record)
+            letters.deliver(coordinator.begin())
             while not coordinator.over:
-                letter = mail.receive(0)
+                letter = letters.receive(_QUIET_S)
                 if letter is None and coordinator.think():
                     continue
-                if letter := letter or mail.receive(_LOOK_EVERY_S):
-                    rank, text = letter
-                    _deliver(mail, teams, coordinator.handle(team_of[rank], from_text(text)))
-                _deliver(mail, teams, _noticed(coordinator, interrupts))
+                letter = letter or letters.receive(_LOOK_EVERY_S)
+                if isinstance(letter, Death):
+                    letters.deliver(coordinator.lost(letter.team, letter.rank, letter.host))
+                elif letter is not None:
+                    letters.deliver(coordinator.handle(*letter))
+                letters.deliver(_noticed(coordinator, interrupts))
             return coordinator.interrupted
 
 
@@ -204,14 +224,6 @@ def _seconds(trial: optuna.trial.FrozenTrial) -> float:
 def _noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
     """Break off what is running if a signal has come, or the time is up."""
     return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
-
-
-def _deliver(mail: Mail, teams: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:
-    for post in posts:
-        ranks = teams[post.team]
-        text = to_text(post.message)
-        for rank in ranks[:1] if post.leader_only else ranks:
-            mail.send(rank, text)
 
 
 class _DirectLine:

@@ -9,8 +9,9 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import run_block
 from nnlo_common.tune._coordinator import SIGNAL, Post
@@ -98,6 +99,9 @@ def _coordinate(
         if dispatch.over:
             return
         letter = mail.receive(_THINKING_S if dispatch.idle else _LOOK_EVERY_S)
+        if isinstance(letter, Lost):
+            problem = "has died, so the search ends; the same command goes on from the tuner's directory"
+            raise PeerLostError(letter.rank, problem)
         if letter is not None:
             posts = dispatch.handle(team_of[letter[0]], from_text(letter[1]))
         else:

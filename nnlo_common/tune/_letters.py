@@ -1,0 +1,72 @@
+"""The coordinator's letters: to and from the teams, and what the transport says of deaths among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nnlo_common.protocol import Lost
+from nnlo_common.transport._mail import Mail
+from nnlo_common.tune._coordinator import Post
+from nnlo_common.tune._messages import Left, Message, from_text, to_text
+
+__all__ = ["Death", "Letters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Event: a rank has died.
+
+    Attributes:
+        team: what it trained with.
+        rank: which.
+        host: where.
+    """
+
+    team: int
+    rank: int
+    host: str
+
+
+class Letters:
+    """The coordinator's letters.
+
+    Args:
+        mail: its letter box.
+        teams: the ranks of every team.
+        hosts: of every rank.
+    """
+
+    def __init__(self, mail: Mail, teams: Sequence[tuple[int, ...]], hosts: Sequence[str]) -> None:
+        self._mail, self._teams, self._hosts = mail, teams, hosts
+        self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
+        self._present = set(self._team_of)
+
+    def deliver(self, posts: Sequence[Post]) -> None:
+        """Send messages to those of their teams who live."""
+        for post in posts:
+            ranks = self._teams[post.team]
+            text = to_text(post.message)
+            for rank in ranks[:1] if post.leader_only else ranks:
+                if rank in self._present:
+                    self._mail.send(rank, text)
+
+    def receive(self, timeout_s: float | None) -> tuple[int, Message] | Death | None:
+        """Return the next message with its team, or who has died; None if there was none in time."""
+        letter = self._mail.receive(timeout_s)
+        if letter is None:
+            return None
+        if isinstance(letter, Lost):
+            rank = letter.rank
+            self._present.discard(rank)
+            return Death(self._team_of[rank], rank, self._hosts[rank])
+        rank, text = letter
+        message = from_text(text)
+        if isinstance(message, Left):
+            self._present.discard(rank)
+        return self._team_of[rank], message
+
+    def await_leaving(self) -> None:
+        """Wait until nobody living has a letter to the coordinator under way."""
+        while self._present:
+            self.receive(None)

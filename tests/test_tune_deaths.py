@@ -1,0 +1,106 @@
+"""Ranks that die in a search, with threads as ranks and under a real mpiexec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_memory import ranks
+from launch import mpiexec, running_mpi
+
+pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+import optuna
+
+from nnlo_common import SGD, Downpour, Participant, PeerLostError
+from nnlo_common.testing import InjectedFault
+from nnlo_common.tune import optimize
+from nnlo_common.tune._endings import ERROR, FAILURE
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+PROGRAM = Path(__file__).with_name("mpi") / "tune_deaths.py"
+
+
+def training(trial):
+    with Participant(
+        Downpour(), [np.ones(2, "f4")], optimizer=SGD(trial.suggest_float("lr", 0.01, 0.5))
+    ) as me:
+        for _ in me.batches(range(6)):
+            me.gradients[0][:] = me.point[0]
+            me.step()
+    return float(me.parameters[0][0])
+
+
+class DyingMail:
+    """A letter box whose rank dies with the third letter of a kind, coming or going."""
+
+    def __init__(self, world, kind):
+        self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, 3
+        self.close = self.mail.close
+
+    def send(self, peer, text):
+        self.count(text)
+        self.mail.send(peer, text)
+
+    def receive(self, timeout_s=None):
+        letter = self.mail.receive(timeout_s)
+        if isinstance(letter, tuple):
+            self.count(letter[1])
+        return letter
+
+    def count(self, text):
+        self.left -= f'"kind": "{self.kind}"' in text
+        if not self.left:
+            raise InjectedFault(f"rank {self.world.rank} dies")
+
+
+def searched(size, victim, kind, objective=training, **options):
+    options = {"n_trials": 6, "block_size": 3, "sampler": "random"} | options
+
+    def program(world):
+        if world.rank == victim:
+            world.mail = lambda: DyingMail(world, kind)
+        return optimize(optuna.create_study(), objective, world=world, **options)
+
+    with ranks(size) as cluster:
+        return cluster.run(program, 30)
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Start", "Outcome"])
+def test_a_dead_rank_costs_its_block_only(victim, kind):
+    studies = searched(7, victim, kind, n_trials=8, retries=1)
+    assert isinstance(studies.pop(victim), InjectedFault)
+    for study in studies:
+        states = [trial.state.name for trial in study.trials]
+        assert states.count("COMPLETE") == 8
+        failed = [trial for trial in study.trials if trial.state.name == "FAIL"]
+        assert [trial.user_attrs[FAILURE] for trial in failed] == ["died"]
+        assert f"rank {victim} on memory" in failed[0].user_attrs[ERROR]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "begins anew; with journal= it would go on"), ({"journal": "x.jsonl"}, "goes on from the journal")],
+)
+def test_the_last_block_ends_the_job_and_says_what_goes_on(options, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PeerLostError, match=f"rank 2: on memory has died, and with it .*{said}"):
+        searched(4, 2, "Outcome", **options)
+
+
+def test_without_its_coordinator_every_rank_ends():
+    with pytest.raises(PeerLostError, match="rank 0: on memory has died, which coordinated the search"):
+        searched(7, 0, "Done")
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_search_outlives_a_rank_that_is_killed():
+    if running_mpi() == "MPICH":
+        pytest.skip("MPICH's mpiexec ends the job when a rank dies")
+    done = mpiexec(5, PROGRAM, timeout_s=60, options=["--with-ft", "ulfm"])
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 on" in done.stderr
+    assert "has died; its block takes no more trials. Blocks that go on: 1" in done.stderr
+    assert done.stdout.splitlines() == ["4 complete, 1 died"] * 4
