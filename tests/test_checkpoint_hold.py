@@ -1,4 +1,4 @@
-"""One job at a time in a folder."""
+"""One job at a time in a folder, or with a journal."""
 
 from __future__ import annotations
 

@@ -261,14 +261,14 @@ def test_a_training_that_leaves_at_a_signal_ends_the_search_and_is_no_failure(tm
 
 
 def test_a_directory_that_another_job_has_is_refused_on_all_ranks(tmp_path, monkeypatch):
-    def taken(folder):
-        raise ConfigurationError(f"another job is training in {folder}")
+    def taken(folder, doing):
+        raise ConfigurationError(f"another job is {doing} in {folder}")
 
     monkeypatch.setattr(nnlo_keras.tune._tuner, "hold", taken)
 
     def program(world):
         tuner = Formula(STOCK["grid"](), directory=tmp_path, project_name="p", world=world)
-        with pytest.raises(ConfigurationError, match=r"another job is training in .*p$"):
+        with pytest.raises(ConfigurationError, match=r"another job is searching in .*p$"):
             tuner.search(verbose=0)
 
     with ranks(3) as cluster:

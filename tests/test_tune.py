@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -304,6 +308,32 @@ def test_a_search_goes_on_from_its_journal(tmp_path):
     assert facts[0] == facts[1] == facts[2][:4]
     assert len(facts[2]) == 7
     assert len({trial.params["x"] for trial in more.trials}) == 7, "a point was drawn twice"
+
+
+HOLDER = """
+import sys
+import optuna
+from nnlo_common.tune._record import Journal
+journal = Journal(sys.argv[1], optuna.create_study())
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_journal_belongs_to_one_job_at_a_time(tmp_path):
+    path = tmp_path / "search.jsonl"
+    journalled(path, 2)
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    # Another process, since a second search of this one may have it.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        before = path.read_text()
+        told = f"process {holder.pid} on {os.uname().nodename}) is searching with the journal {path}"
+        with pytest.raises(ConfigurationError, match=re.escape(told)):
+            journalled(path, 3)
+        assert path.read_text() == before
+        holder.kill()
+    assert len(journalled(path, 3).trials) == 3
 
 
 def test_wherever_the_journal_was_torn_each_trial_is_counted_once(tmp_path):

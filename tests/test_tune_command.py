@@ -298,13 +298,13 @@ def test_a_search_goes_on_in_its_own_folder_only():
 
 
 def test_a_folder_that_another_job_searches_in_is_refused(monkeypatch):
-    def taken(folder):
-        raise ConfigurationError(f"another job is training in {folder}")
+    def taken(folder, doing):
+        raise ConfigurationError(f"another job is {doing} in {folder}")
 
     claim_search("s", "net", "a = 1\n")
     monkeypatch.setattr(folders, "hold", taken)
     for folder in ("s", "new"):
-        with pytest.raises(ConfigurationError, match=f"another job is training in .*{folder}$"):
+        with pytest.raises(ConfigurationError, match=f"another job is searching in .*{folder}$"):
             claim_search(folder, "net", "a = 1\n")
 
 

@@ -94,7 +94,7 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
         if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
             raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        hold(folder)
+        hold(folder, "searching")
         # Not before: of two that begin at once the second comes to the folder of the first.
         if (folder / SEARCH).is_file():
             _check_same(folder, text)

@@ -1,4 +1,4 @@
-"""One job at a time in the folder of a run."""
+"""One job at a time in the folder of a run, or with the journal of a search."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from pathlib import Path
 
 from nnlo_common._errors import ConfigurationError
 
-__all__ = ["hold"]
+__all__ = ["hold", "hold_lock", "release_lock"]
 
 LOCK = "in-use"
-#: By folder; the system takes the lock away when the process ends, however it does.
+#: By lock; the system takes the lock away when the process ends, however it does.
 _held: dict[Path, int] = {}
 
 
-def hold(folder: Path) -> None:
+def hold(folder: Path, doing: str = "training") -> None:
     """Keep other jobs out of a folder for as long as this process lives.
 
     Where the file system has no locks, or the folder cannot be written to, nothing is held.
+
+    Args:
+        folder: which.
+        doing: what this job does there.
 
     Raises:
         ConfigurationError: another job has it.
@@ -31,9 +35,23 @@ def hold(folder: Path) -> None:
         ...     hold(Path(folder))
         ...     hold(Path(folder))  # the same job may come again
     """
+    hold_lock(folder / LOCK, f"{doing} in {folder}", "folder")
+
+
+def hold_lock(lock: Path, doing: str, kind: str) -> None:
+    """Keep other jobs away from what a file stands for.
+
+    Args:
+        lock: the file.
+        doing: what the job that has it does, and where.
+        kind: what another job may name another of.
+
+    Raises:
+        ConfigurationError: another job has it.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = (folder / LOCK).resolve()
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        path = lock.resolve()
         if path in _held and path.exists() and os.fstat(_held[path]).st_ino == path.stat().st_ino:
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -47,9 +65,19 @@ def hold(folder: Path) -> None:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             return
         raise ConfigurationError(
-            f"another job ({owner or 'that has not said which'}) is training in {folder} right now; wait for "
-            "its end, or name another folder"
+            f"another job ({owner or 'that has not said which'}) is {doing} right now; wait for its end, or "
+            f"name another {kind}"
         ) from None
-    _held[path] = descriptor  # to close it would give the lock back
+    _held[path] = descriptor  # to close it gives the lock back
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def release_lock(lock: Path) -> None:
+    """Let other jobs in again; where nothing is held do nothing.
+
+    The file stays: another job may have opened it just now, and would hold what nobody else finds.
+    """
+    descriptor = _held.pop(lock.resolve(), None)
+    if descriptor is not None:
+        os.close(descriptor)

@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable, whole
+from nnlo_common.checkpoint._hold import hold_lock, release_lock
 
 __all__ = ["Journal", "Record", "Records", "packed", "unpacked"]
 
@@ -134,7 +135,7 @@ class Journal(Record):
         counted: how many finished trials were found, those apart that were tried again.
 
     Raises:
-        ConfigurationError: it cannot be written, or is of another study, or no journal.
+        ConfigurationError: it cannot be written, is of another study, no journal, or another job's just now.
     """
 
     def __init__(self, path: str | Path, study: optuna.Study) -> None:
@@ -142,6 +143,8 @@ class Journal(Record):
         self._head = {"study": [direction.name for direction in study.directions], "name": study.study_name}
         if study.study_name.startswith("no-name"):  # Optuna's, another each time
             self._head["name"] = ""
+        self._lock = self._path.with_name(f".{self._path.name}.in-use")
+        hold_lock(self._lock, f"searching with the journal {path}", "journal")
         finished, open_trials, repeated = self._read()
         self.counted = len(finished) - len(repeated)
         lines: list[dict[str, Any]] = [self._head]
@@ -181,6 +184,7 @@ class Journal(Record):
     def close(self) -> None:
         """Nothing more will come."""
         self._file.close()
+        release_lock(self._lock)
 
     def _read(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, Any]]], set[int]]:
         """Return the finished trials, the parameters of the others, and which have been queued again."""

@@ -155,7 +155,7 @@ class MPITuner(keras_tuner.Tuner):
         Raises:
             ConfigurationError: another job has it.
         """
-        hold(Path(self.project_dir))
+        hold(Path(self.project_dir), "searching")
         self.save()  # or a job that is killed before its first trial has ended begins anew
 
     @property
