@@ -310,6 +310,24 @@ def test_a_search_goes_on_from_its_journal(tmp_path):
     assert len({trial.params["x"] for trial in more.trials}) == 7, "a point was drawn twice"
 
 
+def test_what_the_script_queues_comes_first_and_all_ranks_have_it():
+    def queued():
+        study = optuna.create_study()
+        study.add_trial(optuna.trial.create_trial(value=3.0))
+        study.enqueue_trial({"x": 0.25, "n": 7, "c": 3})
+        study.enqueue_trial({"x": 0.5}, user_attrs={"why": "a guess"})
+        return study
+
+    studies = searched(5, quadratic, study=queued, n_trials=4, block_size=2, sampler="random")
+    for study in studies:
+        assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 5
+        assert [trial.params.get("x") for trial in study.trials[1:3]] == [0.25, 0.5]
+        assert study.trials[2].user_attrs["why"] == "a guess"
+        for ours, theirs in zip(study.trials, studies[0].trials, strict=True):
+            assert (ours.params, ours.values) == (theirs.params, theirs.values)
+            assert ours.user_attrs.get("seen") == theirs.user_attrs.get("seen")
+
+
 HOLDER = """
 import sys
 import optuna

@@ -45,7 +45,7 @@ from nnlo_common.tune._record import Record, packed
 from nnlo_common.tune._time_left import TimeLeft
 from nnlo_common.tune._under_way import UnderWay
 
-__all__ = ["RETRY_OF", "SIGNAL", "Coordinator", "Post", "seed_of"]
+__all__ = ["RETRY_OF", "SIGNAL", "Coordinator", "Post", "seed_of", "known_to_all"]
 
 _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
@@ -64,6 +64,13 @@ def seed_of(seed: int, run: int) -> int:
     """
     digest = hashlib.blake2b(f"{seed} {run}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
+
+
+def known_to_all(study: optuna.Study) -> int:
+    """Return how many trials a study begins with that have ended: the script has given them to all ranks."""
+    trials = study.get_trials(deepcopy=False)
+    waiting = (number for number, trial in enumerate(trials) if not trial.state.is_finished())
+    return next(waiting, len(trials))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ class Coordinator:
         time_left: how long there is; None: for ever.
         clock: the time, in seconds.
         record: where to write down what happens.
-        known: how many trials of the study all ranks have already; None: those that are in it now.
+        known: how many trials of the study all ranks have already; None: `known_to_all` of it now.
 
     Attributes:
         over: whether all teams have been told that the search is.
@@ -130,7 +137,7 @@ class Coordinator:
         self._asked: deque[Trial] = deque()  # ahead, for whoever ends next
         self._ahead = Ahead(blocks)
         self._lost: dict[int, tuple[int, str]] = {}  # who has died: team and place, by rank
-        self._known = len(study.get_trials(deepcopy=False)) if known is None else known
+        self._known = known_to_all(study) if known is None else known
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
         self._stopped = False
         self.over, self.interrupted = False, ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable, whole
 from nnlo_common.checkpoint._hold import hold_lock, release_lock
 
-__all__ = ["Journal", "Record", "Records", "packed", "unpacked"]
+__all__ = ["Journal", "Record", "Records", "packed", "take_over", "unpacked"]
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:
@@ -67,6 +67,32 @@ def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
     trial.number = content["trial"]
     trial.datetime_start, trial.datetime_complete = start, complete
     return trial
+
+
+def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
+    """Give a study the packed trials that have ended elsewhere; what waits in it ends as it did there."""
+    known = study.get_trials(deepcopy=False)
+    for content in trials:
+        trial = unpacked(content)
+        if trial.number >= len(known):
+            study.add_trial(trial)
+        elif known[trial.number].state is TrialState.WAITING:
+            _end(study._storage, known[trial.number]._trial_id, trial)
+
+
+def _end(storage: optuna.storages.BaseStorage, waiting: int, trial: FrozenTrial) -> None:
+    storage.set_trial_state_values(waiting, TrialState.RUNNING)
+    for name, distribution in trial.distributions.items():
+        storage.set_trial_param(
+            waiting, name, distribution.to_internal_repr(trial.params[name]), distribution
+        )
+    for step, value in trial.intermediate_values.items():
+        storage.set_trial_intermediate_value(waiting, step, value)
+    for key, value in trial.user_attrs.items():
+        storage.set_trial_user_attr(waiting, key, value)
+    for key, value in trial.system_attrs.items():
+        storage.set_trial_system_attr(waiting, key, value)
+    storage.set_trial_state_values(waiting, trial.state, trial.values)
 
 
 class Record:

@@ -16,7 +16,7 @@ from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, PartWorld
 from nnlo_common.tune._block import Objective, attempt, run_block
-from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._export import Export, exportable
@@ -32,7 +32,7 @@ from nnlo_common.tune._messages import (
     Verdict,
 )
 from nnlo_common.tune._office import Office
-from nnlo_common.tune._record import Journal, Record, Records, unpacked
+from nnlo_common.tune._record import Journal, Record, Records, take_over
 from nnlo_common.tune._time_left import TimeLeft, end_of
 from nnlo_common.tune._trial import heard
 
@@ -148,15 +148,13 @@ class Search:
     def _take_part(self, office: Office, part: PartWorld) -> str:
         """Train what is handed out; return why trials were broken off, if they were."""
         end = run_block(office, part, self._objective)
-        known = self._study.get_trials(deepcopy=False)
-        # A study in a storage that all ranks share has them by now.
-        self._study.add_trials([unpacked(trial) for trial in end.trials if trial["trial"] >= len(known)])
+        take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
         office.tell_coordinator(Left(-1))
         return end.interrupted
 
     def _record(self) -> Record:
         """Open the files that are asked for, and give the study what the journal holds."""
-        self._known, self._counted = len(self._study.get_trials(deepcopy=False)), 0
+        self._known, self._counted = known_to_all(self._study), 0
         records: list[Record] = []
         if self._journal is not None:
             journal = Journal(self._journal, self._study)
