@@ -328,6 +328,35 @@ def test_what_the_script_queues_comes_first_and_all_ranks_have_it():
             assert ours.user_attrs.get("seen") == theirs.user_attrs.get("seen")
 
 
+def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
+    tried = []
+
+    def objective(trial):
+        x, y = trial.suggest_float("x", -1, 1), trial.suggest_float("y", 0, 1)
+        tried.append((x, y))
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return x
+
+    def start():
+        study = optuna.create_study()
+        for x in (0.25, 0.5, 0.75, 1.0):
+            study.enqueue_trial({"x": x})
+        options = {"n_trials": 5, "journal": tmp_path / "search.jsonl", "sampler": "random"}
+        return optimize(study, objective, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    study = start()
+    assert [trial.params["x"] for trial in study.trials[:4]] == [0.25, 0.5, 0.75, 1.0]
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 5
+    assert tried[3] == tried[2]  # also what the sampler had chosen
+    assert [x for x, _ in tried[:5]] == [0.25, 0.5, 0.75, 0.75, 1.0]
+    again = start()
+    assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials]
+    assert len(tried) == 6
+
+
 HOLDER = """
 import sys
 import optuna

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable, whole
 from nnlo_common.checkpoint._hold import hold_lock, release_lock
+from nnlo_common.tune._queued import Queued, end_waiting
 
 __all__ = ["Journal", "Record", "Records", "packed", "take_over", "unpacked"]
 
@@ -77,22 +78,7 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
         if trial.number >= len(known):
             study.add_trial(trial)
         elif known[trial.number].state is TrialState.WAITING:
-            _end(study._storage, known[trial.number]._trial_id, trial)
-
-
-def _end(storage: optuna.storages.BaseStorage, waiting: int, trial: FrozenTrial) -> None:
-    storage.set_trial_state_values(waiting, TrialState.RUNNING)
-    for name, distribution in trial.distributions.items():
-        storage.set_trial_param(
-            waiting, name, distribution.to_internal_repr(trial.params[name]), distribution
-        )
-    for step, value in trial.intermediate_values.items():
-        storage.set_trial_intermediate_value(waiting, step, value)
-    for key, value in trial.user_attrs.items():
-        storage.set_trial_user_attr(waiting, key, value)
-    for key, value in trial.system_attrs.items():
-        storage.set_trial_system_attr(waiting, key, value)
-    storage.set_trial_state_values(waiting, trial.state, trial.values)
+            end_waiting(study, known[trial.number], trial)
 
 
 class Record:
@@ -174,21 +160,19 @@ class Journal(Record):
         finished, open_trials, repeated = self._read()
         self.counted = len(finished) - len(repeated)
         lines: list[dict[str, Any]] = [self._head]
+        queued = Queued(study)
         if finished or open_trials:
-            _refuse_known(self._path, study)
-        for number, content in enumerate(finished):
+            queued.check(f"journal={str(path)!r}")
+        for content in finished:
             content["repeated"] = content["trial"] in repeated
-            content["trial"] = number
-            study.add_trial(unpacked(content))
+            content["trial"] = queued.end(unpacked(content))
             lines.append(content)
         for params, user in open_trials:
             values = {
                 name: json_to_distribution(text).to_external_repr(value)
                 for name, (value, text) in params.items()
             }
-            study.enqueue_trial(values, user_attrs=user)
-            number = len(study.get_trials(deepcopy=False)) - 1
-            lines.append({"trial": number, "queued": params, "user": user})
+            lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
         with whole(self._path) as fresh:
             fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._file = self._path.open("a")
@@ -259,11 +243,3 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         f"journal={str(path)!r} holds a line that is no JSON object, so it is no journal of a search; name "
         "another file, or move that one away"
     )
-
-
-def _refuse_known(path: Path, study: optuna.Study) -> None:
-    if found := len(study.get_trials(deepcopy=False)):
-        raise ConfigurationError(
-            f"journal={str(path)!r} holds trials, and so does the study ({found}); give optimize a new study "
-            "(in memory), which gets its trials from the journal"
-        )
