@@ -21,7 +21,7 @@ from nnlo_common._tune_command._default import defaults
 from nnlo_common._tune_command._drawing import Scale
 from nnlo_common._tune_command._facts import Facts, Finished
 from nnlo_common._tune_command._figure import Figure, figure_of, merit
-from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, begun, claim_search, leave, look
+from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
 from nnlo_common._tune_command._layout import Layout, share_hosts
 from nnlo_common._tune_command._outcome import search_text
 from nnlo_common._tune_command._page import page
@@ -310,15 +310,12 @@ def test_a_folder_that_another_job_searches_in_is_refused(monkeypatch):
 
 def test_what_has_not_begun_leaves_nothing():
     folder, _ = claim_search("s", "net", "a = 1\n")
-    assert not begun(folder)
     leave(folder)
     assert not folder.exists()
     folder, _ = claim_search("s", "net", "a = 1\n")
     (folder / JOURNAL).write_text('{"study": []}\n')
-    assert not begun(folder)
     leave(folder)
     (folder / JOURNAL).write_text('{"study": []}\n{"trial": 0}\n')
-    assert begun(folder)
     assert (folder / SEARCH).exists()
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "TRIAL",
     "VALUE",
     "Found",
-    "begun",
     "claim_search",
     "drop_models",
     "known_value",
@@ -118,12 +117,6 @@ def leave(folder: Path) -> None:
         for name in (SEARCH, LOCK):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
-
-
-def begun(folder: Path) -> bool:
-    """Whether trials of a search have begun: its journal has more than a first line."""
-    journal = folder / JOURNAL
-    return journal.exists() and journal.read_text("utf-8").count("\n") > 1
 
 
 def _next_free(name: str) -> Path:

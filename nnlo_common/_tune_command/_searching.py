@@ -10,7 +10,7 @@ import optuna
 
 from nnlo_common._train._job import Job, tell
 from nnlo_common._tune_command._facts import Facts
-from nnlo_common._tune_command._folder import JOURNAL, Found, begun
+from nnlo_common._tune_command._folder import JOURNAL, Found
 from nnlo_common._tune_command._outcome import conclude
 from nnlo_common._tune_command._trainings import Trainings
 from nnlo_common._tune_command._watch import Watch
@@ -43,8 +43,8 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         pruner=_PRUNERS[asked.prune](),
         study_name="nnlo tune",
     )
-    if job.speaks and not begun(facts.folder):
-        study.enqueue_trial(dict(facts.default))
+    if job.speaks and facts.default:
+        study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
     trainings = Trainings(
         given=facts.request.given,
         space=facts.space,
