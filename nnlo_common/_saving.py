@@ -13,12 +13,12 @@ import copy
 import logging
 import socket
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnlo_common._roles import speaks
 from nnlo_common._team import Team
+from nnlo_common._warning import warn
 from nnlo_common.checkpoint import Draft, Entry, Store
 from nnlo_common.checkpoint._writer import Writer
 
@@ -118,7 +118,7 @@ class Saving:
         self._writer.wait()
         untold, self._untold[:] = list(self._untold), []
         for text in untold:
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warn(text)
         written, self._written = self._written, None
         if self._speaks:
             self._take(self._rank, written)

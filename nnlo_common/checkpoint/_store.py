@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._numbers import whole_number
+from nnlo_common._warning import warn
 from nnlo_common.checkpoint._manifest import MANIFEST, DamagedError, Entry, Manifest
 from nnlo_common.checkpoint._reading import Checkpoint
 
@@ -78,7 +78,7 @@ class Store:
         self.folder, self.keep, self.better = Path(folder), whole_number("keep", keep, 1), better
         self._warned: set[str] = set()
         #: Takes warnings about what could not be written.
-        self.tell: Callable[[str], object] = _warning
+        self.tell: Callable[[str], object] = warn
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -175,10 +175,10 @@ class Store:
                 continue
             if found:
                 told = "; ".join(found)
-                _warning(f"{self.folder}: {told}; {_name(number)} is whole and is used instead")
+                warn(f"{self.folder}: {told}; {_name(number)} is whole and is used instead")
             strangers = checkpoint.strangers()
             if strangers:
-                _warning(f"{checkpoint.folder}: {', '.join(strangers)} does not belong there; left alone")
+                warn(f"{checkpoint.folder}: {', '.join(strangers)} does not belong there; left alone")
             return checkpoint
         if found:
             raise ConfigurationError(
@@ -235,10 +235,6 @@ def _name(number: int) -> str:
 
 def _told(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def _warning(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _remove(checkpoint: Checkpoint) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import nnlo_common
 from nnlo_common._files import usable, whole
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
+from nnlo_common._warning import warn
 from nnlo_common.checkpoint import packed_tree, unpacked_tree
 from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._belongings import Belongings
@@ -225,7 +225,7 @@ class Checkpoint(Companion):
             with whole(self._model_file) as fresh:
                 self.model.save(fresh)
         except OSError as error:
-            warnings.warn(f"{self._model_file} could not be written: {error}", RuntimeWarning, stacklevel=2)
+            warn(f"{self._model_file} could not be written: {error}")
         load_random(states)
 
     def _leave(self) -> None:
