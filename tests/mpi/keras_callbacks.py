@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -15,7 +16,7 @@ import nnlo_keras as nk
 from nnlo_common._startup import connect
 
 FOLDER = Path(sys.argv[1])
-DIES_AFTER = int(sys.argv[2]) if len(sys.argv) > 2 else None  # epochs
+DIES_IN = int(sys.argv[2]) if len(sys.argv) > 2 else None  # which epoch
 WORLD = connect()
 draw = np.random.default_rng(3)
 X = draw.standard_normal((130, 5)).astype("f4")
@@ -141,11 +142,16 @@ class Stop(keras.callbacks.Callback):
 
 
 class Die(keras.callbacks.Callback):
-    """The rank that has the centre is killed behind an epoch."""
+    """A worker is killed amid an epoch, when the checkpoints of those before are on the disk."""
 
-    def on_epoch_end(self, epoch, logs=None):
-        if WORLD.rank == 0 and epoch == DIES_AFTER:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if WORLD.rank == 1 and self.epoch == DIES_IN:
+            time.sleep(1)  # they are written by threads, and confirmed between batches
+            if len(list(FOLDER.glob("here/checkpoint-*/manifest.json"))) == DIES_IN:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def sgd(rate=0.05):
