@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos.search_strikes import survive
 from launch import mpiexec
 from test_readme import code
 
 from nnlo_common._interrupts import EXIT_CODE
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+from chaos.search_strikes import survive
+
 PROGRAM = Path(__file__).with_name("mpi") / "tune_all.py"
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("torch"), pytest.mark.timeout(120)]
 
