@@ -17,10 +17,11 @@ from pathlib import Path
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable
+from nnlo_common.tune._endings import end_in
 from nnlo_common.tune._record import Record
 
 __all__ = ["Export", "exportable"]
@@ -121,24 +122,8 @@ class Export(Record):
                 self._ids.append(self._storage.create_new_trial(self._study_id, trial))
                 self._open |= set() if trial.state.is_finished() else {trial.number}
             elif trial.number in self._open and trial.state.is_finished():
-                self._end(self._storage, self._ids[trial.number], trial)
+                end_in(self._storage, self._ids[trial.number], trial)
                 self._open.remove(trial.number)
-
-    def _end(self, storage: BaseStorage, there: int, trial: FrozenTrial) -> None:
-        known = storage.get_trial(there)
-        if known.state is TrialState.WAITING:
-            storage.set_trial_state_values(there, TrialState.RUNNING)
-        for name, distribution in trial.distributions.items():
-            if name not in known.params:
-                value = distribution.to_internal_repr(trial.params[name])
-                storage.set_trial_param(there, name, value, distribution)
-        for step, value in trial.intermediate_values.items():
-            storage.set_trial_intermediate_value(there, step, value)
-        for key, kept in trial.user_attrs.items():
-            storage.set_trial_user_attr(there, key, kept)
-        for key, kept in trial.system_attrs.items():
-            storage.set_trial_system_attr(there, key, kept)
-        storage.set_trial_state_values(there, trial.state, trial.values)
 
     def _opened(self) -> BaseStorage:
         try:

@@ -9,8 +9,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common.tune._endings import end_in
 
-__all__ = ["Queued", "end_waiting"]
+__all__ = ["Queued"]
 
 #: Where Optuna keeps the parameters that a trial was queued with.
 _FIXED = "fixed_params"
@@ -48,7 +49,7 @@ class Queued:
             self._study.add_trial(trial)
             return self._last
         self._waiting.remove(waiting)
-        end_waiting(self._study, waiting, trial)
+        end_in(self._study._storage, waiting._trial_id, trial)
         return waiting.number
 
     def queue_again(self, chosen: Mapping[str, Any], user: Mapping[str, Any]) -> int:
@@ -67,22 +68,6 @@ class Queued:
     @property
     def _last(self) -> int:
         return len(self._study.get_trials(deepcopy=False)) - 1
-
-
-def end_waiting(study: optuna.Study, waiting: FrozenTrial, trial: FrozenTrial) -> None:
-    """Let a trial that waits in a study end as `trial` has ended elsewhere."""
-    storage, number = study._storage, waiting._trial_id
-    storage.set_trial_state_values(number, TrialState.RUNNING)
-    for name, distribution in trial.distributions.items():
-        value = distribution.to_internal_repr(trial.params[name])
-        storage.set_trial_param(number, name, value, distribution)
-    for step, value in trial.intermediate_values.items():
-        storage.set_trial_intermediate_value(number, step, value)
-    for key, content in trial.user_attrs.items():
-        storage.set_trial_user_attr(number, key, content)
-    for key, content in trial.system_attrs.items():
-        storage.set_trial_system_attr(number, key, content)
-    storage.set_trial_state_values(number, trial.state, trial.values)
 
 
 def _fixed(trial: FrozenTrial) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import usable, whole
 from nnlo_common.checkpoint._hold import hold_lock, release_lock
-from nnlo_common.tune._queued import Queued, end_waiting
+from nnlo_common.tune._endings import end_in
+from nnlo_common.tune._queued import Queued
 
 __all__ = ["Journal", "Record", "Records", "packed", "take_over", "unpacked"]
 
@@ -78,7 +79,7 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
         if trial.number >= len(known):
             study.add_trial(trial)
         elif known[trial.number].state is TrialState.WAITING:
-            end_waiting(study, known[trial.number], trial)
+            end_in(study._storage, known[trial.number]._trial_id, trial)
 
 
 class Record:
