@@ -121,9 +121,11 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
 
 
 @contextlib.contextmanager
-def starting(command: Sequence[str | Path], output: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def starting(
+    command: Sequence[str | Path], output: IO[str], env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run a command while the test looks on, with all that it prints in a file; nothing of it is left."""
-    process = _start(command, None, subprocess.STDOUT, stdout=output)
+    process = _start(command, env, subprocess.STDOUT, stdout=output)
     try:
         yield process
     finally:
