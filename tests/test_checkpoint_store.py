@@ -417,7 +417,9 @@ def test_arrays_come_back_to_the_bit() -> None:
     assert again["scalar"] == float(np.float32(0.1))
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), np.array([None]), {1: 2}, b"bytes"], ids=repr)
+@pytest.mark.parametrize(
+    "value", [{1, 2}, object(), np.array([None]), {1: 2}, b"bytes"], ids=lambda one: type(one).__name__
+)
 def test_what_cannot_be_saved_is_named(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"the state\['worker'\]\[1\] is a"):
         packed_tree({"worker": [0, value]})
