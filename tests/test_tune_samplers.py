@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
+from in_memory import ranks
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
@@ -16,6 +19,7 @@ from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._endings import FOLDS, SECONDS
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._evolutionary import EvolutionarySampler
+from nnlo_common.tune._names import SAMPLERS
 from nnlo_common.tune._spread import noise_of_means
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -123,15 +127,70 @@ def test_bayesian_chooses_the_very_parameters_of_the_sampler_it_stands_for(objec
     assert [trial.params for trial in ours.trials] == [trial.params for trial in bare.trials]
 
 
-@pytest.mark.parametrize("name", ["random", "qmc", "tpe", "gp", "bayesian", "evolutionary"])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "grid"])
 def test_engines_by_name_repeat_with_their_seed(name):
     runs = [optimize(optuna.create_study(), mixed, n_trials=12, sampler=name, seed=5) for _ in range(2)]
     assert [trial.params for trial in runs[0].trials] == [trial.params for trial in runs[1].trials]
 
 
 def test_unknown_names_are_refused_with_those_there_are():
-    with pytest.raises(ConfigurationError, match=r"sampler='grid' is not known: use 'random', .*GridSampler"):
-        engine("grid", 0, 10, optuna.create_study())
+    with pytest.raises(
+        ConfigurationError, match=r"sampler='gird' is not known: use \"bayesian\", .*\"nsgaii\""
+    ):
+        engine("gird", 0, 10, optuna.create_study())
+
+
+def combination(trial):
+    width, kind = trial.suggest_int("width", 8, 16, step=4), trial.suggest_categorical("kind", ["a", "b"])
+    depth = trial.suggest_float("depth", 1, 2, step=0.5) if kind == "a" else 0
+    trial.set_user_attr("tried", [width, kind, depth])
+    return width + depth
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_grid_tries_each_combination_once_and_ends(size):
+    with ranks(size) as cluster:
+        studies = cluster.run(
+            lambda world: optimize(
+                optuna.create_study(), combination, n_trials=50, sampler="grid", world=world
+            ),
+            timeout_s=30,
+        )
+    tried = sorted(str(trial.user_attrs["tried"]) for trial in studies[0].trials)
+    assert tried == sorted(
+        str([width, kind, depth])
+        for width in (8, 12, 16)
+        for kind, depths in {"a": (1.0, 1.5, 2.0), "b": (0,)}.items()
+        for depth in depths
+    )
+
+
+def test_a_grid_without_an_end_is_refused():
+    def objective(trial):
+        return trial.suggest_float("x", 0, 1)
+
+    study = optuna.create_study()
+    study.sampler = engine("grid", 0, 3, study)
+    with pytest.raises(ConfigurationError, match=r"all values of 'x', which has no step: give it one"):
+        study.optimize(objective, n_trials=3)
+
+
+def test_cma_es_takes_one_objective():
+    with pytest.raises(ConfigurationError, match=r"\"cmaes\" takes one objective, and the study has several"):
+        engine("cmaes", 0, 10, optuna.create_study(directions=["minimize", "maximize"]))
+
+
+def test_a_journal_holds_nothing_that_would_be_unpickled_and_cma_es_learns_from_its_trials(tmp_path):
+    journal = tmp_path / "search.jsonl"
+    for n_trials in (20, 40):
+        study = optuna.create_study()
+        optimize(study, smooth, n_trials=n_trials, sampler="cmaes", seed=1, journal=journal)
+    text = journal.read_text()
+    assert "cma:generation" in text
+    assert ":optimizer" not in text
+    assert len(study.trials) == 40
+    late = [trial.value for trial in study.trials[-10:]]
+    assert max(late) < statistics.median(trial.value for trial in study.trials[:10])
 
 
 def test_a_used_up_grid_ends_the_search():

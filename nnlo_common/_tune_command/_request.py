@@ -13,6 +13,7 @@ from nnlo_common._train._config import read_config
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._parser import given_by
 from nnlo_common._train._settings import OPTIONS, Settings, option, settings_of
+from nnlo_common.tune._names import SAMPLERS
 from nnlo_common.tune._time_left import end_of
 
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
@@ -54,7 +55,7 @@ class Search:
         *(_SEARCH, _WORD, "how the next trial is chosen"),
         metavar="NAME",
         default="bayesian",
-        choices=("bayesian", "evolutionary", "random", "qmc", "tpe", "gp"),
+        choices=SAMPLERS,
     )
     objective: str | None = option(
         *(_SEARCH, _WORD, "a metric of the last epoch, or with :best, :min or :max of all (val_loss)"),

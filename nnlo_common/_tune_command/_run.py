@@ -154,6 +154,8 @@ class _Course:
         self._make = getattr(module, "get_model", None)
         space = space_of(table, place, self._make)
         space.check(request.given)
+        if request.search.hyper_opt == "grid":
+            space.check_grid()
         return space
 
     @contextmanager

@@ -62,6 +62,12 @@ class Parameter:
         steps = (value - self.low) / self.step if self.step else 0.0
         return self.low <= value <= self.high and abs(steps - round(steps)) < _NO_STEP
 
+    @property
+    def finite(self) -> bool:
+        """Whether all of its values can be tried."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return bool(self.choices) or whole or self.step is not None
+
     def suggest(self, trial: Any) -> Any:
         """Let a trial choose."""
         if self.choices:
@@ -114,6 +120,14 @@ class Space:
             else:
                 result[one.key] = Given(chosen[one.name], place)
         return result
+
+    def check_grid(self) -> None:
+        """Refuse what has more values than can be tried."""
+        if endless := [one.name for one in self.parameters if not one.finite]:
+            raise ConfigurationError(
+                f"--hyper-opt grid tries each combination, but {', '.join(map(repr, endless))} may be any "
+                "number between two; give a step, or choices"
+            )
 
     def check(self, given: Mapping[str, Given]) -> None:
         """Refuse what is given and searched, and what no training takes."""

@@ -1,26 +1,44 @@
 """Samplers by name.
 
 "random"         uniform
+"grid"           each combination once, in any order; for whole numbers, choices and floats with a step
 "qmc"            a Sobol sequence: even cover of the space, at random for choices
 "tpe"            tree-structured Parzen estimators; any space
 "gp"             a Gaussian process; smooth functions of few parameters
+"cmaes"          CMA-ES: moves a normal distribution; many trials, numbers only, the rest at random
 "bayesian"       GP where it is at its best, else TPE; see `BayesianSampler`
 "evolutionary"   a steady-state genetic algorithm; see `EvolutionarySampler`. With several objectives
-                 NSGA-II, with a population small enough to get beyond its first generation.
+                 "nsgaii".
+"nsgaii"         NSGA-II, with a population small enough to get beyond its first generation.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import (
+    BaseSampler,
+    BruteForceSampler,
+    CmaEsSampler,
+    GPSampler,
+    NSGAIISampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.trial import FrozenTrial
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common._errors import ConfigurationError, MissingExtraError
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._evolutionary import EvolutionarySampler
+from nnlo_common.tune._names import SAMPLERS, quoted_samplers
 
 __all__ = ["engine"]
 
@@ -42,24 +60,49 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
     """
     if isinstance(asked, BaseSampler):
         return asked
+    if asked not in SAMPLERS:
+        raise ConfigurationError(
+            f"sampler={asked!r} is not known: use {quoted_samplers()}, or any Optuna sampler"
+        )
     several = len(study.directions) > 1
+    nsgaii = partial(NSGAIISampler, seed=seed, population_size=_POPULATION)
     makers: dict[str, Callable[[], BaseSampler]] = {
         "random": lambda: RandomSampler(seed=seed),
+        "grid": lambda: _Grid(seed=seed),
         "qmc": lambda: QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False),
         "tpe": lambda: TPESampler(seed=seed),
         "gp": lambda: GPSampler(seed=seed, warn_independent_sampling=False),
         "bayesian": lambda: BayesianSampler(seed=seed, n_trials=n_trials),
-        "evolutionary": lambda: (
-            NSGAIISampler(seed=seed, population_size=_POPULATION)
-            if several
-            else EvolutionarySampler(seed=seed)
-        ),
+        "evolutionary": lambda: nsgaii() if several else EvolutionarySampler(seed=seed),
+        "nsgaii": nsgaii,
+        "cmaes": lambda: _cma_es(seed, several=several),
     }
-    if asked not in makers:
-        grid = " For a grid pass optuna.samplers.GridSampler(space)." if asked == "grid" else ""
-        raise ConfigurationError(
-            f"sampler={asked!r} is not known: use {', '.join(map(repr, makers))} or any Optuna sampler.{grid}"
-        )
     with warnings.catch_warnings():  # that Optuna may still change an argument is ours to follow
         warnings.simplefilter("ignore", ExperimentalWarning)
         return makers[asked]()
+
+
+def _cma_es(seed: int, *, several: bool) -> BaseSampler:
+    if several:
+        raise ConfigurationError(
+            'sampler="cmaes" takes one objective, and the study has several: use "nsgaii" or "tpe"'
+        )
+    if importlib.util.find_spec("cmaes") is None:
+        raise MissingExtraError('sampler="cmaes"', "cmaes", "tune")
+    return CmaEsSampler(seed=seed, warn_independent_sampling=False)
+
+
+class _Grid(BruteForceSampler):
+    """Takes each combination once; what a space without an end is, is said."""
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Choose one parameter."""
+        if isinstance(param_distribution, FloatDistribution) and param_distribution.step is None:
+            raise ConfigurationError(
+                f'sampler="grid" cannot try all values of {param_name!r}, which has no step: give it one, '
+                f"e.g. suggest_float({param_name!r}, {param_distribution.low:g}, "
+                f"{param_distribution.high:g}, step=...), or make it a choice of some values"
+            )
+        return super().sample_independent(study, trial, param_name, param_distribution)

@@ -56,8 +56,8 @@ def optimize(
         block_size: how many ranks train one trial.
         folds: how often each trial is trained, each time with another part of the data to validate (see
             `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
-        sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp" or any Optuna sampler; None: the
-            study's own.
+        sampler: "bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any
+            Optuna sampler; None: the study's own.
         seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
         retries: how often a trial is tried again, with the same parameters, when its objective has failed.
         failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst

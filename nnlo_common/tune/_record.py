@@ -45,7 +45,7 @@ def packed(trial: FrozenTrial) -> dict[str, Any]:
         },
         "steps": [[step, value] for step, value in trial.intermediate_values.items()],
         "user": trial.user_attrs,
-        "system": trial.system_attrs,
+        "system": _without_code(trial.system_attrs),
         "time": [moment and moment.isoformat() for moment in (trial.datetime_start, trial.datetime_complete)],
     }
 
@@ -63,12 +63,17 @@ def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
         },
         distributions=distributions,
         user_attrs=dict(content["user"]),
-        system_attrs=dict(content["system"]),
+        system_attrs=_without_code(content["system"]),
         intermediate_values={int(step): value for step, value in content["steps"]},
     )
     trial.number = content["trial"]
     trial.datetime_start, trial.datetime_complete = start, complete
     return trial
+
+
+def _without_code(system: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what Optuna would unpickle: CMA-ES as it was, which learns from the trials again."""
+    return {key: value for key, value in system.items() if ":optimizer" not in key}
 
 
 def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:

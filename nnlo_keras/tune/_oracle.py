@@ -25,7 +25,7 @@ class SamplerOracle(keras_tuner.Oracle):
     Parameters in conditional scopes are chosen where they are active. `seed=0` is a seed like any other.
 
     Args:
-        sampler: "bayesian", "evolutionary", "random", "qmc", "tpe", "gp", or a sampler.
+        sampler: a name, as in `nnlo_keras.optimize`, or a sampler.
         objective: as for any oracle.
         max_trials: as for any oracle.
         seed: of the sampler; None: another one each time.

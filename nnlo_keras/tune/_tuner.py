@@ -32,6 +32,7 @@ from nnlo_common.checkpoint._hold import hold
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._coordinator import seed_of
+from nnlo_common.tune._names import quoted_samplers
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._optimizers import any_wrapper_in
 from nnlo_keras.tune import _directory
@@ -59,7 +60,7 @@ class MPITuner(keras_tuner.Tuner):
     Args:
         hypermodel: a function that builds a model, or a `HyperModel`.
         oracle: one of `keras_tuner.oracles`, or a sampler as in `nnlo_keras.optimize`: "bayesian",
-            "evolutionary", "random", "qmc", "tpe", "gp" or any of Optuna's.
+            "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any of Optuna's.
         objective: what a sampler is to better, as for any oracle; one of keras-tuner has its own.
         max_trials: how many trials a sampler has.
         seed: of a sampler.
@@ -373,5 +374,5 @@ def _made(oracle: Any, *, objective: Any, max_trials: int | None, seed: int | No
         return SamplerOracle(oracle, **given)
     raise ConfigurationError(
         f"oracle={oracle!r} is no oracle: give one of keras_tuner.oracles, a sampler of Optuna, or the name "
-        'of one: "bayesian", "evolutionary", "random", "qmc", "tpe" or "gp"'
+        f"of one: {quoted_samplers()}"
     )

@@ -1,0 +1,18 @@
+"""The samplers that have names; what they are says `_engines`, which needs Optuna."""
+
+from __future__ import annotations
+
+__all__ = ["SAMPLERS", "quoted_samplers"]
+
+SAMPLERS = ("bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii")
+
+
+def quoted_samplers() -> str:
+    """Return the names for a sentence.
+
+    Example:
+        >>> quoted_samplers().endswith('"cmaes" or "nsgaii"')
+        True
+    """
+    *names, last = (f'"{name}"' for name in SAMPLERS)
+    return f"{', '.join(names)} or {last}"
