@@ -46,6 +46,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
     if job.speaks and facts.default:
         study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
     trainings = Trainings(
+        search=asked,
         given=facts.request.given,
         space=facts.space,
         path=path,
@@ -53,7 +54,6 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         folder=facts.folder,
         found=found,
         figure=facts.figure,
-        prunes=asked.prune != "none",
         block=facts.layout.block_of(job.rank),
         seed=facts.request.seed,
     )
@@ -71,6 +71,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
             retries=asked.retries,
             target_objective=asked.target_objective,
             journal=facts.folder / JOURNAL,
+            export=asked.export,
         )
     problem = ""
     with job.together():

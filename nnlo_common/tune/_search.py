@@ -161,7 +161,7 @@ class Search:
             self._counted = journal.counted
             records.append(journal)
         if self._export is not None:
-            records.append(Export(self._export, self._study, goes_on=self._journal is not None))
+            records.append(Export(self._export, self._study, journal=self._journal))
         return Records(*records)
 
     def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:
