@@ -28,6 +28,8 @@ pytestmark = [
     # keras-tuner asks threads for their names in an old way.
     pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated"),
     pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
 STOCK = {
