@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -489,6 +490,24 @@ def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, tmp_path):
     assert text.count('class="dot') == 3 * len(good)
     if best is not None:
         assert f"val_accuracy {best.value:.4g} in trial {best.number}" in text
+    failed = [one for one in trials if one.value is None]
+    assert text.count("it &amp; &lt;all&gt; failed") == bool(failed)  # once, whoever has failed so
+
+
+def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
+    table = {"kind": ["flat", "deep"], "width": {"low": 4, "high": 16, "when": {"kind": "deep"}}}
+    facts = replace(
+        search(tmp_path, n_fold=2), space=space_of(table, "x", get_model), default={"kind": "flat"}
+    )
+    trials = [
+        finished(0, 0.5, params={"kind": "flat"}),
+        finished(1, 0.75, params={"kind": "deep", "width": 8}, folds=(0.7, 0.8)),
+    ]
+    text = page(facts, trials, trials[1], {}, "")
+    assert "0.75 ± 0.05 over 2 folds; the defaults have come to 0.5, in trial 0" in text
+    assert text.count(">unused</text>") == 1
+    threads = re.findall(r'<polyline class="thread.*?" points="(.*?)"', text)
+    assert sorted(thread.count(" ") for thread in threads) == [2, 2]
 
 
 def test_scales_have_round_ticks():
@@ -501,6 +520,7 @@ def test_scales_have_round_ticks():
         "1",
     ]
     assert [text for _, text in Scale.of([1e-4, 0.1], 0, 99, log=True).ticks()][:2] == ["0.0001", "0.001"]
+    assert [text for _, text in Scale.of([19, 446], 0, 99, log=True).ticks()] == ["20", "50", "100", "200"]
     assert Scale.of([3, 3], 0, 100).at(3) == 50
     assert Scale.of([True, False], 0, 100).ticks() == [(25.0, "True"), (75.0, "False")]
 
