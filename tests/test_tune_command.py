@@ -24,6 +24,7 @@ from nnlo_common._tune_command import _folder as folders
 from nnlo_common._tune_command._default import defaults
 from nnlo_common._tune_command._drawing import Scale
 from nnlo_common._tune_command._facts import Facts, Finished
+from nnlo_common._tune_command._facts import finished as all_finished
 from nnlo_common._tune_command._figure import Figure, figure_of, merit
 from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
 from nnlo_common._tune_command._layout import Layout, share_hosts
@@ -453,6 +454,18 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     best = finished(0, 0.5)
     assert "val_accuracy 0.5000 (best)  4.0 s  width 4" in board.line(best, best)
     assert "failed: it & <all> failed" in board.line(finished(1, None), best)
+
+
+def test_a_trial_from_the_journal_took_as_long_as_it_did():
+    optuna = pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+    study = optuna.create_study()
+    study.enqueue_trial({})
+    trial = study.ask()
+    for key, value in {"nnlo:began": 1000.0, "nnlo:seconds": 2.5, "nnlo:block": 1}.items():
+        trial.set_user_attr(key, value)
+    study.tell(trial, 0.5)  # at another start, long after
+    (one,) = all_finished(study)
+    assert (one.began_s, one.ended_s, one.block) == (1000, 1002.5, 1)
 
 
 class Tags(HTMLParser):
