@@ -37,9 +37,11 @@ class NNLOError(Exception):
 
     Attributes:
         collective: all ranks raise the same, so that one of them can speak for all.
+        said: another rank has told of it, so that this one ends without a word.
     """
 
     collective: bool = False
+    said: bool = False
 
 
 class ConfigurationError(NNLOError, ValueError):

@@ -220,6 +220,9 @@ class _Guard:
             deadline.start()
         world = self.world
         try:
+            if getattr(error, "said", False):
+                time.sleep(_TURN_S * _LAST_TURN)  # or who says it would be ended before
+                return
             # Whoever speaks earlier ends the job meanwhile. What all are known to find is rank 0's to say.
             collective = world.rank and getattr(error, "collective", False)
             time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))

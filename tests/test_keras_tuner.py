@@ -7,12 +7,14 @@ import json
 import math
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from in_memory import no_new_threads, ranks
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
+import keras
 import keras_tuner
 
 import nnlo_keras.tune._tuner
@@ -26,6 +28,8 @@ pytestmark = [
     # keras-tuner asks threads for their names in an old way.
     pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated"),
     pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
 STOCK = {
@@ -303,6 +307,22 @@ def test_folds_side_by_side_are_those_one_after_another(tmp_path):
         results.append(metrics)
     assert results[0] == results[1] == results[2]
     assert set(results[0]["0"]["metrics"]) == {"loss", "loss of fold 0", "loss of fold 1"}
+
+
+@pytest.mark.parametrize(("fold", "kept"), [(None, True), (0, True), (1, False)])
+def test_of_folds_side_by_side_the_first_only_writes_the_files_of_the_trial(fold, kept, tmp_path):
+    def build(hp):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    tuner = MPITuner(build, "random", objective="loss", max_trials=1, folds=2, directory=tmp_path)
+    tuner._fold = fold
+    trial = tuner.oracle.create_trial("rank")
+    tuner.run_trial(trial, np.ones((8, 1)), np.ones((8, 1)), verbose=0)
+    written = {path.name for path in Path(tuner.get_trial_dir(trial.trial_id)).iterdir()}
+    assert ({"build_config.json", "checkpoint.weights.h5"} <= written) is kept
+    assert ("build_config.json" in written) is kept
 
 
 class Folded(Formula):

@@ -14,6 +14,10 @@ from trainings import ADAM, told, write_files
 from nnlo_common._cli import main
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
 DOCS = Path(__file__).parents[1] / "docs" / "tune.md"
 NET = """
 import torch
@@ -46,7 +50,8 @@ def searched(folder):
 
 
 def test_trials_train_again_and_the_same_command_goes_on(capsys):
-    words = ["--n-fold", "2", "--objective", "val_accuracy", "--run", "s"]
+    words = ["--n-fold", "2", "--fold-labels", "labels", "--objective", "val_accuracy", "--run", "s"]
+    words += ["--export", "dashboard.log"]
     assert tune(*words, "--num-iterations", "2") == 0
     before = searched("s")
     assert [len(trial["folds"]) for trial in before["trials"]] == [2, 2]
@@ -58,6 +63,7 @@ def test_trials_train_again_and_the_same_command_goes_on(capsys):
     home = Path("s/trials", best["folder"])
     assert main(["train", "--config", str(home / "fold2" / "config.toml"), "--run", "again"]) == 0
     assert told("again") == told(home / "fold2")
+    assert 'fold_labels = "labels"' in (home / "fold2" / "config.toml").read_text()
     assert told("again")["center"]["val_accuracy"][-1] == best["folds"][1]
     assert main(["train", "--config", str(home / "config.toml"), "--run", "whole"]) == 0
     assert "val_loss" not in told("whole")["center"]
@@ -66,6 +72,9 @@ def test_trials_train_again_and_the_same_command_goes_on(capsys):
     after = searched("s")
     assert [trial["value"] for trial in after["trials"][:2]] == [trial["value"] for trial in before["trials"]]
     assert len(after["trials"]) == 3
+    storage = JournalStorage(JournalFileBackend("dashboard.log"))
+    exported = optuna.load_study(study_name="nnlo tune", storage=storage)
+    assert [trial.value for trial in exported.trials] == [trial["value"] for trial in after["trials"]]
     assert "importances need 10 trials" in capsys.readouterr().out
     assert tune(*words, "--num-iterations", "3", "--momentum", "0") == 2
     assert "'momentum' is searched, and given, too" in capsys.readouterr().err

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common._cli import main
 from nnlo_common._places import locate
+from nnlo_common._train import _folding
+from nnlo_common._train._folding import parts
 from nnlo_common._train._options import Given
 from nnlo_common._train._settings import settings_of
 from nnlo_common._tune_command import _folder as folders
 from nnlo_common._tune_command._default import defaults
 from nnlo_common._tune_command._drawing import Scale
 from nnlo_common._tune_command._facts import Facts, Finished
+from nnlo_common._tune_command._facts import finished as all_finished
 from nnlo_common._tune_command._figure import Figure, figure_of, merit
 from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
 from nnlo_common._tune_command._layout import Layout, share_hosts
@@ -171,6 +176,10 @@ WRONG_FLAGS = {
     "an option of trainings": (["--epochs", "five"], "--epochs 'five' is not possible"),
     "no fold": (["--n-fold", "0"], "at least 1"),
     "folds and a list": (["--n-fold", "2", "--val", "a.h5"], "leave --val out, or --n-fold"),
+    "labels of no folds": (["--fold-labels", "labels"], "there are none; add --n-fold, e.g. --n-fold 5"),
+    "groups of no folds": (["--fold-groups", "run"], "--fold-groups says by what"),
+    "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its end says how to write it"),
+    "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
     "one fold": (["--fold", "1/2"], "there is no option --fold"),
     "no time": (["--until", "soon"], "seconds from now, a time such as"),
     "a space that is missing": (["--space", "no.toml"], "--space no.toml cannot be read"),
@@ -193,7 +202,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(words, expected, caps
 
 def test_a_file_may_say_everything(tmp_path):
     Path("s.toml").write_text(
-        'model = "m.py"\nloss = "mse"\nn_fold = 3\nepochs = 2\n'
+        'model = "m.py"\nloss = "mse"\nn_fold = 3\nepochs = 2\nfold_groups = "run"\nexport = "s.db"\n'
         "[space]\nwidth = {low = 1, high = 4, log = true}\n"
     )
     request = read_request({"config": "s.toml", "n_fold": "2", "learning_rate": "0.5"}, [])
@@ -205,6 +214,70 @@ def test_a_file_may_say_everything(tmp_path):
     assert space_of(again.table, again.place, get_model) == space
     assert settings_of(space.applied(again.given, {})).learning_rate == 0.5
     assert again.given["model"].value == str(tmp_path / "m.py")
+
+
+# -- folds ---------------------------------------------------------------------------------------------
+
+CLASSES, RUNS = np.repeat([0, 1], [8, 4]), np.arange(12) // 2
+
+
+def samples(**datasets):
+    h5py = pytest.importorskip("h5py", reason="h5py is an extra")
+    with h5py.File("a.h5", "w") as file:
+        for name, values in {"features": np.ones((12, 2)), "labels": CLASSES, **datasets}.items():
+            file[name] = values
+    return lambda **options: parts(
+        ["a.h5"],
+        {"features": "features", "labels": "labels"},
+        settings_of({**GIVEN, "fold": Given("1/4"), **{name: Given(one) for name, one in options.items()}}),
+    )
+
+
+@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None], np.eye(2)[CLASSES]], ids=np.shape)
+def test_folds_are_cut_by_the_labels_in_the_files(labels):
+    training, validation = samples(kind=labels)(fold_labels="kind")
+    assert np.bincount(CLASSES[validation]).tolist() == [2, 1]
+    assert sorted([*training, *validation]) == list(range(12))
+
+
+def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
+    monkeypatch.setattr(_folding, "_PIECE", 5)
+    cut = samples(run=RUNS)
+    training, validation = cut(fold_groups="run")
+    assert not set(RUNS[training]) & set(RUNS[validation])
+    training, validation = cut(fold_groups="run", fold_labels="labels")
+    assert not set(RUNS[training]) & set(RUNS[validation])
+    assert len(validation) in (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"fold_labels": "kind"}, r"--fold-labels kind: .*has no 'kind'.*labels"),
+        ({"fold_labels": "both"}, r"--fold-labels both is a group of 2 datasets; name one with"),
+        (
+            {"fold_groups": "features"},
+            r"--fold-groups features has rows of shape \[2\], which are not one-hot",
+        ),
+        ({"fold_labels": "rare"}, r"--fold-labels rare: folds=4 with labels: 5 has 1 of 12 samples"),
+        ({"fold_groups": "labels"}, r"--fold-groups labels: folds=4 of 2 groups: .* at most folds=2"),
+        ({"fold_groups": "text"}, r"--fold-groups text: .*text"),
+    ],
+)
+def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
+    rare = np.where(np.arange(12) == 3, 5, 0)
+    cut = samples(**{"rare": rare, "both/a": CLASSES, "both/b": CLASSES, "text": np.array([b"a"] * 12)})
+    with pytest.raises(ConfigurationError, match=expected):
+        cut(**options)
+
+
+def test_a_fold_is_asked_for_with_what_cuts_it():
+    with pytest.raises(ConfigurationError, match=r"--fold-groups is for parts; add --fold, e\.g\. 1/5"):
+        settings_of({**GIVEN, "fold_groups": Given("run")})
+    search = Search(n_fold=4, fold_groups="run")
+    given = search.folded(GIVEN, 1)
+    assert (settings_of(given).part, settings_of(given).fold_groups) == ((1, 4), "run")
+    assert Search().folded(GIVEN, 0) == GIVEN
 
 
 # -- figures of merit ----------------------------------------------------------------------------------
@@ -383,6 +456,18 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     assert "failed: it & <all> failed" in board.line(finished(1, None), best)
 
 
+def test_a_trial_from_the_journal_took_as_long_as_it_did():
+    optuna = pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+    study = optuna.create_study()
+    study.enqueue_trial({})
+    trial = study.ask()
+    for key, value in {"nnlo:began": 1000.0, "nnlo:seconds": 2.5, "nnlo:block": 1}.items():
+        trial.set_user_attr(key, value)
+    study.tell(trial, 0.5)  # at another start, long after
+    (one,) = all_finished(study)
+    assert (one.began_s, one.ended_s, one.block) == (1000, 1002.5, 1)
+
+
 class Tags(HTMLParser):
     """Sees whether all that is opened is closed, and what is asked of a network."""
 
@@ -418,6 +503,24 @@ def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, tmp_path):
     assert text.count('class="dot') == 3 * len(good)
     if best is not None:
         assert f"val_accuracy {best.value:.4g} in trial {best.number}" in text
+    failed = [one for one in trials if one.value is None]
+    assert text.count("it &amp; &lt;all&gt; failed") == bool(failed)  # once, whoever has failed so
+
+
+def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
+    table = {"kind": ["flat", "deep"], "width": {"low": 4, "high": 16, "when": {"kind": "deep"}}}
+    facts = replace(
+        search(tmp_path, n_fold=2), space=space_of(table, "x", get_model), default={"kind": "flat"}
+    )
+    trials = [
+        finished(0, 0.5, params={"kind": "flat"}),
+        finished(1, 0.75, params={"kind": "deep", "width": 8}, folds=(0.7, 0.8)),
+    ]
+    text = page(facts, trials, trials[1], {}, "")
+    assert "0.75 ± 0.05 over 2 folds; the defaults have come to 0.5, in trial 0" in text
+    assert text.count(">unused</text>") == 1
+    threads = re.findall(r'<polyline class="thread.*?" points="(.*?)"', text)
+    assert sorted(thread.count(" ") for thread in threads) == [2, 2]
 
 
 def test_scales_have_round_ticks():
@@ -430,6 +533,7 @@ def test_scales_have_round_ticks():
         "1",
     ]
     assert [text for _, text in Scale.of([1e-4, 0.1], 0, 99, log=True).ticks()][:2] == ["0.0001", "0.001"]
+    assert [text for _, text in Scale.of([19, 446], 0, 99, log=True).ticks()] == ["20", "50", "100", "200"]
     assert Scale.of([3, 3], 0, 100).at(3) == 50
     assert Scale.of([True, False], 0, 100).ticks() == [(25.0, "True"), (75.0, "False")]
 

@@ -19,6 +19,7 @@ from nnlo_common.tune._endings import ERROR, FAILURE
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 PROGRAM = Path(__file__).with_name("mpi") / "tune_deaths.py"
+ORPHANS = PROGRAM.with_name("tune_orphans.py")
 
 
 def training(trial):
@@ -92,6 +93,36 @@ def test_the_last_block_ends_the_job_and_says_what_goes_on(options, said, tmp_pa
 def test_without_its_coordinator_every_rank_ends():
     with pytest.raises(PeerLostError, match="rank 0: on memory has died, which coordinated the search"):
         searched(7, 0, "Done")
+
+
+@pytest.mark.parametrize(("victim", "kind"), [(0, "Done"), (2, "Outcome")])
+def test_one_rank_only_tells_what_the_search_cannot_do_without(victim, kind):
+    def program(world):
+        if world.rank == victim:
+            world.mail = lambda: DyingMail(world, kind)
+        try:
+            optimize(optuna.create_study(), training, n_trials=6, block_size=3, sampler="random", world=world)
+        except PeerLostError as lost:
+            return lost.said
+
+    with ranks(7 if victim == 0 else 4) as cluster:
+        said = cluster.run(program, 30)
+    said.pop(victim)
+    assert said.count(False) == 1
+    assert set(said) == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.extended
+def test_the_death_of_the_coordinator_is_told_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if running_mpi() == "MPICH":
+        pytest.skip("MPICH's mpiexec ends the job when a rank dies")
+    done = mpiexec(5, ORPHANS, timeout_s=60, options=["--with-ft", "ulfm"])
+    assert done.returncode
+    assert done.stderr.count("rank 0: on ") == 1
+    assert done.stderr.count("has died, which coordinated the search. The same command goes on from") == 1
 
 
 @pytest.mark.slow

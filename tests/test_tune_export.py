@@ -107,6 +107,10 @@ def test_a_search_that_goes_on_takes_its_own_place_and_another_leaves_it(path, t
     assert facts(loaded(path)) == facts(study.trials)
     exported(path, n_trials=1)
     assert len(loaded(path, "mine (2)")) == 1
+    other = tmp_path / "other.jsonl"
+    exported(path, n_trials=2, journal=other)
+    exported(path, n_trials=4, journal=other)
+    assert len(loaded(path, "mine (3)")) == 4
     assert facts(loaded(path)) == facts(study.trials)
 
 

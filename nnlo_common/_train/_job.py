@@ -132,9 +132,11 @@ class Job:
 
     def fail(self, error: Exception, advice: str = "") -> int:
         """End the job for what has gone wrong on this rank, perhaps on this one only."""
-        tell(f"{self.name}{error}{advice}", self.command)
+        said = getattr(error, "said", False)
+        if not said:
+            tell(f"{self.name}{error}{advice}", self.command)
         if self.world is not None:
-            time.sleep(_SILENT_S / 5)  # for the launcher to carry the text
+            time.sleep(2 * _SILENT_S if said else _SILENT_S / 5)  # for the launcher to carry the text
             self.world.abort(1)
         return 1
 

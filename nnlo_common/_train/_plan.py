@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nnlo_common._errors import ConfigurationError
+from nnlo_common._train._folding import parts
 from nnlo_common._train._job import brief
 from nnlo_common._train._model import Loaded
 from nnlo_common._train._modes import MODES, ONLY_TORCH
@@ -18,7 +19,6 @@ from nnlo_common._train._module import asked
 from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
-from nnlo_common.tune._folds import split
 
 __all__ = [
     "Data",
@@ -204,15 +204,12 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     if settings.cache is not None:
         reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
     if settings.part is not None:
-        return _folded(files["--train"], reading, *settings.part)
+        return _folded(files["--train"], reading, settings)
     return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
 
 
-def _folded(files: tuple[str, ...], reading: Reading, fold: int, folds: int) -> Data:
-    """The samples of a fold, which are the same for every seed, so that trainings can be compared by it."""
-    source = HDF5Source(files, **reading)
-    training, validation = split(len(source), folds, fold)
-    source.close()
+def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Data:
+    training, validation = parts(files, reading, settings)
     return Data(
         train=files,
         val=files,

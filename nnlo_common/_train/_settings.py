@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from nnlo_common._errors import ConfigurationError
@@ -95,6 +95,14 @@ class Settings:
     fold: str | None = option(
         *(DATA, _WORD, "validate with this part of the samples and train on the others, e.g. 1/5"),
         metavar="I/K",
+    )
+    fold_labels: str | None = option(
+        *(DATA, _WORD, "stratify: each part has its share of every value of this dataset, e.g. labels"),
+        metavar="NAME",
+    )
+    fold_groups: str | None = option(
+        *(DATA, _WORD, "samples with the same value of this dataset, e.g. a run, are in the same part"),
+        metavar="NAME",
     )
     batch: int = option(DATA, _WHOLE, "samples in a batch of one worker", metavar="N", default=100, least=1)
     shuffle: bool = option(DATA, _FLAG, "another order of the samples in each epoch", default=True)
@@ -216,10 +224,6 @@ class Settings:
             Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
         return int(found[1]) - 1, int(found[2])
 
-    def with_fold(self, fold: int, folds: int) -> Settings:
-        """Return the same of a fold, counted from 1."""
-        return replace(self, fold=f"{fold}/{folds}", val=())
-
     def _contradictions(self) -> list[str]:
         found = [
             (not self.model, "--model is missing: name a Keras JSON, a .keras file or a Python file"),
@@ -239,6 +243,10 @@ class Settings:
             (
                 self.fold is not None and bool(self.val),
                 "--fold takes what validates from the samples of --train; leave --val out, or --fold",
+            ),
+            (
+                self.fold is None and bool(self.fold_labels or self.fold_groups),
+                f"--fold-{'labels' if self.fold_labels else 'groups'} is for parts; add --fold, e.g. 1/5",
             ),
             (
                 self.mode == "gem" and self.optimizer.lower() != "sgd",

@@ -11,6 +11,9 @@ from typing import Any
 __all__ = ["Frame", "Scale", "bar", "drawing", "label", "line", "point", "shade"]
 
 
+_ROOM = 8  # between the outermost values and the axes
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Where values are drawn.
@@ -66,14 +69,22 @@ class Scale:
             return [(self.at(name), str(name)) for name in self.names]
         if self.log:
             powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
-            if len(powers) >= 2:
+            if len(powers) >= 3:
                 every = math.ceil(len(powers) / count)
                 return [(self.at(10.0**power), f"{10.0**power:g}") for power in powers[::every]]
-            return [(self.at(value), f"{value:.3g}") for value in (self.low, self.high)]
+            found = [value for value in _rounds(self.low, self.high) if self.low <= value <= self.high]
+            found = found if len(found) >= 2 else [self.low, self.high]
+            return [(self.at(value), f"{value:.3g}") for value in found[:: math.ceil(len(found) / count)]]
         step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [(self.at(index * step), f"{index * step:.6g}") for index in range(first, last + 1)]
+
+
+def _rounds(low: float, high: float) -> list[float]:
+    """Round numbers around a range of less than three orders of magnitude."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
 
 
 def _round_step(about: float) -> float:
@@ -95,35 +106,37 @@ class Frame:
 
     def axes(self, x_name: str, y_name: str, *, few: bool = False) -> list[str]:
         """Return both axes with ticks and names."""
-        left, bottom = self.x.start, self.y.start
+        left, right = self.x.start - _ROOM, self.x.end + _ROOM
+        bottom, top = self.y.start + _ROOM, self.y.end - _ROOM
         x_count, y_count = (3, 4) if few else (6, 5)
         parts = [
-            f'<path class="axis" d="M{left} {self.y.end}V{bottom}H{self.x.end}"/>',
+            f'<path class="axis" d="M{left} {top}V{bottom}H{right}"/>',
             label((self.x.start + self.x.end) / 2, bottom + 34, x_name, "middle", "name"),
         ]
         for place, text in self.x.ticks(x_count):
             parts += [f'<path class="axis" d="M{place} {bottom}v4"/>', label(place, bottom + 17, text)]
         for place, text in self.y.ticks(y_count):
-            parts.append(f'<path class="grid" d="M{left} {place}H{self.x.end}"/>')
+            parts.append(f'<path class="grid" d="M{left} {place}H{right}"/>')
             parts.append(label(left - 6, place + 4, text, "end"))
-        return [*parts, label(left, self.y.end - 8, y_name, "start", "name")]
+        return [*parts, label(left, top - 8, y_name, "start", "name")]
 
 
 def drawing(width: float, height: float, parts: Iterable[str], title: str) -> str:
     """Return a whole drawing, which a page may make smaller."""
     inside = "\n".join(parts)
+    # Where a window is narrow, letters are to stay legible: the page scrolls those that are wide.
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px" role="img" '
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'style="max-width:{width:g}px;min-width:{0.75 * width:g}px" '
         f'aria-label="{escape(title)}">\n{inside}\n</svg>'
     )
 
 
-def point(x: float, y: float, told: str, kind: str = "dot", style: str = "") -> str:
+def point(x: float, y: float, told: str, kind: str = "dot", style: str = "", *, radius: float = 4) -> str:
     """Return a point that tells something when it is pointed at."""
     styled = f' style="{style}"' if style else ""
-    return (
-        f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="4"{styled}><title>{escape(told)}</title></circle>'
-    )
+    where = f'cx="{x:g}" cy="{y:g}" r="{radius:g}"'
+    return f'<circle class="{kind}" {where}{styled}><title>{escape(told)}</title></circle>'
 
 
 def line(points: Sequence[tuple[float, float]], kind: str, told: str = "", style: str = "") -> str:

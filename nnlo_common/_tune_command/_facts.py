@@ -18,7 +18,7 @@ from nnlo_common._tune_command._space import Space
 
 __all__ = ["Facts", "Finished", "finished", "last_problem"]
 
-_ERROR, _FOLDS = "nnlo:error", "nnlo:folds"
+_ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
@@ -90,6 +90,9 @@ def finished(study: Any) -> list[Finished]:
 def _finished(trial: Any) -> Finished:
     user = trial.user_attrs
     ended = _seconds(trial.datetime_complete)
+    began = user.get(BEGAN, _seconds(trial.datetime_start) or ended)
+    if _SECONDS in user:  # of a trial from the journal Optuna may know only when it was read there
+        ended = min(ended, began + user[_SECONDS])
     value = trial.value if trial.state.name == "COMPLETE" else None
     return Finished(
         number=trial.number,
@@ -100,7 +103,7 @@ def _finished(trial: Any) -> Finished:
         steps=tuple(sorted(trial.intermediate_values.items())),
         block=user.get(BLOCK, 0),
         folder=user.get(FOLDER, f"{trial.number:04}"),
-        began_s=user.get(BEGAN, _seconds(trial.datetime_start) or ended),
+        began_s=began,
         ended_s=ended,
         problem=last_problem(user.get(_ERROR, "")),
     )

@@ -22,6 +22,8 @@ _SEARCH = "Search"
 _WORD, _WHOLE, _FLAG = Kind.WORD, Kind.WHOLE, Kind.FLAG
 #: The options of `nnlo train` that a search does itself.
 _TAKEN = ("fold",)
+#: Those that need folds, which a search has.
+_FOLDING = ("fold_labels", "fold_groups")
 #: Those that say which model and which samples: enough to look at both.
 _EARLY = (
     *("model", "model_params", "allow_pickle", "train", "val", "features_name", "labels_name"),
@@ -46,6 +48,14 @@ class Search:
         metavar="N",
         default=1,
         least=1,
+    )
+    fold_labels: str | None = option(
+        *(_SEARCH, _WORD, "stratify: each fold has its share of every value of this dataset, e.g. labels"),
+        metavar="NAME",
+    )
+    fold_groups: str | None = option(
+        *(_SEARCH, _WORD, "samples with the same value of this dataset, e.g. a run, are in the same fold"),
+        metavar="NAME",
     )
     space: str | None = option(
         *(_SEARCH, _WORD, "a file, .toml or .yaml, that says what is searched; else get_space() does"),
@@ -86,6 +96,10 @@ class Search:
         *(_SEARCH, _WORD, "begin no trial that would end later: seconds, a time, or slurm for the job's end"),
         metavar="WHEN",
     )
+    export: str | None = option(
+        *(_SEARCH, _WORD, "a file, .db or .log, that follows the search, for Optuna's dashboard"),
+        metavar="FILE",
+    )
     table: bool | None = option(
         _SEARCH, _FLAG, "show running trials in a table; else where somebody looks at a terminal"
     )
@@ -95,6 +109,19 @@ class Search:
 
     def __post_init__(self) -> None:
         end_of(self.end, time.time())  # refuse what is no time
+        if self.n_fold == 1 and (self.fold_labels or self.fold_groups):
+            raise ConfigurationError(
+                f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
+                "folds, but there are none; add --n-fold, e.g. --n-fold 5"
+            )
+
+    def folded(self, given: Mapping[str, Given], fold: int) -> dict[str, Given]:
+        """Return the options of a training with those of a fold, counted from 0, where there are folds."""
+        if self.n_fold == 1:
+            return dict(given)
+        own = {"fold": f"{fold + 1}/{self.n_fold}"}
+        own |= {name: value for name in _FOLDING if (value := getattr(self, name)) is not None}
+        return {**given, **{name: Given(value, "the search") for name, value in own.items()}}
 
     @property
     def end(self) -> float | str | datetime | None:
@@ -122,7 +149,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
 #: The same, and those of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
-    **{name: one for name, one in OPTIONS.items() if name not in _TAKEN},
+    **{name: one for name, one in OPTIONS.items() if name not in (*_TAKEN, *_FOLDING)},
 }
 
 
@@ -179,7 +206,7 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
                 f"{one.place} has no option {name!r}{nearest(name, ALL_OPTIONS)} (nnlo tune --help has them)"
             )
     own = {name: one.read(SEARCH_OPTIONS[name]) for name, one in given.items() if name in SEARCH_OPTIONS}
-    rest = {name: one for name, one in given.items() if name in OPTIONS}
+    rest = {name: one for name, one in given.items() if name not in SEARCH_OPTIONS}
     for name, one in rest.items():
         one.read(OPTIONS[name])
     search = Search(**own)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nnlo_common._errors import ConfigurationError, MissingExtraError, NNLOError
+from nnlo_common._files import usable
 from nnlo_common._joining import within
 from nnlo_common._roles import say
 from nnlo_common._train._job import Job, refuse_alike, tell
@@ -85,6 +86,7 @@ class _Course:
         with job.together():
             request = self.request = read_request(flags, unknown)
             _check_optuna()
+            _check_export(request.search.export)
             draft = request.draft()
             log(draft.log_level, job)
         places = job.places()
@@ -185,11 +187,7 @@ class _Course:
     def _try(self, chosen: Mapping[str, Any]) -> float:
         """Make a training, without training it, and return its learning rate."""
         request = self.request
-        given = self.space.applied(request.given, chosen)
-        settings = settings_of(given)
-        folds = request.search.n_fold
-        if folds > 1:
-            settings = settings.with_fold(1, folds)
+        settings = settings_of(request.search.folded(self.space.applied(request.given, chosen), 0))
         loaded = load_model(settings, self._path)
         self.framework = loaded.framework
         plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
@@ -223,6 +221,16 @@ class _Course:
 
 def _nobody(epoch: int, scores: Mapping[str, float]) -> None:
     """Watch nothing."""
+
+
+def _check_export(asked: str | None) -> None:
+    from nnlo_common.tune._export import exportable
+
+    if asked is not None:
+        try:
+            usable(f"--export {asked}", exportable(asked))
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace("export=", "--export ")) from None
 
 
 def _check_optuna() -> None:

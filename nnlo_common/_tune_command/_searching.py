@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import optuna
 
+from nnlo_common._errors import PeerLostError
 from nnlo_common._train._job import Job, tell
 from nnlo_common._tune_command._facts import Facts
 from nnlo_common._tune_command._folder import JOURNAL, Found
@@ -17,6 +19,17 @@ from nnlo_common._tune_command._watch import Watch
 from nnlo_common.tune import optimize
 
 __all__ = ["search"]
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Leave it to the command what to do: without --run it has another journal each time."""
+    try:
+        yield
+    except PeerLostError as lost:
+        lost.problem = lost.problem.partition(". The same command")[0]
+        raise
+
 
 _PRUNERS: dict[str, Any] = {
     "none": optuna.pruners.NopPruner,
@@ -46,6 +59,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
     if job.speaks and facts.default:
         study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
     trainings = Trainings(
+        search=asked,
         given=facts.request.given,
         space=facts.space,
         path=path,
@@ -53,11 +67,10 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         folder=facts.folder,
         found=found,
         figure=facts.figure,
-        prunes=asked.prune != "none",
         block=facts.layout.block_of(job.rank),
         seed=facts.request.seed,
     )
-    with Watch(study, facts) if job.speaks else nullcontext():
+    with Watch(study, facts) if job.speaks else nullcontext(), _advised():
         optimize(
             study,
             trainings,
@@ -71,6 +84,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
             retries=asked.retries,
             target_objective=asked.target_objective,
             journal=facts.folder / JOURNAL,
+            export=asked.export,
         )
     problem = ""
     with job.together():

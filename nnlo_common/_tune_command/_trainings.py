@@ -22,6 +22,7 @@ from nnlo_common._train._run import Course
 from nnlo_common._train._settings import Settings, settings_of
 from nnlo_common._tune_command._figure import FUNCTION, Figure, merit
 from nnlo_common._tune_command._folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
+from nnlo_common._tune_command._request import Search
 from nnlo_common._tune_command._space import Space
 from nnlo_common.tune._coordinator import seed_of
 
@@ -33,6 +34,7 @@ class Trainings:
     """The objective of a search.
 
     Attributes:
+        search: the options of the search.
         given: the options that all trials have.
         space: what they choose.
         path: of the model.
@@ -40,11 +42,11 @@ class Trainings:
         folder: of the search.
         found: what was in it when the search began.
         figure: what each trial is measured by.
-        prunes: whether trials may be given up.
         block: which block this rank is in.
         seed: of the search.
     """
 
+    search: Search
     given: Mapping[str, Given]
     space: Space
     path: Path
@@ -52,7 +54,6 @@ class Trainings:
     folder: Path
     found: Found
     figure: Figure
-    prunes: bool
     block: int
     seed: int
 
@@ -91,17 +92,17 @@ class Trainings:
     def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
         """What a training is to be."""
         given = self.space.applied(self.given, chosen)
+        if folds > 1:
+            given = self.search.folded(given, fold)
         given["seed"] = Given(seed, "the search")
         given["run"] = Given(str(home if folds == 1 else home / f"fold{fold + 1}"), "the search")
-        if folds > 1:
-            given["fold"] = Given(f"{fold + 1}/{folds}", "the search")
         return settings_of(given)
 
     def _watch(self, trial: Any, epoch: int, scores: Mapping[str, float]) -> None:
         """Report an epoch; all ranks give the trial up together."""
         if self.figure.metric in scores:
             trial.report(scores[self.figure.metric], epoch)
-        if self.prunes and trial.should_prune():
+        if self.search.prune != "none" and trial.should_prune():
             raise TrialPruned
 
     def _value(self, job: Job, course: Course, history: Mapping[str, list[float]]) -> float:

@@ -27,8 +27,11 @@ from nnlo_common.tune._record import Record
 __all__ = ["Export", "exportable"]
 
 _LOG = logging.getLogger(__name__)
+_JOURNAL = "nnlo:journal"
 _SUFFIXES = (".db", ".sqlite3", ".log")
 _EVERY_S = 0.5
+# What SQLite says where a dashboard, opened at the same moment, makes the same tables.
+_RACED = ("already exists", "UNIQUE constraint failed: alembic_version")
 # How long SQLite waits for somebody else's lock, and the end of a search for the last to be written.
 _LOCKED_S, _LAST_S = 10, 30.0
 # A lock that is held for longer is that of a job that was killed: each is held for one line.
@@ -56,13 +59,13 @@ class Export(Record):
     Args:
         path: the file; made if it is not there. Other studies in it are kept.
         study: what it follows.
-        goes_on: whether the study holds what an earlier job has exported, so that this one takes its place.
-            Otherwise a name that is taken gets a number.
+        journal: from what the search goes on. What an earlier job with the same has exported is in the study,
+            which takes its place. Otherwise a name that is taken gets a number.
     """
 
-    def __init__(self, path: str | Path, study: optuna.Study, *, goes_on: bool) -> None:
+    def __init__(self, path: str | Path, study: optuna.Study, *, journal: str | Path | None = None) -> None:
         self._path = usable(f"export={str(path)!r}", exportable(path))
-        self._study, self._goes_on = study, goes_on
+        self._study, self._journal = study, journal and str(Path(journal).absolute())
         nameless = study.study_name.startswith("no-name")  # Optuna's, another each time
         self._name = self._path.stem if nameless else study.study_name
         self._storage: BaseStorage | None = None
@@ -131,6 +134,9 @@ class Export(Record):
         except Exception as error:
             if "locked" in str(error):
                 raise
+            if any(sign in str(error) for sign in _RACED):
+                self._closing.wait(_EVERY_S)
+                return self._begun_in(self._storage_of())
             aside = self._path.with_name(f"{self._path.name}.damaged")
             self._path.replace(aside)
             with contextlib.suppress(OSError):
@@ -149,14 +155,15 @@ class Export(Record):
 
     def _begun_in(self, storage: BaseStorage) -> BaseStorage:
         """Make this study's place in a storage."""
-        taken = {one.study_name: one._study_id for one in storage.get_all_studies()}
-        name, count = self._name, 1
-        if self._goes_on and name in taken:
-            storage.delete_study(taken.pop(name))
-        while name in taken:
+        taken = {one.study_name: one for one in storage.get_all_studies()}
+        name, count, ours = self._name, 1, self._journal
+        while name in taken and (not ours or taken[name].user_attrs.get(_JOURNAL) != ours):
             count += 1
             name = f"{self._name} ({count})"
+        if name in taken:
+            storage.delete_study(taken[name]._study_id)
         self._study_id = storage.create_new_study(self._study.directions, name)
-        for key, value in self._study.user_attrs.items():
+        own = {_JOURNAL: ours} if ours else {}
+        for key, value in (self._study.user_attrs | own).items():
             storage.set_study_user_attr(self._study_id, key, value)
         return storage

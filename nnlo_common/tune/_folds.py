@@ -104,7 +104,7 @@ def _labelled(labels: Any, samples: int, folds: int) -> Indices:
         rare = np.asarray(labels).reshape(-1)[np.flatnonzero(classes == counts.argmin())[0]]
         raise ConfigurationError(
             f"folds={folds} with labels: {rare.item()!r} has {counts.min()} of {samples} samples, too few "
-            "for one in each fold; give fewer folds, or labels=None"
+            "for one in each fold; give fewer folds, or split without labels"
         )
     return classes
 

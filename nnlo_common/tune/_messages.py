@@ -157,6 +157,11 @@ class Left(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Told(Message):
+    """This rank tells the user why the search cannot go on, so nobody else need to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Said(Message):
     """The parameter that the leader has got when it called `call`."""
 
@@ -225,6 +230,7 @@ _KINDS: dict[str, type[Message]] = {
         Halt,
         End,
         Left,
+        Told,
         Said,
         Judged,
         Text,

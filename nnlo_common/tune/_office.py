@@ -17,7 +17,7 @@ from typing import TypeVar
 from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
-from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, from_text, to_text
+from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, Told, from_text, to_text
 
 __all__ = ["Office"]
 
@@ -32,6 +32,7 @@ class Office:
         run: the number of the run that is under way; -1 before the first.
         halted: why the coordinator has broken it off; empty where it has not.
         lost: which ranks of the block have died.
+        told: whether another rank tells the user that the coordinator has.
 
     Args:
         mail: this rank's letter box.
@@ -48,7 +49,7 @@ class Office:
         self._orders: deque[Start | End] = deque()
         self.run, self.halted = -1, ""
         self.lost: set[int] = set()
-        self._orphaned = False
+        self._orphaned = self.told = False
 
     def next_order(self) -> Start | End:
         """Wait for the next run, or for the end."""
@@ -134,12 +135,15 @@ class Office:
         if isinstance(letter, Lost):
             self.lost |= {member for member, peer in enumerate(self._members) if peer == letter.rank}
             self._orphaned = letter.rank == self._coordinator
+        if letter is not None and not isinstance(letter, Lost):
+            message = from_text(letter[1])
+            if isinstance(message, Told):
+                self._orphaned = self.told = True
         if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
             raise PeerLostError(self._coordinator, "has died, which coordinated the search")
         if letter is None or isinstance(letter, Lost):
             return letter is not None
-        peer, text = letter
-        message = from_text(text)
+        peer, _ = letter
         if isinstance(message, (Start, End)):
             self._orders.append(message)
         elif message.run >= self.run:

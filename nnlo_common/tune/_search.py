@@ -33,6 +33,7 @@ from nnlo_common.tune._messages import (
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
+from nnlo_common.tune._telling import is_to_tell
 from nnlo_common.tune._time_left import TimeLeft, end_of
 from nnlo_common.tune._trial import heard
 
@@ -121,6 +122,7 @@ class Search:
         mine = next((team for team in teams if world.rank in team), (world.rank,))
         hosts = world.gather_text(world.host)
         mail, part = world.mail(), world.part(mine)
+        office = Office(mail, 0, mine, part.rank)
         try:
             with Interrupts() as interrupts:
                 if world.rank == 0:
@@ -128,11 +130,11 @@ class Search:
                     interrupted = self._coordinate(letters, len(blocks), len(teams), interrupts)
                     letters.await_leaving()  # before the post closes
                 else:
-                    interrupted = self._take_part(Office(mail, 0, mine, part.rank), part)
+                    interrupted = self._take_part(office, part)
         except PeerLostError as lost:
             problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
             end = PeerLostError(lost.rank, problem)
-            end.collective = world.rank > 1  # the coordinator's death ends all of them: one may speak
+            end.said = not is_to_tell(mail, world.rank, world.size, told=office.told)
             raise end from lost.__cause__
         mail.close()
         part.close()
@@ -161,7 +163,7 @@ class Search:
             self._counted = journal.counted
             records.append(journal)
         if self._export is not None:
-            records.append(Export(self._export, self._study, goes_on=self._journal is not None))
+            records.append(Export(self._export, self._study, journal=self._journal))
         return Records(*records)
 
     def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras_tuner
@@ -19,6 +20,7 @@ from nnlo_common.tune._messages import End, from_text, to_text
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
 from nnlo_common.tune._search import cut_teams
+from nnlo_common.tune._telling import is_to_tell
 from nnlo_keras.tune._dispatch import Dispatch
 
 __all__ = ["search_over"]
@@ -58,13 +60,14 @@ def search_over(
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     mail, part = world.mail(), world.part(mine)
     failure: Exception | None
-    with Interrupts() as interrupts:
+    office = Office(mail, 0, mine, part.rank)
+    with Interrupts() as interrupts, _told_once(office, mail, world):
         if world.rank == 0:
             dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
             _coordinate(mail, teams, dispatch, interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
         else:
-            end = run_block(Office(mail, 0, mine, part.rank), part, train)
+            end = run_block(office, part, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
         world.gather_text("")  # nobody may have a letter under way when the post closes
     mail.close()
@@ -75,6 +78,16 @@ def search_over(
         raise failure
     if interrupted:
         raise SystemExit(EXIT_CODE)
+
+
+@contextmanager
+def _told_once(office: Office, mail: Mail, world: DivisibleWorld) -> Iterator[None]:
+    """Let one rank only tell that a rank has died which the search cannot do without."""
+    try:
+        yield
+    except PeerLostError as lost:
+        lost.said = not is_to_tell(mail, world.rank, world.size, told=office.told)
+        raise
 
 
 def _claim(tuner: Any, world: DivisibleWorld) -> None:

@@ -188,15 +188,16 @@ class MPITuner(keras_tuner.Tuner):
         )
         folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
         folds = folds if self._fold is None else [self._fold]
-        # Of folds side by side one only can save its best epoch as the trial's.
-        saves = _first_of_block() and not self._fold
-        results = [
-            self._executed(trial, fold, checkpoint if saves else None, args, options) for fold in folds
-        ]
+        saves = checkpoint if self._keeps_files() else None
+        results = [self._executed(trial, fold, saves, args, options) for fold in folds]
         if self._folds.count == 1 or self._fold is not None:
             return results[0]
         found = [tuner_utils.convert_to_metrics_dict(result, self.oracle.objective) for result in results]
         return averaged(found, self.oracle.objective.name)
+
+    def _keeps_files(self) -> bool:
+        """Whether this rank writes the trial's files: of folds side by side only the first does."""
+        return _first_of_block() and not self._fold
 
     def _executed(
         self, trial: Any, fold: int | None, checkpoint: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -232,7 +233,7 @@ class MPITuner(keras_tuner.Tuner):
                 args, options = shared(args, options, wrapper.servers)
             _fit_together(model, world)
         results = self.hypermodel.fit(hp, model, *args, **options)
-        if _first_of_block():
+        if self._keeps_files():
             _directory.write(self._get_build_config_fname(trial.trial_id), model.get_build_config())
         tuner_utils.validate_trial_results(results, self.oracle.objective, "HyperModel.fit()")
         return results
