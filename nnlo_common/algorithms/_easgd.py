@@ -101,9 +101,6 @@ class EASGD(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
-    tied_to_workers: ClassVar[str] = (
-        "each worker pulls at the centre with its share of one force, and where it is cannot be made up"
-    )
 
     every: int = 10
     alpha: float | None = None
