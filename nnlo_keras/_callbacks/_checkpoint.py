@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import nnlo_common
+from nnlo_common import ConfigurationError
 from nnlo_common._files import usable, whole
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
@@ -34,7 +35,8 @@ class Checkpoint(Companion):
 
     A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
     weights, optimizer and counts, statistics and seeds, the states of random numbers, the position of an
-    `H5Sequence`, the history, and what EarlyStopping, ReduceLROnPlateau and ModelCheckpoint have seen. It is
+    `H5Sequence`, the history, and what EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and SwapEMAWeights
+    have seen; also what the `state_dict()` of a callback of yours returns, for its `load_state_dict()`. It is
     written whole or not at all; one that is damaged is told of, and the one before is used. With one
     process, one worker, or `Synchronous`, a training that was interrupted has the bits of one that was not.
 
@@ -84,6 +86,12 @@ class Checkpoint(Companion):
         container = self._container = container_of(sys._getframe(1))
         if container is not None:
             container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
+            Decisions(container)
+            if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in container.callbacks):
+                raise ConfigurationError(
+                    "BackupAndRestore was given together with nnlo_keras.Checkpoint, and each would go on "
+                    "from what it has saved itself; leave BackupAndRestore out"
+                )
 
     def before_start(self, role: str) -> None:
         """See whether there can be checkpoints."""
@@ -260,6 +268,7 @@ class Checkpoint(Companion):
 
     def _load(self, data: bytes) -> None:
         tree = self._saved = unpacked_tree(data)
+        Decisions(self._container).check(tree["callbacks"])
         self._held.synchronise()
         self._held.load(tree)
         if self.team is not None:
@@ -271,6 +280,7 @@ class Checkpoint(Companion):
         """Begin the epoch anew, at the centre, with what another worker has besides its weights."""
         assert self.team is not None  # alone there is no centre
         tree = unpacked_tree(data)
+        Decisions(self._container).check(tree["callbacks"])
         self._held.load(tree, seeds=self.team.serves)
         self.team.load_for_others(tree["team"] if self.team.serves else None, facts["epoch"])
         self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
