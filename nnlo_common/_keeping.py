@@ -12,7 +12,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._guard import advise
 from nnlo_common._identity import difference
 from nnlo_common._interrupts import EXIT_CODE, Interrupts
-from nnlo_common._roles import speaks
+from nnlo_common._roles import say, speaks
 from nnlo_common._saving import Saving
 from nnlo_common._team import Team
 from nnlo_common.checkpoint import Checkpoint, DamagedError, Store
@@ -142,13 +142,14 @@ class Keeper:
     def resume(
         self,
         load: Callable[[bytes], None],
-        load_for_others: Callable[[bytes | None, Mapping[str, Any]], None],
+        load_anew: Callable[[bytes, Mapping[str, Any]], None],
     ) -> Mapping[str, Any] | None:
         """Go on from the newest checkpoint that is whole (collective).
 
         Args:
             load: takes what this rank has saved.
-            load_for_others: takes it where there are other workers now; None on a worker.
+            load_anew: takes what there is for a rank that begins anew: on a server its own, on a worker what
+                the first worker has saved.
 
         Returns:
             Its facts; None where there is none.
@@ -166,12 +167,14 @@ class Keeper:
             checkpoint = Checkpoint.open(self.store.path(number), number)
             facts.update(checkpoint.manifest.facts)
             others = self._check(facts)
-            name = self._file
-            if not others:
-                load(checkpoint.read(name))
+            trains = self._team is not None and not self._team.serves
+            if trains and (others or self._file not in checkpoint.manifest.files):
+                load_anew(checkpoint.read(self._first_worker(checkpoint)), facts)
+            elif others:
+                load_anew(checkpoint.read(self._file), facts)
             else:
-                serves = self._team is not None and self._team.serves
-                load_for_others(checkpoint.read(name) if serves else None, facts)
+                load(checkpoint.read(self._file))
+            self._tell_who_begins_anew(checkpoint)
             return ""
 
         self._agreed(take)
@@ -201,6 +204,34 @@ class Keeper:
                 f"was saved with {saved['workers']} workers, and now there are {here['workers']}: {reason}",
             )
         return True
+
+    def _first_worker(self, checkpoint: Checkpoint) -> str:
+        """Name the file of the first worker that has a part in a checkpoint; servers come before workers."""
+        _, _, suffix = self._file.partition(".")
+        servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
+        names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
+        return next((name for name in names if name in checkpoint.manifest.files), self._file)
+
+    def _tell_who_begins_anew(self, checkpoint: Checkpoint) -> None:
+        if self._team is None:
+            return
+        there, member = checkpoint.manifest.facts["workers"], self._team.member
+        files, (_, _, suffix) = checkpoint.manifest.files, self._file.partition(".")
+        ranks = range(member.servers, member.servers + member.workers)
+        missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
+        if there != member.workers:
+            told = (
+                f"is of {there} workers, and now there are {member.workers}, so all of them begin at the "
+                "centre, and the epoch begins anew"
+            )
+        elif missing:
+            told = (
+                f"has no part of rank {', '.join(missing)}, which had died or not begun: it begins anew at "
+                "the centre; the others go on where they were"
+            )
+        else:
+            return
+        say(member.role, f"nnlo: {checkpoint.folder} {told}")
 
     def _agreed(self, what: Callable[[], str]) -> list[str]:
         """Do something on all ranks and return what each has found; what one refuses, all do (collective)."""

@@ -198,8 +198,6 @@ class Saving:
             self.settle()
             return
         self._number = self._draft.number
-        # A worker that has died has no part in it.
-        facts = {**facts, "workers": facts["workers"] - len(self._team.serving.lost())}
         self._expected, self._reported, self._settled, self._trouble = expected, set(), set(), ""
         self._complete = lambda draft: self._store.commit(draft, facts, score)
         self._start(self._draft, tree)

@@ -77,7 +77,7 @@ class Serving:
         self._dropped: set[int] = set()
         self._losses: list[str] = []
         self._watches = [Watch(self._look, LOOK_EVERY_S)]
-        self._may_pause = False
+        self._may_pause = self._in_epoch = False
         self._early: list[Received] = []  # requests to pause, before this server has got to that epoch
         self._pauses = 0
         #: Called when all workers pause, before anything else is handled.
@@ -113,10 +113,11 @@ class Serving:
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
-        self._may_pause = True
-        self._take_early_pauses()
+        self._may_pause = self._in_epoch = True
+        if not self._server.peers.have_finished(self._epochs):  # or they pause in a later one
+            self._take_early_pauses()
         self._serve(self._epoch_over)
-        self._may_pause = False
+        self._may_pause = self._in_epoch = False
         self._assemble()
 
     def point(self) -> Vector:
@@ -345,7 +346,8 @@ class Serving:
         if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
-            if event.message.kind is Kind.PAUSE and not self._may_pause:
+            over = self._in_epoch and self._server.peers.have_finished(self._epochs)
+            if event.message.kind is Kind.PAUSE and (over or not self._may_pause):
                 self._early.append(event)  # so that all ranks are at the same place of the script
                 return
             perform(self._endpoint, self._server.handle(event))

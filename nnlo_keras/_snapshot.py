@@ -9,18 +9,30 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError, _random_states
+from nnlo_common.checkpoint import packed_tree
 from nnlo_keras._layout import memory_of
 
 __all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
 
 #: What Keras's own callbacks have seen of a training, as far as they decide by it.
-_SEEN = ("wait", "stopped_epoch", "best", "best_epoch", "best_weights", "cooldown_counter")
+_SEEN = (
+    "wait",
+    "stopped_epoch",
+    "best",
+    "best_epoch",
+    "best_weights",
+    "cooldown_counter",
+    "_ema_weights_in_model",
+)
 #: What layers draw from that have no seed generator of their own.
 _SEEDS = "global_seed_generator"
+#: What callbacks of the user's own have that want to be kept.
+_OWN = ("state_dict", "load_state_dict")
 _DECIDING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.SwapEMAWeights,
 )
 
 
@@ -81,10 +93,20 @@ class Decisions:
 
     Args:
         container: the callbacks.
+
+    Raises:
+        ConfigurationError: one can only save, or only load, what it has seen.
     """
 
     def __init__(self, container: Any) -> None:
         self._callbacks = [] if container is None else container.callbacks
+        for one in self._callbacks:
+            has = [name for name in _OWN if callable(getattr(one, name, None))]
+            if len(has) == 1:
+                raise ConfigurationError(
+                    f"the callback {type(one).__name__} has {has[0]}() alone, but a checkpoint needs "
+                    f"{' and '.join(f'{name}()' for name in _OWN)}; write both, or none"
+                )
         self._history = None if container is None else container._history
 
     def state(self) -> dict[str, Any]:
@@ -98,7 +120,21 @@ class Decisions:
             "seen": [
                 {name: getattr(one, name) for name in _SEEN if hasattr(one, name)} for one in self._deciding()
             ],
+            "own": [[type(one).__name__, _own_state(one)] for one in self._own()],
         }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse what other callbacks have seen.
+
+        Raises:
+            ConfigurationError: those with a state of their own are not the same, in the same order.
+        """
+        there, here = [name for name, _ in state["own"]], [type(one).__name__ for one in self._own()]
+        if there != here:
+            raise ConfigurationError(
+                f"the callbacks that keep a state_dict() were {there} when the checkpoint was made, and are "
+                f"{here} now; give fit() the same ones in the same order"
+            )
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on there, once all callbacks have begun."""
@@ -109,6 +145,8 @@ class Decisions:
         if len(deciding) == len(state["seen"]):
             for one, seen in zip(deciding, state["seen"], strict=True):
                 vars(one).update(seen)
+        for one, (_, seen) in zip(self._own(), state["own"], strict=True):
+            one.load_state_dict(seen)
         for one in self._callbacks:
             if isinstance(one, keras.callbacks.CSVLogger) and not one.append:
                 self._log_again(one, state)
@@ -116,12 +154,25 @@ class Decisions:
     def _deciding(self) -> list[Any]:
         return [one for one in self._callbacks if isinstance(one, _DECIDING)]
 
+    def _own(self) -> list[Any]:
+        return [one for one in self._callbacks if hasattr(one, _OWN[0])]
+
     def _log_again(self, logger: Any, state: Mapping[str, Any]) -> None:
         """Write the epochs anew that were before: the file has been begun anew."""
         epochs, history = state["epochs"], state["history"]
         for place, epoch in enumerate(epochs):
             logs = {name: values[place] for name, values in history.items() if len(values) == len(epochs)}
             logger.on_epoch_end(epoch, logs)
+
+
+def _own_state(callback: Any) -> Any:
+    """What a callback of the user's own wants to be kept."""
+    state, name = callback.state_dict(), type(callback).__name__
+    try:
+        packed_tree({f"{name}.state_dict()": state})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the callback {name} cannot be kept in a checkpoint: {error}") from None
+    return state
 
 
 def _plain(value: Any) -> Any:

@@ -128,7 +128,7 @@ class Checkpoint:
             ConfigurationError: the folder is of another training, or no checkpoint in it is whole.
         """
         with self._keeper.interrupts:
-            self._keeper.resume(self._load, self._load_for_others)
+            self._keeper.resume(self._load, self._load_anew)
             try:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch
@@ -245,9 +245,7 @@ class Checkpoint:
 
     def _load(self, data: bytes) -> None:
         tree, optimizer = unpacked(data), self._optimizer
-        load_modules(optimizer._modules(), tree["modules"])
-        if tree["optimizer"] is not None:
-            optimizer.load_state_dict(tree["optimizer"])
+        self._load_own(tree)
         if self._team is not None:
             self._team.load(tree["team"])
             self._take_groups()
@@ -259,14 +257,20 @@ class Checkpoint:
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
 
-    def _load_for_others(self, data: bytes | None, facts: Mapping[str, Any]) -> None:
-        """Begin the epoch anew with other workers, who share it out anew."""
-        assert self._team is not None  # alone there are none
+    def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
+        """Begin the epoch anew, at the centre, with what another worker has besides its weights."""
+        assert self._team is not None  # alone there is no centre
+        tree = unpacked(data)
         self._epoch = self._first_epoch = facts["epoch"]
-        tree = None if data is None else unpacked(data)
-        self._team.load_for_others(tree and tree["team"], self._epoch)
-        if tree is not None:
-            self._take_groups()
+        self._load_own(tree)
+        self._team.load_for_others(tree["team"] if self._team.serves else None, self._epoch)
+        self._take_groups()
+        self._load_also(tree)
+
+    def _load_own(self, tree: Mapping[str, Any]) -> None:
+        load_modules(self._optimizer._modules(), tree["modules"])
+        if tree["optimizer"] is not None:
+            self._optimizer.load_state_dict(tree["optimizer"])
 
     def _take_groups(self) -> None:
         """Show what the centre's optimizer has: with its state it has got new groups."""

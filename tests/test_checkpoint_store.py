@@ -181,6 +181,31 @@ def folder_for_file(draw: random.Random, folder: Path) -> set[str]:
     return {path.name}
 
 
+def empty(_: random.Random, folder: Path) -> set[str]:
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    return {MANIFEST}
+
+
+def foreign(draw: random.Random, folder: Path) -> set[str]:
+    path = draw.choice([path for path in folder.iterdir() if path.stat().st_size])
+    path.write_bytes(draw.randbytes(path.stat().st_size))
+    return {path.name}
+
+
+def lead_astray(draw: random.Random, folder: Path) -> set[str]:
+    path = draw.choice([path for path in folder.iterdir() if path.stat().st_size])
+    path.unlink()
+    path.symlink_to(draw.choice(["nowhere", path.name, "..", "/dev/null"]))
+    return {path.name}
+
+
+def file_for_folder(draw: random.Random, folder: Path) -> set[str]:
+    shutil.rmtree(folder)
+    folder.write_bytes(draw.randbytes(9))
+    return {MANIFEST}
+
+
 def swap_inside(draw: random.Random, folder: Path) -> set[str]:
     one, other = draw.sample(sorted(folder.iterdir()), 2)
     first = one.read_bytes()
@@ -232,6 +257,10 @@ DAMAGES: list[Damage] = [
     lengthen,
     remove,
     folder_for_file,
+    empty,
+    foreign,
+    lead_astray,
+    file_for_folder,
     swap_inside,
     swap_between,
     other_folder,
@@ -241,7 +270,7 @@ DAMAGES: list[Damage] = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_of_500_damaged_checkpoints_none_is_loaded_and_each_is_told_of(
+def test_of_700_damaged_checkpoints_none_is_loaded_and_each_is_told_of(
     tmp_path: Path, damage: Damage
 ) -> None:
     filled(tmp_path / "whole")

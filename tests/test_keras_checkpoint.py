@@ -16,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).with_name("mpi")))
 
 import keras_checkpoint  # noqa: E402
 
+import nnlo_keras as nk  # noqa: E402
+from nnlo_common import ConfigurationError  # noqa: E402
+
 PROGRAM = Path(keras_checkpoint.__file__)
 BATCHES = 30  # of a whole training in one process
 TORCH = keras.backend.backend() == "torch"
@@ -81,6 +84,72 @@ def test_a_killed_training_goes_on_bit_for_bit_within_an_epoch(tmp_path, file, w
     with pytest.raises(KeyboardInterrupt):
         keras_checkpoint.train(tmp_path / "run", file, stop_at=17, **options)
     same(tmp_path, file, 16, **options)
+
+
+class Counting(keras.callbacks.Callback):
+    """A callback that has seen something."""
+
+    def __init__(self, thing=None):
+        super().__init__()
+        self.seen, self.thing = [], thing
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(epoch)
+
+    def state_dict(self):
+        return {"seen": self.seen, "sums": np.cumsum(self.seen), "thing": self.thing}
+
+    def load_state_dict(self, state):
+        assert state["sums"].tolist() == np.cumsum(state["seen"]).tolist()
+        self.seen = state["seen"]
+
+
+def fit(folder, epochs, *callbacks, **options):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **options), "mse")
+    x = np.linspace(-1, 1, 32, dtype="f4").reshape(16, 2)
+    given = [nk.Checkpoint(folder), *callbacks]
+    model.fit(x, x[:, :1], epochs=epochs, batch_size=4, shuffle=False, verbose=0, callbacks=given)
+    return np.concatenate([np.ravel(keras.ops.convert_to_numpy(one)) for one in model.weights])
+
+
+def test_what_a_callback_of_the_users_own_has_seen_is_kept(tmp_path):
+    fit(tmp_path, 2, Counting())
+    again = Counting()
+    fit(tmp_path, 4, again)
+    assert again.seen == [0, 1, 2, 3]
+    with pytest.raises(ConfigurationError, match=r"were \['Counting'\] .* and are \[\] now"):
+        fit(tmp_path, 5)
+
+
+def test_a_callback_that_cannot_be_kept_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Counting cannot be kept .*\['thing'\] is a object"):
+        fit(tmp_path, 1, Counting(thing=object()))
+    half = keras.callbacks.Callback()
+    half.state_dict = dict
+    with pytest.raises(ConfigurationError, match=r"Callback has state_dict\(\) alone"):
+        fit(tmp_path, 1, half)
+    with pytest.raises(ConfigurationError, match="leave BackupAndRestore out"):
+        fit(tmp_path, 1, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize("options", [{}, {"swap_on_epoch": True}], ids=str)
+def test_averaged_weights_are_swapped_as_without_an_interruption(tmp_path, options):
+    def swap():
+        return keras.callbacks.SwapEMAWeights(**options)
+
+    ema = {"use_ema": True, "ema_momentum": 0.9}
+    straight = fit(tmp_path / "straight", 4, swap(), **ema)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", 4, swap(), Stop(), **ema)
+    assert np.array_equal(fit(tmp_path / "run", 4, swap(), **ema), straight)
 
 
 def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):

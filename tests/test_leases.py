@@ -313,6 +313,17 @@ def test_a_book_with_other_workers_gives_out_again_what_was_leased() -> None:
     assert loaded.unfinished(0) == []
 
 
+def test_who_comes_besides_the_others_takes_nothing_from_them() -> None:
+    saved = Leases(100, [1, 2, 3], unit=10)
+    assert [saved.ask(rank, 0) for rank in (1, 2, 3)] == [Lease(0, 0, 10), Lease(0, 10, 20), Lease(0, 20, 30)]
+    saved.lost(2)
+    loaded = Leases(100, [1, 2, 3], unit=10)
+    loaded.load(saved.state())
+    loaded.validate()
+    assert [loaded.held(rank) for rank in (1, 2, 3)] == [(Lease(0, 0, 10),), (), (Lease(0, 20, 30),)]
+    assert loaded.ask(2, 0) == Lease(0, 10, 20)
+
+
 def test_who_waited_is_forgotten_where_the_workers_are_others() -> None:
     saved = Leases(1, [1, 2])
     assert (saved.ask(1, 0), saved.ask(2, 0)) == (Lease(0, 0, 1), WAIT)

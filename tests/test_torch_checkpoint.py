@@ -12,6 +12,7 @@ import pytest
 from launch import mpiexec
 
 from nnlo_common import ConfigurationError
+from nnlo_common.checkpoint import Store
 from nnlo_common.testing import MemoryCluster
 
 sys.path.insert(0, str(Path(__file__).with_name("mpi")))
@@ -134,7 +135,19 @@ def test_the_checkpoint_of_another_training_is_refused_by_name(tmp_path, change,
         train(tmp_path, **change)
 
 
-def on_ranks(folder, size, wrapper, epochs=2, assignment="static", **options):
+class Count:
+    """Something that is to go on, too."""
+
+    count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def on_ranks(folder, size, wrapper, epochs=2, assignment="static", counts=None, **options):
     """Train on threads as ranks; the epochs that each has seen, and how many samples it took in each."""
 
     def program(world):
@@ -144,14 +157,17 @@ def on_ranks(folder, size, wrapper, epochs=2, assignment="static", **options):
         loader = torch.utils.data.DataLoader(
             data, batch_size=2, sampler=nt.ShardSampler(data, optimizer=optimizer, assignment=assignment)
         )
-        taken = {}
-        for epoch in nt.Checkpoint(folder, optimizer).epochs(epochs):
+        taken, epochs_seen = {}, Count()
+        for epoch in nt.Checkpoint(folder, optimizer, also={"count": epochs_seen}).epochs(epochs):
             taken[epoch] = 0
             for x in loader:
                 optimizer.zero_grad()
                 model(x).sum().backward()
                 optimizer.step()
                 taken[epoch] += len(x)
+            epochs_seen.count += 1
+        if counts is not None:
+            counts.append(epochs_seen.count)
         optimizer.close()
         return taken
 
@@ -159,11 +175,34 @@ def on_ranks(folder, size, wrapper, epochs=2, assignment="static", **options):
         return cluster.run(program, 30.0)
 
 
-def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(tmp_path):
-    first = on_ranks(tmp_path, 3, nt.LocalSGD, epochs=2, every=2)
-    assert [sum(taken.values()) for taken in first] == [0, 24, 24]
-    again = on_ranks(tmp_path, 4, nt.LocalSGD, epochs=3, every=2)
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 3)])
+@pytest.mark.parametrize("wrapper", [nt.LocalSGD, nt.EASGD])
+def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(
+    tmp_path, capsys, wrapper, before, after
+):
+    first = on_ranks(tmp_path, before, wrapper, epochs=2, every=2)
+    assert sum(sum(taken.values()) for taken in first) == 2 * 24
+    again = on_ranks(tmp_path, after, wrapper, epochs=3, every=2)
+    assert again == [{2: 0}, *[{2: 24 // (after - 1)}] * (after - 1)]
+    told = f"is of {before - 1} workers, and now there are {after - 1}, so all of them begin at the centre"
+    assert capsys.readouterr().out.count(told) == 1
+
+
+@pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.DiLoCo, nt.Downpour])
+def test_who_has_no_part_in_a_checkpoint_begins_anew_and_takes_over_what_else_goes_on(
+    tmp_path, capsys, wrapper
+):
+    """As after a worker has died."""
+    on_ranks(tmp_path, 4, wrapper, epochs=2)
+    store = Store(tmp_path)
+    newest = store.newest()
+    files = {name: newest.read(name) for name in newest.manifest.files if name != "rank2.pt"}
+    assert store.save(files, newest.manifest.facts)
+    counts = []
+    again = on_ranks(tmp_path, 4, wrapper, epochs=3, counts=counts)
     assert again == [{2: 0}, {2: 8}, {2: 8}, {2: 8}]
+    assert counts == [3, 3, 3, 3]
+    assert capsys.readouterr().out.count("has no part of rank 2") == 1
 
 
 def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
@@ -174,13 +213,13 @@ def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
 
 
 def test_with_another_number_of_workers_it_is_refused_with_the_reason_elsewhere(tmp_path):
-    on_ranks(tmp_path, 3, nt.EASGD, every=2)
+    on_ranks(tmp_path, 3, nt.Synchronous)
     with pytest.raises(
-        ConfigurationError, match="saved with 2 workers, and now there are 3: each worker pulls"
+        ConfigurationError, match="saved with 2 workers, and now there are 3: each step is the mean"
     ):
-        on_ranks(tmp_path, 4, nt.EASGD, every=2)
+        on_ranks(tmp_path, 4, nt.Synchronous)
     with pytest.raises(ConfigurationError, match="the number of servers is 1 there, but 2 here"):
-        on_ranks(tmp_path, 4, nt.EASGD, every=2, servers=2)
+        on_ranks(tmp_path, 4, nt.Synchronous, servers=2)
 
 
 def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):

@@ -77,6 +77,8 @@ class EASGD(Algorithm):
       (4 - 2e)/(4 - 3e) for e < 4/3 and below e/(2(e - 1)) for e > 1; for e > 2 it must also be above
       (4 - 2e)/(4 - 3e).
 
+    A training that goes on with another number of workers keeps beta, not alpha; all then begin at c.
+
     Deviations: x travels up and E comes back (the paper sends c down and E up), so that both sides move
     by the same float32 numbers in one round trip without a lock. "step_first" is the default because,
     asynchronously, it is stable wherever "paper" is, and because it is right for optimizers that look at
@@ -101,9 +103,6 @@ class EASGD(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
-    tied_to_workers: ClassVar[str] = (
-        "each worker pulls at the centre with its share of one force, and where it is cannot be made up"
-    )
 
     every: int = 10
     alpha: float | None = None

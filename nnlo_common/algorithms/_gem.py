@@ -131,7 +131,6 @@ class GEM(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "nowhere"
-    tied_to_workers: ClassVar[str] = "each worker has a momentum that cannot be told from the centre"
 
     learning_rate: float = 0.01
     momentum: float = 0.9

@@ -199,7 +199,8 @@ class Leases:
         """Continue where the book that gave `state` stood.
 
         With the same living workers that is exact, in mid-epoch, too: each is taken to hold or to wait
-        for what it did. Where the workers are others, all that was leased is owed, and nobody waits.
+        for what it did; who comes besides them holds nothing. Where one of them is missing, all that was
+        leased is owed, and nobody waits.
 
         Raises:
             ConfigurationError: it is of another size, unit or order, or damaged; nothing was changed then.
@@ -216,8 +217,10 @@ class Leases:
                 f"the saved state of {OWNER} was asked for, but it is damaged: {error}; "
                 "resume from an earlier checkpoint"
             ) from error
-        if saved.living != self.living:
+        if not set(saved.living) <= set(self.living):
             saved._disown(self.living)
+        for rank in self.living:
+            saved._workers.setdefault(rank, Holder())
         self._pages, self._complete = saved._pages, saved._complete
         self._workers, self._waiting = saved._workers, saved._waiting
 

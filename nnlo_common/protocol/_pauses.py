@@ -15,9 +15,8 @@ class Pauses:
 
     Others may wait for a worker where they cannot pause: for its contribution to a commit, for the end of
     its epoch. So it is sent on if it owes a contribution that others have made, or is behind by an epoch
-    (also behind those who have left). What is decided depends on the order of each worker's own requests
-    only, so that several servers decide alike, each by itself. Who has not been let in yet (warm start) has
-    nothing under way and is not waited for.
+    (also behind those who have left). Who has not been let in yet (warm start) has nothing under way and is
+    not waited for.
 
     Attributes:
         wanted: workers are to pause; replies say so.

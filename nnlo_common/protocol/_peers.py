@@ -47,9 +47,8 @@ class Peer:
     options: Vector | None = None  # what its contributions are stepped with, if it has said so
 
     def state(self) -> State:
-        """Return what a resumed training goes on from; who is not in begins it anew."""
-        inside = self.standing in (Standing.EXPECTED, Standing.TRAINING)
-        peer = self if inside else Peer(epochs=self.epochs)
+        """Return what a resumed training goes on from; who has left begins it anew."""
+        peer = Peer(epochs=self.epochs) if self.standing is Standing.LEFT else self
         options = None if peer.options is None else peer.options.copy()
         return {**{name: getattr(peer, name) for name in _KEPT}, "options": options}
 
@@ -68,6 +67,13 @@ class Peer:
 
 class Peers(dict[int, Peer]):
     """What the server knows of all workers, by rank."""
+
+    def states(self) -> dict[int, State]:
+        """Return the states of all; who has none to go on from is to begin in the epoch of those who have."""
+        inside = [peer.epochs for peer in self.values() if peer.standing is Standing.TRAINING]
+        anew = Peer(epochs=min(inside, default=0)).state()
+        outside = (Standing.LOST, Standing.QUEUING)
+        return {rank: anew if peer.standing in outside else peer.state() for rank, peer in self.items()}
 
     def awaited(self) -> list[int]:
         """Return those that may still contribute."""

@@ -160,7 +160,7 @@ class Server:
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
             "rate": self.rate,
-            "workers": {str(rank): peer.state() for rank, peer in sorted(self.peers.items())},
+            "workers": {str(rank): peer for rank, peer in sorted(self.peers.states().items())},
             "pending": [kept(event.message) for event in self._waiting.contributions],
         }
 
@@ -207,7 +207,10 @@ class Server:
     # -- one method per kind of message ---------------------------------------------------------------
 
     def _join(self, event: Received) -> list[Action]:
-        self.peers[event.message.sender].standing = Standing.QUEUING
+        peer = self.peers[event.message.sender]
+        peer.standing = Standing.QUEUING
+        if not event.message.resume:
+            peer.sequence = 0  # of one that was saved, and has begun anew
         self._waiting.joins.append(event)
         return [*self._admit(), *self._answer_pauses()]
 
@@ -328,13 +331,15 @@ class Server:
         return [self._center_to(event) for event in ready]
 
     def _answer_pauses(self) -> list[Action]:
-        """Send on whom others wait for; let all pause once they are there and nothing is under way."""
+        """Let all pause once they are there and nothing is under way; first send on whom others wait for.
+
+        That is the first server's to decide: who asks another one has been let pause by it.
+        """
         if not self.pauses.waiting:
             return []
         contributed = {event.message.sender for event in self._waiting.contributions}
-        sent_on: list[Action] = [
-            self._paused(event, go_on=True) for event in self.pauses.called_off(contributed)
-        ]
+        off = self.pauses.called_off(contributed) if self.shard == 0 else []
+        sent_on: list[Action] = [self._paused(event, go_on=True) for event in off]
         if contributed or self._waiting.locks or self._holder is not None:
             return sent_on
         return [*sent_on, *(self._paused(event, go_on=False) for event in self.pauses.complete())]

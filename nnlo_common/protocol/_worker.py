@@ -193,10 +193,12 @@ class Worker:
 
         It is called off where others wait for this worker to go on; `paused` says which.
         """
-        for conversation in self.conversations:
-            yield from conversation.pause()
-        while any(conversation.pausing for conversation in self.conversations):
-            yield Wait()
+        # The first server decides for all: were each asked at once, and a worker died meanwhile, they could
+        # call off other workers' requests, and those wait for each other. The others only wait for all.
+        first, *others = self.conversations
+        yield from self._ask_to_pause([first])
+        if first.paused:
+            yield from self._ask_to_pause(others)
 
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
@@ -252,6 +254,12 @@ class Worker:
             conversation.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
         self._epochs = state["epochs"]
+
+    def _ask_to_pause(self, conversations: Sequence[Conversation]) -> Activity:
+        for conversation in conversations:
+            yield from conversation.pause()
+        while any(conversation.pausing for conversation in conversations):
+            yield Wait()
 
     def _seen(self) -> Activity:
         """Wait until no look at the centre is under way."""

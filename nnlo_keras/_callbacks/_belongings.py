@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,17 +37,20 @@ class Belongings:
             "rates": [_rate(wrapper) for wrapper in self._wrappers()],
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` returned, but for rates that are set when an epoch goes on."""
-        self.load_variables(state)
+    def load(self, state: Mapping[str, Any], *, seeds: bool = True) -> None:
+        """Take what `state` returned, but for rates that are set when an epoch goes on.
+
+        Args:
+            state: of this rank, or of another.
+            seeds: whole numbers, too, such as the states of seed generators.
+        """
+        variables = self._variables()
+        values = state["variables"] if seeds else _with_own_integers(variables, state["variables"])
+        assign(variables, values, "the model's variables")
         for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
             assign(self._of(one), values, "the optimizer's variables")
         for wrapper, (_, told) in zip(self._wrappers(), state["rates"], strict=True):
             wrapper.rate_set = told
-
-    def load_variables(self, state: Mapping[str, Any]) -> None:
-        """Take the model's only."""
-        assign(self._variables(), state["variables"], "the model's variables")
 
     def load_rates(self, state: Mapping[str, Any]) -> None:
         """Set the learning rates amid an epoch."""
@@ -98,6 +101,13 @@ class Belongings:
         wrapper = wrapper_of(optimizer)
         steps = self._team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
         return [one for one in optimizer.variables if steps or not one.shape]
+
+
+def _with_own_integers(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    if len(variables) != len(values):
+        return list(values)  # which will be refused
+    pairs = zip(variables, values_of(variables), values, strict=True)
+    return [value if "float" in variable.dtype else own for variable, own, value in pairs]
 
 
 def _numbered(layout: Layout) -> str:

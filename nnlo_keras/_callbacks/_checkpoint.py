@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 import nnlo_common
+from nnlo_common import ConfigurationError
 from nnlo_common._files import usable, whole
 from nnlo_common._keeping import Keeper
 from nnlo_common._numbers import whole_number
@@ -19,7 +20,6 @@ from nnlo_common.checkpoint import packed_tree, unpacked_tree
 from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._belongings import Belongings
 from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._callbacks._sharing import share
 from nnlo_keras._feeding import Feeding
 from nnlo_keras._fitting import container_of
 from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
@@ -35,7 +35,8 @@ class Checkpoint(Companion):
 
     A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
     weights, optimizer and counts, statistics and seeds, the states of random numbers, the position of an
-    `H5Sequence`, the history, and what EarlyStopping, ReduceLROnPlateau and ModelCheckpoint have seen. It is
+    `H5Sequence`, the history, and what EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and SwapEMAWeights
+    have seen; also what the `state_dict()` of a callback of yours returns, for its `load_state_dict()`. It is
     written whole or not at all; one that is damaged is told of, and the one before is used. With one
     process, one worker, or `Synchronous`, a training that was interrupted has the bits of one that was not.
 
@@ -85,6 +86,12 @@ class Checkpoint(Companion):
         container = self._container = container_of(sys._getframe(1))
         if container is not None:
             container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
+            Decisions(container)
+            if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in container.callbacks):
+                raise ConfigurationError(
+                    "BackupAndRestore was given together with nnlo_keras.Checkpoint, and each would go on "
+                    "from what it has saved itself; leave BackupAndRestore out"
+                )
 
     def before_start(self, role: str) -> None:
         """See whether there can be checkpoints."""
@@ -102,14 +109,12 @@ class Checkpoint(Companion):
         super().after_start(distribute)
         if self.team is None:
             self._resume()
-        elif self._for_others:
-            share(self.model, self.team)
 
     def _resume(self) -> None:
         distribute = self.distribute if self.team else None
         self._feeding = Feeding.of(sys._getframe(1)) if distribute is None else distribute.feeding
         self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
-        self._inside = self._begun = self._for_others = self._over = False
+        self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
         self._held = Belongings(self.model, self.team)
         self._keeper = Keeper(
@@ -124,7 +129,7 @@ class Checkpoint(Companion):
             leave=self._leave,
             minutes=self.minutes,
         )
-        facts = self._keeper.resume(self._load, self._load_for_others)
+        facts = self._keeper.resume(self._load, self._load_anew)
         if facts is not None:
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
@@ -263,6 +268,7 @@ class Checkpoint(Companion):
 
     def _load(self, data: bytes) -> None:
         tree = self._saved = unpacked_tree(data)
+        Decisions(self._container).check(tree["callbacks"])
         self._held.synchronise()
         self._held.load(tree)
         if self.team is not None:
@@ -270,16 +276,14 @@ class Checkpoint(Companion):
         if self._feeding is not None and tree["data"] is not None:
             self._feeding.load(tree["data"], self.team)
 
-    def _load_for_others(self, data: bytes | None, facts: Mapping[str, Any]) -> None:
-        """Begin the epoch anew with other workers, who share it out anew."""
-        assert self.team is not None  # alone there are none
-        self._for_others = True
-        tree = None if data is None else unpacked_tree(data)
-        self.team.load_for_others(tree and tree["team"], facts["epoch"])
-        if tree is not None:
-            self._held.load_variables(tree)
-            position = {"batch": 0, "inside": False}
-            self._saved = {**tree, "position": position, "random": random_states()}
+    def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
+        """Begin the epoch anew, at the centre, with what another worker has besides its weights."""
+        assert self.team is not None  # alone there is no centre
+        tree = unpacked_tree(data)
+        Decisions(self._container).check(tree["callbacks"])
+        self._held.load(tree, seeds=self.team.serves)
+        self.team.load_for_others(tree["team"] if self.team.serves else None, facts["epoch"])
+        self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
 
     def _go_on(self) -> None:
         """Let callbacks and random numbers be where they were; all callbacks have begun by now."""
