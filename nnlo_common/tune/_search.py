@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.transport._mail import DivisibleWorld, PartWorld
+from nnlo_common.transport._mail import DivisibleWorld, Mail, PartWorld
+from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
-from nnlo_common.tune._engines import engine
+from nnlo_common.tune._engines import engine, refuse_many
 from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import (
@@ -30,9 +33,11 @@ from nnlo_common.tune._messages import (
     Start,
     Suggest,
     Verdict,
+    to_text,
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
+from nnlo_common.tune._replica import Replica, choose_for_others
 from nnlo_common.tune._time_left import TimeLeft, end_of
 from nnlo_common.tune._trial import heard
 
@@ -64,6 +69,8 @@ class Search:
         journal: str | Path | None,
         export: str | Path | None = None,
         clock: Callable[[], float] = time.time,
+        lockstep: bool = False,
+        search_ranks: int = 0,
     ) -> None:
         if not isinstance(study, optuna.Study):
             raise ConfigurationError(
@@ -73,6 +80,13 @@ class Search:
             raise ConfigurationError(
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
+        if lockstep and search_ranks:
+            raise ConfigurationError(
+                f"lockstep=True with search_ranks={search_ranks}: in lock-step each trial is chosen with "
+                "what was chosen before it, so nothing can be chosen at the same time; leave one of them out"
+            )
+        refuse_many(study.sampler if sampler is None else sampler, search_ranks)
+        self._lockstep, self._search_ranks = lockstep, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
         self._failures, self._how, self._until = Failures(study, failures), failures, until
@@ -93,12 +107,28 @@ class Search:
             "until": str(self._until),
             "retries": self._retries,
             "target_objective": self._target,
+            "lockstep": self._lockstep,
+            "search_ranks": self._search_ranks,
         }
+
+    def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
+        """Refuse what these blocks cannot do.
+
+        Raises:
+            ConfigurationError: it would not repeat.
+        """
+        side_by_side = len(cut_teams(blocks, self._folds)) > len(blocks)
+        if self._lockstep and side_by_side and isinstance(self._study.pruner, WilcoxonPruner):
+            raise ConfigurationError(
+                f"lockstep=True with WilcoxonPruner and {self._folds} folds side by side: it judges folds as "
+                "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
+                f"multiple of {self._folds}, with which folds are trained in turn"
+            )
 
     def alone(self) -> bool:
         """Train all trials here, one after another; say whether a signal has ended that."""
         with closing(self._record()) as record, Interrupts() as interrupts:
-            coordinator = self._begin(1, 1, record)
+            coordinator = self._begin(1, 1, record, searching=False)
             waiting = coordinator.begin()
             while waiting:
                 order = waiting.pop(0).message
@@ -115,9 +145,10 @@ class Search:
 
         Args:
             world: the ranks.
-            blocks: the ranks of every block; rank 0 is in none.
+            blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
         """
-        teams = cut_teams(blocks, self._folds)
+        searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
+        teams = [*cut_teams(blocks, self._folds), *searchers]
         mine = next((team for team in teams if world.rank in team), (world.rank,))
         hosts = world.gather_text(world.host)
         mail, part = world.mail(), world.part(mine)
@@ -125,8 +156,11 @@ class Search:
             with Interrupts() as interrupts:
                 if world.rank == 0:
                     letters = Letters(mail, teams, hosts)
-                    interrupted = self._coordinate(letters, len(blocks), len(teams), interrupts)
+                    each = (len(teams) - len(searchers)) // len(blocks)
+                    interrupted = self._coordinate(letters, len(blocks), each, interrupts)
                     letters.await_leaving()  # before the post closes
+                elif mine in searchers:
+                    interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
                 else:
                     interrupted = self._take_part(Office(mail, 0, mine, part.rank), part)
         except PeerLostError as lost:
@@ -152,6 +186,23 @@ class Search:
         office.tell_coordinator(Left(-1))
         return end.interrupted
 
+    def _choose(self, mail: Mail, where: str) -> str:
+        """Choose what is tried; return why trials were broken off, if they were."""
+        end = choose_for_others(mail, 0, Replica(self._study, self._engine(), self._seed), where)
+        take_over(self._study, end.trials)
+        mail.send(0, to_text(Left(-1)))
+        return end.interrupted
+
+    def _engine(self) -> optuna.samplers.BaseSampler:
+        """Return this rank's sampler."""
+        study, sampler = self._study, self._study.sampler
+        if self._sampler is not None:
+            begun = len(study.get_trials(deepcopy=False))
+            sampler = engine(self._sampler, self._seed + begun, self._n_trials, study)
+        if isinstance(sampler, BayesianSampler):
+            sampler.choosers = math.inf if self._lockstep else max(1, self._search_ranks)
+        return sampler
+
     def _record(self) -> Record:
         """Open the files that are asked for, and give the study what the journal holds."""
         self._known, self._counted = known_to_all(self._study), 0
@@ -164,11 +215,10 @@ class Search:
             records.append(Export(self._export, self._study, goes_on=self._journal is not None))
         return Records(*records)
 
-    def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:
+    def _begin(self, blocks: int, teams: int, record: Record, *, searching: bool = True) -> Coordinator:
         study = self._study
         found = study.get_trials(deepcopy=False)
-        if self._sampler is not None:
-            study.sampler = engine(self._sampler, self._seed + len(found), self._n_trials, study)
+        study.sampler = self._engine()
         return Coordinator(
             study,
             blocks=blocks,
@@ -183,12 +233,15 @@ class Search:
             clock=self._clock,
             record=record,
             known=self._known,
+            lockstep=self._lockstep,
+            # On one process there are none.
+            search_ranks=self._search_ranks if searching else 0,
         )
 
     def _coordinate(self, letters: Letters, blocks: int, teams: int, interrupts: Interrupts) -> str:
         """Hand out the trials; return why they were broken off, if they were."""
         with closing(self._record()) as record:
-            coordinator = self._begin(blocks, teams // blocks, record)
+            coordinator = self._begin(blocks, teams, record)
             letters.deliver(coordinator.begin())
             while not coordinator.over:
                 letter = letters.receive(_QUIET_S)

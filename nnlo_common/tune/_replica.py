@@ -1,0 +1,124 @@
+"""A search rank: a copy of the study, kept up to date by letters, in which parameters are chosen.
+
+coordinator ─► search rank     Choose: for this trial, knowing what is new of others;  End
+search rank ─► coordinator     Chosen: what the sampler chooses together;  Left
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from nnlo_common._errors import PeerLostError
+from nnlo_common.protocol import Lost
+from nnlo_common.transport._mail import Mail
+from nnlo_common.tune._endings import bring_up
+from nnlo_common.tune._messages import Choose, Chosen, End, from_text, to_text
+from nnlo_common.tune._record import unpacked
+from nnlo_common.tune._seeding import Seeded
+
+__all__ = ["Replica", "choose_for_others"]
+
+
+class Replica:
+    """A copy of a study, in which the same sampler chooses.
+
+    Args:
+        study: what it is a copy of, as this rank's script has made it.
+        sampler: chooses.
+        seed: of its random numbers, which begin anew with each trial.
+    """
+
+    def __init__(self, study: optuna.Study, sampler: BaseSampler, seed: int) -> None:
+        seeded, storage = Seeded(sampler, seed), InMemoryStorage()
+        if not seeded.found:  # or all search ranks might choose the same
+            sampler.reseed_rng()
+        number = storage.create_new_study(study.directions, study.study_name)
+        for key, value in study.user_attrs.items():
+            storage.set_study_user_attr(number, key, value)
+        self._storage = storage
+        self._study = optuna.Study(study.study_name, storage, seeded, study.pruner)
+        # Some samplers say that they are at their end; the coordinator's does so, too.
+        self._study._thread_local.in_optimize_loop = True
+
+    def learn(self, news: Iterable[Mapping[str, Any]]) -> None:
+        """Take in trials that are new, or have changed; those that are new come in the order of numbers."""
+        for content in news:
+            self._learn(unpacked(content))
+
+    def choose(self, number: int) -> Chosen:
+        """Choose for a trial that is known of."""
+        self._study._thread_local.cached_all_trials = None
+        before = self._at(number).system_attrs
+        trial = Trial(self._study, self._at(number)._trial_id)
+        params, space = trial.relative_params, trial.relative_search_space or {}
+        after = self._at(number).system_attrs
+        return Chosen(
+            number,
+            {
+                name: (float(space[name].to_internal_repr(value)), distribution_to_json(space[name]))
+                for name, value in params.items()
+            },
+            {key: value for key, value in after.items() if key not in before or before[key] != value},
+        )
+
+    def _at(self, number: int) -> FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _learn(self, trial: FrozenTrial) -> None:
+        known = self._study.get_trials(deepcopy=False)
+        if trial.number == len(known):
+            self._study.add_trial(trial)
+            return
+        there = known[trial.number]._trial_id
+        bring_up(self._storage, there, trial)
+        if trial.state.is_finished():
+            self._study.sampler.after_trial(
+                self._study, self._storage.get_trial(there), trial.state, trial.values
+            )
+            self._storage.set_trial_state_values(there, trial.state, trial.values)
+        elif trial.state is TrialState.RUNNING:
+            self._storage.set_trial_state_values(there, TrialState.RUNNING)  # if it waits
+
+
+def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str) -> End:
+    """Choose what the coordinator asks for, until it ends the search.
+
+    Args:
+        mail: this rank's letter box.
+        coordinator: the rank that hands out trials.
+        replica: where to choose.
+        where: which rank this is, for messages.
+
+    Raises:
+        PeerLostError: the coordinator has died.
+    """
+    while True:
+        letter = mail.receive(None)
+        if isinstance(letter, Lost):
+            if letter.rank == coordinator:
+                raise PeerLostError(coordinator, "has died, which coordinated the search")
+            continue
+        if letter is None:
+            continue
+        message = from_text(letter[1])
+        if isinstance(message, End):
+            return message
+        assert isinstance(message, Choose)
+        mail.send(coordinator, to_text(_chosen(message, replica, where)))
+
+
+def _chosen(message: Choose, replica: Replica, where: str) -> Chosen:
+    try:
+        replica.learn(message.news)
+        return replica.choose(message.run)
+    except Exception as error:  # the coordinator ends the search with it, as with one of its own sampler
+        text = "".join(traceback.format_exception(error))
+        return Chosen(message.run, {}, {}, f"the sampler has failed on {where}:\n{text}")
