@@ -246,6 +246,47 @@ def test_what_is_being_chosen_when_the_search_ends_is_not_begun(reason):
     assert all(trial.state.is_finished() for trial in job.study.trials)
 
 
+def test_gaussian_processes_beside_each_other_know_of_different_trials():
+    class Noting(optuna.samplers.GPSampler):
+        def sample_relative(self, study, trial, search_space):
+            seen = study.get_trials(deepcopy=False)
+            states = [one.state.is_finished() for one in seen]
+            known.append((states.count(True), states.count(False), {one.number for one in seen}))
+            return {}
+
+    known = []
+    made = optuna.create_study()
+    made.optimize(lambda trial: 0.0, n_trials=60)
+    made.ask()
+    made.ask()
+    for number in (60, 61):
+        replica = Replica(optuna.create_study(), Noting(), 7)
+        replica.learn(packed(one) for one in made.get_trials(deepcopy=False))
+        replica.choose(number)
+        replica.choose(number, beside=True)
+    (whole, _, _), (first, running, ones), _, (_, _, others) = known
+    assert whole == 60
+    assert 35 < first < 55
+    assert running == 2
+    assert ones != others
+
+
+@pytest.mark.extended
+def test_gaussian_processes_beside_each_other_do_not_choose_the_same():
+    pytest.importorskip("torch", reason="Optuna's process computes with it")
+    made = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    made.optimize(lambda trial: trial.suggest_float("x", -1, 1) ** 2, n_trials=15)
+    trials = [made.ask() for _ in range(3)]
+    chosen = []
+    for trial in trials:
+        replica = Replica(optuna.create_study(), optuna.samplers.GPSampler(), 7)
+        replica.learn(packed(one) for one in made.get_trials(deepcopy=False))
+        for beside in (False, True):
+            chosen.append(replica.choose(trial.number, beside=beside).params["x"][0])
+    assert max(chosen[::2]) - min(chosen[::2]) < 1e-4, "they know the same, so this is no trouble any more"
+    assert len({round(value, 4) for value in chosen[1::2]}) == 3
+
+
 def test_which_rank_chooses_makes_no_difference():
     made = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
     made.optimize(lambda trial: trial.suggest_float("x", -1, 1) ** 2, n_trials=12)

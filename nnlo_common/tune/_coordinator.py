@@ -13,31 +13,18 @@ there are folds. All that is random or remembered is Optuna's study, which lives
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 
 import optuna
-from optuna.distributions import json_to_distribution
-from optuna.pruners import WilcoxonPruner
-from optuna.trial import Trial, TrialState
+from optuna.trial import Trial
 
 from nnlo_common._errors import PeerLostError, ProtocolError
-from nnlo_common.tune._choosers import Afar, Here, InOrder, Post
-from nnlo_common.tune._endings import ERROR, Failures, log_best
-from nnlo_common.tune._messages import (
-    Answer,
-    Chosen,
-    Done,
-    End,
-    Halt,
-    Message,
-    Note,
-    Report,
-    Start,
-    Suggest,
-    Verdict,
-)
+from nnlo_common.tune._afar import Afar
+from nnlo_common.tune._choosers import Here, InOrder, Post
+from nnlo_common.tune._endings import Failures, log_best
+from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Start
+from nnlo_common.tune._progress import Progress, checked
 from nnlo_common.tune._record import Record, packed
 from nnlo_common.tune._results import RETRY_OF, Results
 from nnlo_common.tune._seeding import seed_of
@@ -108,7 +95,7 @@ class Coordinator:
         self._trials: dict[int, UnderWay] = {}  # by block
         self._lost: dict[int, tuple[int, str]] = {}  # who has died: team and place, by rank
         self._known = known_to_all(study) if known is None else known
-        self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
+        self._progress = Progress(study, folds, self._record)
         self._stopped = False
         self.over, self.interrupted = False, ""
         # As Optuna's own loop does, so that a sampler may say that it is at its end.
@@ -192,22 +179,9 @@ class Coordinator:
         under = self._trials.get(team // self._teams)
         if under is None or team not in under.running or under.run(under.running[team]) != message.run:
             raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
-        if isinstance(message, Suggest):
-            return [Post(team, self._suggest(under.trial, message), leader_only=True)]
-        if isinstance(message, Verdict):
-            under.asking.add(team)
-            return self._judged(under)
-        if isinstance(message, Report):
-            if not self._by_fold:
-                under.report(under.running[team], message.step, message.value)
-                self._tell_means(under)
-        elif isinstance(message, Note):
-            self._note(under.trial, message)
-        elif isinstance(message, Done):
+        if isinstance(message, Done):
             return self._done(team, under, message)
-        else:
-            raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
-        return []
+        return self._progress.handle(team, under, message)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -284,48 +258,16 @@ class Coordinator:
         end = End(-1, kept, self.interrupted)
         return [Post(team, end) for team in range(self._blocks * self._teams + len(self._searchers))]
 
-    def _suggest(self, trial: Trial, message: Suggest) -> Answer:
-        distribution = json_to_distribution(message.distribution)
-        try:
-            value = trial._suggest(message.name, distribution)  # what all suggest_... methods call
-        except ValueError as error:
-            if message.name not in trial.distributions:
-                raise
-            return Answer(message.run, 0.0, f"suggest {message.name!r} differs between the folds: {error}")
-        internal = float(distribution.to_internal_repr(value))
-        self._record.suggested(trial.number, message.name, internal, message.distribution)
-        return Answer(message.run, internal)
-
-    def _note(self, trial: Trial, message: Note) -> None:
-        if message.constraint:
-            trial.set_constraint(message.key, message.value)
-        else:
-            trial.set_user_attr(message.key, message.value)
-
-    def _tell_means(self, under: UnderWay) -> None:
-        for step, value in under.means():
-            under.trial.report(value, step)
-
-    def _judged(self, under: UnderWay) -> list[Post]:
-        """Answer the teams of a trial once all have asked, so that all obey the same verdict."""
-        if under.halted or not under.all_ask:
-            return []
-        # Some pruners return NumPy's bool.
-        prune = not self._by_fold and under.judged and bool(under.trial.should_prune())
-        asking, under.asking = sorted(under.asking), set()
-        answers = [(team, under.run(under.running[team])) for team in asking]
-        return [Post(team, Answer(run, prune), leader_only=True) for team, run in answers]
-
     def _done(self, team: int, under: UnderWay, message: Done) -> list[Post]:
         fold = under.running.pop(team)
         under.asking.discard(team)
-        message = _checked(message)
+        message = checked(message)
         posts = []
         if message.state == "halted" and not under.halted:
             posts += self.interrupt(SIGNAL)
         if message.state == "complete":
             under.values[fold] = message.values
-            self._fold_done(under, fold, message)
+            self._progress.fold_done(under, fold, message)
         elif under.ending is None:
             under.ending = message
         if under.ending is not None:
@@ -339,18 +281,7 @@ class Coordinator:
             return posts + self._fed()
         if under.waiting:
             return [*posts, self._start(team, under)]
-        return posts + self._judged(under)
-
-    def _fold_done(self, under: UnderWay, fold: int, message: Done) -> None:
-        """Let the pruner know of a fold's end."""
-        if self._folds == 1 or under.ending is not None:
-            return
-        if not self._by_fold:
-            self._tell_means(under)
-        elif len(self._study.directions) == 1:
-            under.trial.report(message.values[0], fold)
-            if not under.over and under.trial.should_prune():
-                under.ending = Done(message.run, "pruned")
+        return posts + self._progress.judged(under)
 
     def _finished(self, under: UnderWay) -> list[Post]:
         """Take in the end of a trial."""
@@ -374,13 +305,7 @@ class Coordinator:
 
     def _begin_nothing(self, reason: str) -> None:
         """Let nothing of ours stand open in the study; what the user has queued stays as it is."""
-        withdrawn = [trial._trial_id for trial in self._chooser.withdraw()]
-        waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
-        again = [trial._trial_id for trial in waiting if RETRY_OF in trial.user_attrs]
-        storage = self._study._storage
-        for number in [*withdrawn, *again]:
-            storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
-            storage.set_trial_state_values(number, TrialState.FAIL)
+        self._results.withdrawn(self._chooser.withdraw(), reason)
 
     def _stop(self, reason: str) -> list[Post]:
         """Break off what is running, and begin nothing any more."""
@@ -395,11 +320,3 @@ class Coordinator:
         under.halted = reason
         under.waiting.clear()
         return [Post(team, Halt(under.run(fold), reason)) for team, fold in under.running.items()]
-
-
-def _checked(message: Done) -> Done:
-    """Return a message as it is, or the failure that NaN is."""
-    if message.state != "complete" or not any(map(math.isnan, message.values)):
-        return message
-    said = f"the objective returned {message.values}, which holds NaN"
-    return Done(message.run, "failed", error=said, failure="NaN")

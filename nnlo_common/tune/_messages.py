@@ -160,9 +160,11 @@ class Choose(Message):
 
     Attributes:
         news: this trial, and what is new of the others: all of each that has changed, in order of number.
+        beside: whether others choose at the same time, not knowing of each other.
     """
 
     news: tuple[dict[str, Any], ...]
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

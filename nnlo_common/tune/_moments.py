@@ -8,7 +8,7 @@ is in it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, cast
 
 import optuna
@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.tune._seeding import Seeded
 
-__all__ = ["ask_at_this_moment"]
+__all__ = ["Seen", "ask_at_this_moment"]
 
 
 def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, FrozenTrial]) -> Trial:
@@ -31,9 +31,14 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
     """
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     number = waiting[0].number if waiting else len(study.get_trials(deepcopy=False))
+    then = dict(under_way)
+
+    def as_it_was(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        return [then.get(trial.number, trial) for trial in trials[: number + 1]]
+
     moment = optuna.Study(
         study.study_name,
-        cast(BaseStorage, _Moment(study, number, dict(under_way))),
+        cast(BaseStorage, Seen(study, as_it_was)),
         Seeded(study.sampler, seed),
         # Some learn from the first trials that they are asked about, and which these are is a matter of time.
         copy.deepcopy(study.pruner),
@@ -46,18 +51,18 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
     return trial
 
 
-class _Moment:
-    """A storage in which trials but one stay as they are.
+class Seen:
+    """A storage of which only some trials are seen, or as they were.
 
     Args:
-        study: where all goes that is written, and the one trial comes from.
-        number: of the trial that goes on; later ones are not seen.
-        under_way: the trials that have begun and are not told.
+        study: where all goes that is written, and the trials come from.
+        picked: what is to be seen of all trials.
     """
 
-    def __init__(self, study: optuna.Study, number: int, under_way: dict[int, FrozenTrial]) -> None:
-        self._storage, self._study_id = study._storage, study._study_id
-        self._number, self._under_way = number, under_way
+    def __init__(
+        self, study: optuna.Study, picked: Callable[[list[FrozenTrial]], Iterable[FrozenTrial]]
+    ) -> None:
+        self._storage, self._study_id, self._picked = study._storage, study._study_id, picked
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
@@ -69,14 +74,13 @@ class _Moment:
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials as they were."""
-        now = self._storage.get_all_trials(study_id, deepcopy=False)[: self._number + 1]
-        trials = [self._under_way.get(trial.number, trial) for trial in now]
-        trials = [trial for trial in trials if states is None or trial.state in states]
-        return copy.deepcopy(trials) if deepcopy else trials
+        """Return the trials that are seen."""
+        trials = self._picked(self._storage.get_all_trials(study_id, deepcopy=False))
+        found = [trial for trial in trials if states is None or trial.state in states]
+        return copy.deepcopy(found) if deepcopy else found
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Return the best of the trials as they were."""
+        """Return the best of the trials that are seen."""
         trials = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         if not trials:
             raise ValueError("No trials are completed yet.")

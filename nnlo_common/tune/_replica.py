@@ -6,25 +6,31 @@ search rank ─► coordinator     Chosen: what the sampler chooses together;  L
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import distribution_to_json
-from optuna.samplers import BaseSampler
-from optuna.storages import InMemoryStorage
+from optuna.samplers import BaseSampler, GPSampler
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
+from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._endings import bring_up
 from nnlo_common.tune._messages import Choose, Chosen, End, from_text, to_text
+from nnlo_common.tune._moments import Seen
 from nnlo_common.tune._record import unpacked
 from nnlo_common.tune._seeding import Seeded
 
 __all__ = ["Replica", "choose_for_others"]
+
+# `docs/optimisation.md` has what it is good for.
+_LEFT_OUT = 0.25
 
 
 class Replica:
@@ -43,7 +49,7 @@ class Replica:
         number = storage.create_new_study(study.directions, study.study_name)
         for key, value in study.user_attrs.items():
             storage.set_study_user_attr(number, key, value)
-        self._storage = storage
+        self._storage, self._would_repeat = storage, isinstance(sampler, GPSampler | BayesianSampler)
         self._study = optuna.Study(study.study_name, storage, seeded, study.pruner)
         # Some samplers say that they are at their end; the coordinator's does so, too.
         self._study._thread_local.in_optimize_loop = True
@@ -53,11 +59,24 @@ class Replica:
         for content in news:
             self._learn(unpacked(content))
 
-    def choose(self, number: int) -> Chosen:
-        """Choose for a trial that is known of."""
-        self._study._thread_local.cached_all_trials = None
+    def choose(self, number: int, *, beside: bool = False) -> Chosen:
+        """Choose for a trial that is known of.
+
+        Args:
+            number: of the trial.
+            beside: whether others choose at the same time.
+        """
+        study = self._study
+        if beside and self._would_repeat:
+            study = optuna.Study(
+                study.study_name,
+                cast(BaseStorage, Seen(study, lambda trials: _thinned(trials, number))),
+                study.sampler,
+                study.pruner,
+            )
+        study._thread_local.cached_all_trials = None
         before = self._at(number).system_attrs
-        trial = Trial(self._study, self._at(number)._trial_id)
+        trial = Trial(study, self._at(number)._trial_id)
         params, space = trial.relative_params, trial.relative_search_space or {}
         after = self._at(number).system_attrs
         return Chosen(
@@ -86,6 +105,17 @@ class Replica:
             self._storage.set_trial_state_values(there, trial.state, trial.values)
         elif trial.state is TrialState.RUNNING:
             self._storage.set_trial_state_values(there, TrialState.RUNNING)  # if it waits
+
+
+def _thinned(trials: Iterable[FrozenTrial], number: int) -> Iterable[FrozenTrial]:
+    """Leave some of the ended trials out.
+
+    A Gaussian process finds the same best point whatever its random numbers are, so several that know the
+    same would choose the same.
+    """
+    chance = random.Random(number)
+    kept = {trial.number for trial in trials if chance.random() >= _LEFT_OUT}
+    return (trial for trial in trials if trial.number in kept or not trial.state.is_finished())
 
 
 def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str) -> End:
@@ -118,7 +148,7 @@ def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str
 def _chosen(message: Choose, replica: Replica, where: str) -> Chosen:
     try:
         replica.learn(message.news)
-        return replica.choose(message.run)
+        return replica.choose(message.run, beside=message.beside)
     except Exception as error:  # the coordinator ends the search with it, as with one of its own sampler
         text = "".join(traceback.format_exception(error))
         return Chosen(message.run, {}, {}, f"the sampler has failed on {where}:\n{text}")

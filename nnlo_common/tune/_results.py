@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
-from optuna.trial import Trial
+from optuna.trial import Trial, TrialState
 
 from nnlo_common.tune._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, tell
 from nnlo_common.tune._messages import Done
@@ -85,6 +86,15 @@ class Results:
         if self._study.direction is StudyDirection.MAXIMIZE:
             return ending.values[0] >= self._target
         return ending.values[0] <= self._target
+
+    def withdrawn(self, trials: Iterable[Trial], reason: str) -> None:
+        """Let trials that no block has begun stand open no more, nor those that wait to be tried again."""
+        waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
+        again = [trial._trial_id for trial in waiting if RETRY_OF in trial.user_attrs]
+        storage = self._study._storage
+        for number in [*(trial._trial_id for trial in trials), *again]:
+            storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
+            storage.set_trial_state_values(number, TrialState.FAIL)
 
     def _queued_again(self, trial: Trial) -> bool:
         attributes: dict[str, Any] = trial.user_attrs

@@ -17,29 +17,24 @@ from optuna.trial import TrialState
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail, PartWorld
+from nnlo_common.tune._alone import DirectLine, noticed
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
-from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post, known_to_all
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine, refuse_many
 from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import (
-    Answer,
     Done,
-    Halt,
     Left,
-    Message,
     Start,
-    Suggest,
-    Verdict,
     to_text,
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
 from nnlo_common.tune._replica import Replica, choose_for_others
 from nnlo_common.tune._time_left import TimeLeft, end_of
-from nnlo_common.tune._trial import heard
 
 __all__ = ["Search", "cut_teams"]
 
@@ -133,7 +128,7 @@ class Search:
             while waiting:
                 order = waiting.pop(0).message
                 if isinstance(order, Start):
-                    line = _DirectLine(coordinator, interrupts)
+                    line = DirectLine(coordinator, interrupts)
                     ending = attempt(order, line, self._objective)
                     if line.halted and ending.state == "freed":
                         ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
@@ -252,7 +247,7 @@ class Search:
                     letters.deliver(coordinator.lost(letter.team, letter.rank, letter.host))
                 elif letter is not None:
                     letters.deliver(coordinator.handle(*letter))
-                letters.deliver(_noticed(coordinator, interrupts))
+                letters.deliver(noticed(coordinator, interrupts))
             return coordinator.interrupted
 
 
@@ -270,43 +265,3 @@ def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, 
 
 def _seconds(trial: optuna.trial.FrozenTrial) -> float:
     return float(trial.user_attrs.get(SECONDS, 0.0)) if trial.state is not TrialState.FAIL else 0.0
-
-
-def _noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
-    """Break off what is running if a signal has come, or the time is up."""
-    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
-
-
-class _DirectLine:
-    """The line of a trial in the coordinator's own process.
-
-    Attributes:
-        halted: why the trial has been broken off; empty where it has not.
-    """
-
-    def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
-        self._coordinator, self._interrupts = coordinator, interrupts
-        self.halted = ""
-
-    def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
-        return float(self._asked(message))
-
-    def verdict(self, message: Verdict) -> bool:
-        return bool(self._asked(message))
-
-    def tell(self, message: Message) -> None:
-        self._heed()
-        self._coordinator.handle(0, message)
-
-    def _asked(self, message: Message) -> float | bool:
-        self._heed()
-        (post,) = self._coordinator.handle(0, message)
-        assert isinstance(post.message, Answer)
-        return heard(post.message)
-
-    def _heed(self) -> None:
-        for post in _noticed(self._coordinator, self._interrupts):
-            if isinstance(post.message, Halt):
-                self.halted = post.message.reason
-        if self.halted:
-            raise PeerLostError(0, f"has halted the trial: {self.halted}")
