@@ -139,9 +139,9 @@ def test_what_search_ranks_leave_over_is_refused(size, block_size, search_ranks,
 
 
 @pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
-def test_points_that_are_counted_are_not_chosen_on_several_ranks():
-    for sampler in ("qmc", optuna.samplers.QMCSampler()):
-        with pytest.raises(ConfigurationError, match=r"search_ranks=2 .*leave search_ranks out"):
+def test_samplers_that_go_on_from_their_last_choice_are_refused():
+    for sampler in ("qmc", "cmaes", optuna.samplers.QMCSampler()):
+        with pytest.raises(ConfigurationError, match=r"search_ranks=2 with .*leave search_ranks out"):
             optimize(optuna.create_study(), objective, n_trials=1, search_ranks=2, sampler=sampler)
     study = optimize(optuna.create_study(), objective, n_trials=3, search_ranks=2, sampler="tpe")
     assert len(study.trials) == 3, "one process has no search ranks"

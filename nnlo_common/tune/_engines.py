@@ -22,7 +22,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._evolutionary import EvolutionarySampler
 
-__all__ = ["engine", "refuse_many"]
+__all__ = ["engine"]
 
 # Optuna's 50 is a random search for the first 50 trials, and so for most searches.
 _POPULATION = 20
@@ -63,16 +63,3 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
     with warnings.catch_warnings():  # that Optuna may still change an argument is ours to follow
         warnings.simplefilter("ignore", ExperimentalWarning)
         return makers[asked]()
-
-
-def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
-    """Refuse a sampler that cannot choose on several ranks.
-
-    Raises:
-        ConfigurationError: it counts in the study which of its points it has used.
-    """
-    if search_ranks and (asked == "qmc" or isinstance(asked, QMCSampler)):
-        raise ConfigurationError(
-            f"search_ranks={search_ranks} with a sequence of points that are counted in the study: several "
-            "ranks would choose the same. It takes no time to choose; leave search_ranks out"
-        )

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import optuna
 from optuna.distributions import distribution_to_json
-from optuna.samplers import BaseSampler, GPSampler
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, QMCSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from nnlo_common._errors import PeerLostError
+from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._bayesian import BayesianSampler
@@ -27,10 +27,24 @@ from nnlo_common.tune._moments import Seen
 from nnlo_common.tune._record import unpacked
 from nnlo_common.tune._seeding import Seeded
 
-__all__ = ["Replica", "choose_for_others"]
+__all__ = ["Replica", "choose_for_others", "refuse_many"]
 
 # `docs/optimisation.md` has what it is good for.
 _LEFT_OUT = 0.25
+
+
+def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
+    """Refuse a sampler that cannot choose in several copies of a study.
+
+    Raises:
+        ConfigurationError: it goes on from its own last choice.
+    """
+    if search_ranks and (asked in ("qmc", "cmaes") or isinstance(asked, QMCSampler | CmaEsSampler)):
+        name = repr(asked) if isinstance(asked, str) else type(asked).__name__
+        raise ConfigurationError(
+            f"search_ranks={search_ranks} with {name}, which goes on from its own last choice, so that several "
+            "ranks would choose the same. It takes no time to choose; leave search_ranks out"
+        )
 
 
 class Replica:

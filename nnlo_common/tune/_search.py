@@ -22,7 +22,7 @@ from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
-from nnlo_common.tune._engines import engine, refuse_many
+from nnlo_common.tune._engines import engine
 from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import (
@@ -33,7 +33,7 @@ from nnlo_common.tune._messages import (
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
-from nnlo_common.tune._replica import Replica, choose_for_others
+from nnlo_common.tune._replica import Replica, choose_for_others, refuse_many
 from nnlo_common.tune._time_left import TimeLeft, end_of
 
 __all__ = ["Search", "cut_teams"]
