@@ -42,8 +42,8 @@ def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
     if search_ranks and (asked in ("qmc", "cmaes") or isinstance(asked, QMCSampler | CmaEsSampler)):
         name = repr(asked) if isinstance(asked, str) else type(asked).__name__
         raise ConfigurationError(
-            f"search_ranks={search_ranks} with {name}, which goes on from its own last choice, so that several "
-            "ranks would choose the same. It takes no time to choose; leave search_ranks out"
+            f"search_ranks={search_ranks} with {name}, which goes on from its own last choice, so that "
+            "several ranks would choose the same. It takes no time to choose; leave search_ranks out"
         )
 
 
