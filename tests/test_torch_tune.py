@@ -170,3 +170,21 @@ def test_layouts_are_refused_once_and_blocks_share_the_trials():
     done = started(7, *ADAM[:2], *words, "--run", "s", timeout_s=150)
     assert done.returncode == 0, done.stderr
     assert {trial["block"] for trial in searched("s")["trials"]} == {0, 1}
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(500)
+def test_search_ranks_choose_and_a_search_in_lock_step_repeats():
+    words = ["--hyper-opt", "tpe", "--num-iterations", "13"]
+    done = started(5, *words, "--block-size", "2", "--search-ranks", "2", "--run", "s", timeout_s=150)
+    assert done.returncode == 0, done.stderr
+    assert "1 coordinator, 2 choosing, 1 block of 1 serving and 1 training" in done.stdout
+    assert {trial["state"] for trial in searched("s")["trials"]} == {"complete"}
+    found = []
+    for name in ("once", "again"):
+        done = started(3, *words, "--block-size", "1", "--lockstep", "--run", name, timeout_s=150)
+        assert done.returncode == 0, done.stderr
+        found.append([(trial["params"], trial["value"]) for trial in searched(name)["trials"]])
+    assert found[0] == found[1]

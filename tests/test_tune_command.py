@@ -335,6 +335,26 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
         Layout.of(ranks(5), 2, 1).check(settings)
 
 
+@pytest.mark.parametrize("other", [{"lockstep": True}, {"hyper_opt": "qmc"}])
+def test_what_search_ranks_do_not_go_with_is_refused(other):
+    with pytest.raises(ConfigurationError, match=r"--search-ranks 2.*leave"):
+        Search(search_ranks=2, **other)
+
+
+def test_search_ranks_are_in_no_block_and_take_no_gpu():
+    layout = Layout.of(ranks(9), 3, 1, 2)
+    assert [list(block) for block in layout.blocks] == [[3, 4, 5], [6, 7, 8]]
+    assert layout.told(1, 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
+    with pytest.raises(ConfigurationError, match=r"- 2 search ranks = 5 ranks.* or --search-ranks 1"):
+        Layout.of(ranks(8), 3, 1, 2)
+    seen = []
+    for rank in range(5):
+        env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+        share_hosts(ranks(5, gpus=2), rank, None, env, 2)
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["", "", "", "4", "5"]
+
+
 def test_the_coordinator_takes_no_gpu_and_the_others_take_turns():
     seen = []
     for rank in range(4):

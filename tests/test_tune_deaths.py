@@ -135,3 +135,17 @@ def test_a_search_outlives_a_rank_that_is_killed():
     assert "rank 2 on" in done.stderr
     assert "has died; its block takes no more trials. Blocks that go on: 1" in done.stderr
     assert done.stdout.splitlines() == ["4 complete, 1 died"] * 4
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_a_search_outlives_a_search_rank_that_is_killed():
+    if running_mpi() == "MPICH":
+        pytest.skip("MPICH's mpiexec ends the job when a rank dies")
+    program = PROGRAM.with_name("tune_searchers.py")
+    done = mpiexec(5, program, timeout_s=60, options=["--with-ft", "ulfm"])
+    assert done.returncode == 0, done.stderr
+    assert "search rank 2 on" in done.stderr
+    assert "has died. Search ranks that go on: 1" in done.stderr
+    assert done.stdout.splitlines() == ["30 complete"] * 4

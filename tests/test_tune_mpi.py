@@ -24,7 +24,7 @@ def lines(*cases):
 
 
 def test_torch_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
-    plain, pruned, *faulty = lines("plain", "pruned", "faults")
+    plain, pruned, *faulty, _ = lines("plain", "pruned", "faults", "lockstep", "searchers")
     assert plain.startswith("plain: ['COMPLETE', 'COMPLETE', 'COMPLETE', 'COMPLETE'")
     assert "PRUNED" in pruned
     assert len(faulty) == 4

@@ -23,26 +23,29 @@ class Layout:
     Attributes:
         blocks: the ranks of each; none where this process is alone.
         parallel: how many folds of a trial are trained side by side.
+        search_ranks: how many ranks, after the first, only choose parameters.
     """
 
     blocks: Sequence[Sequence[int]] = ()
     parallel: int = 1
+    search_ranks: int = 0
 
     @classmethod
-    def of(cls, places: Sequence[Place], block_size: int | None, folds: int) -> Layout:
-        """Cut all ranks but the first, which coordinates.
+    def of(cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0) -> Layout:
+        """Cut all ranks but the first, which coordinates, and the search ranks.
 
         Raises:
             ConfigurationError: ranks would be left over or missing.
         """
         if len(places) == 1:
             return cls()
-        size = len(places) - 1 if block_size is None else block_size
+        size = max(1, len(places) - 1 - search_ranks) if block_size is None else block_size
         try:
-            blocks = cut_blocks([place.host for place in places], size)
+            blocks = cut_blocks([place.host for place in places], size, search_ranks)
         except ConfigurationError as error:
-            raise ConfigurationError(str(error).replace("block_size=", "--block-size ")) from None
-        return cls(blocks=blocks, parallel=folds if size % folds == 0 else 1)
+            said = str(error).replace("block_size=", "--block-size ")
+            raise ConfigurationError(said.replace("search_ranks=", "--search-ranks ")) from None
+        return cls(blocks=blocks, parallel=folds if size % folds == 0 else 1, search_ranks=search_ranks)
 
     @property
     def cell_size(self) -> int:
@@ -84,17 +87,25 @@ class Layout:
         serial = ", fold after fold" if folds > self.parallel else ""
         count = len(self.blocks)
         blocks = "1 block" if count == 1 else f"{count} blocks"
-        return f"1 coordinator, {blocks} of{several} {cell}{serial}"
+        searching = "" if not self.search_ranks else f"{self.search_ranks} choosing, "
+        return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"
 
 
-def share_hosts(places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str]) -> None:
-    """Give a rank its share of the cores and GPUs of its host; the coordinator needs no GPU.
+def share_hosts(
+    places: Sequence[Place],
+    rank: int,
+    most: int | None,
+    env: MutableMapping[str, str],
+    search_ranks: int = 0,
+) -> None:
+    """Give a rank its share of the cores and GPUs of its host; who coordinates or searches needs no GPU.
 
     Args:
         places: where all ranks are.
         rank: which one this is.
         most: how many GPUs of each host may be used; None: all.
         env: the variables of the process.
+        search_ranks: how many ranks, after the first, only choose parameters.
     """
     here = places[rank]
     if len(places) == 1:
@@ -103,7 +114,7 @@ def share_hosts(places: Sequence[Place], rank: int, most: int | None, env: Mutab
         return
     limit_threads(here.local_size, here.host_cores, env=env)
     count = here.gpus if most is None else min(here.gpus, most)
-    residents = [place.rank for place in places[1:] if place.host == here.host]
-    turns = [residents.index(rank) % count] if rank and count else []
+    residents = [place.rank for place in places[1 + search_ranks :] if place.host == here.host]
+    turns = [residents.index(rank) % count] if rank > search_ranks and count else []
     if here.gpus:
         see_gpu(here.gpus, turns, env)

@@ -43,6 +43,12 @@ class Search:
         metavar="N",
         least=1,
     )
+    search_ranks: int = option(
+        *(_SEARCH, _WHOLE, "how many ranks only choose parameters, for a --hyper-opt that takes its time"),
+        metavar="N",
+        default=0,
+        least=0,
+    )
     n_fold: int = option(
         *(_SEARCH, _WHOLE, "train each trial N times, validating with another part of the samples each time"),
         metavar="N",
@@ -66,6 +72,9 @@ class Search:
         metavar="NAME",
         default="bayesian",
         choices=SAMPLERS,
+    )
+    lockstep: bool = option(
+        _SEARCH, _FLAG, "the same search each time, whatever the pace of the blocks", default=False
     )
     objective: str | None = option(
         *(_SEARCH, _WORD, "a metric of the last epoch, or with :best, :min or :max of all (val_loss)"),
@@ -113,6 +122,16 @@ class Search:
             raise ConfigurationError(
                 f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
                 "folds, but there are none; add --n-fold, e.g. --n-fold 5"
+            )
+        if self.search_ranks and self.hyper_opt in ("qmc", "cmaes"):
+            raise ConfigurationError(
+                f"--search-ranks {self.search_ranks} with --hyper-opt {self.hyper_opt}, which goes on from "
+                "its own last choice and takes no time; leave --search-ranks out"
+            )
+        if self.lockstep and self.search_ranks:
+            raise ConfigurationError(
+                f"--lockstep with --search-ranks {self.search_ranks}: in lock-step nothing can be chosen at "
+                "the same time; leave one of them out"
             )
 
     def folded(self, given: Mapping[str, Given], fold: int) -> dict[str, Given]:

@@ -91,10 +91,12 @@ class _Course:
             log(draft.log_level, job)
         places = job.places()
         with job.together():
-            self.layout = Layout.of(places, request.search.block_size, request.search.n_fold)
+            self.layout = Layout.of(
+                places, request.search.block_size, request.search.n_fold, request.search.search_ranks
+            )
             self._path = check_model(draft)
             check_files(draft)
-        share_hosts(places, job.rank, draft.max_gpus, os.environ)
+        share_hosts(places, job.rank, draft.max_gpus, os.environ, request.search.search_ranks)
         with job.together():
             self.space = self._read_space()
             for probe in self.space.probes():

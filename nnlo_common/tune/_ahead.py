@@ -25,6 +25,7 @@ class Ahead:
 
     Args:
         blocks: how many blocks there are.
+        most: how many trials to choose ahead at most; None: as many as blocks.
 
     Example:
         >>> ahead = Ahead(16)
@@ -38,7 +39,8 @@ class Ahead:
         3
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, most: int | None = None) -> None:
+        self._most = blocks if most is None else most
         self._blocks, self._fewest = blocks, 1 + blocks // _BLOCKS_PER_AHEAD
         self.depth = max(self._fewest, min(blocks, _BY_CHANCE))
         self._count, self._missed, self._spare = 0, 0, blocks
@@ -50,5 +52,5 @@ class Ahead:
         self._spare = min(self._spare, max(0, ready - 1))
         if self._count == self._blocks:
             depth = self.depth + self._missed - self._spare
-            self.depth = max(self._fewest, min(self._blocks, depth))
+            self.depth = max(self._fewest, min(self._most, depth))
             self._count, self._missed, self._spare = 0, 0, self._blocks

@@ -45,6 +45,9 @@ class BayesianSampler(BaseSampler):
         seed: of the random numbers.
         n_trials: how many trials the search is to have.
 
+    Attributes:
+        choosers: on how many ranks it chooses at the same time; infinite where it may take its time.
+
     Example:
         >>> BayesianSampler(seed=1, n_trials=1000).process is None
         True
@@ -55,6 +58,7 @@ class BayesianSampler(BaseSampler):
             warnings.simplefilter("ignore", ExperimentalWarning)
             self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
         computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
+        self.choosers = 1.0
         self._choosing_s = 0.0  # how long the process has taken the last time
         self.process = (
             GPSampler(seed=seed, warn_independent_sampling=False)
@@ -118,7 +122,7 @@ class BayesianSampler(BaseSampler):
         lately = [trial.user_attrs[SECONDS] for trial in trials[-_LATELY:] if SECONDS in trial.user_attrs]
         if running < 2 or not lately:
             return True
-        return bool(self._choosing_s * running <= statistics.median(lately))
+        return bool(self._choosing_s * running / self.choosers <= statistics.median(lately))
 
     def _tell_noise(self, trials: list[FrozenTrial]) -> None:
         """Let the process know how much of what it sees is chance, where the folds of trials say it."""

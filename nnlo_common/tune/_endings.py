@@ -24,10 +24,12 @@ __all__ = [
     "SECONDS",
     "SPREAD",
     "Failures",
+    "bring_up",
+    "end_in",
     "keep_folds",
+    "log_best",
     "mean",
     "tell",
-    "end_in",
 ]
 
 #: The user attribute that holds what went wrong in a failed trial.
@@ -156,9 +158,15 @@ def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial)
         there: its number in the storage.
         trial: how it has ended.
     """
-    known = storage.get_trial(there)
-    if known.state is TrialState.WAITING:
+    if storage.get_trial(there).state is TrialState.WAITING:
         storage.set_trial_state_values(there, TrialState.RUNNING)
+    bring_up(storage, there, trial)
+    storage.set_trial_state_values(there, trial.state, trial.values)
+
+
+def bring_up(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
+    """Give a trial in a storage what `trial` has got elsewhere, its state and values apart."""
+    known = storage.get_trial(there)
     for name, distribution in trial.distributions.items():
         if name not in known.params:
             value = distribution.to_internal_repr(trial.params[name])
@@ -169,4 +177,3 @@ def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial)
         storage.set_trial_user_attr(there, key, kept)
     for key, kept in trial.system_attrs.items():
         storage.set_trial_system_attr(there, key, kept)
-    storage.set_trial_state_values(there, trial.state, trial.values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
-from nnlo_common.tune._coordinator import Post
+from nnlo_common.tune._choosers import Post
 from nnlo_common.tune._messages import Left, Message, from_text, to_text
 
 __all__ = ["Death", "Letters"]

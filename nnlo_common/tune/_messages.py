@@ -2,6 +2,7 @@
 
     leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
     coordinator ─► ranks of a block      Start, Halt, End;  Answer to the leader only
+    coordinator ─► a search rank         Choose, End;  back: Chosen, Left
     within a block                       Said, Judged, Text, Alarm, Outcome
 
 JSON writes a float with as many digits as it takes to read the same float again, so values arrive exactly.
@@ -18,6 +19,8 @@ from typing import Any
 __all__ = [
     "Alarm",
     "Answer",
+    "Choose",
+    "Chosen",
     "Done",
     "End",
     "Halt",
@@ -152,6 +155,34 @@ class End(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Choose(Message):
+    """Choose parameters for a trial, whose number `run` is.
+
+    Attributes:
+        news: this trial, and what is new of the others: all of each that has changed, in order of number.
+        beside: whether others choose at the same time, not knowing of each other.
+    """
+
+    news: tuple[dict[str, Any], ...]
+    beside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Message):
+    """What was chosen together for a trial.
+
+    Attributes:
+        params: by name, the internal number and the distribution, as JSON.
+        system: what the sampler keeps with the trial.
+        problem: why nothing was chosen.
+    """
+
+    params: dict[str, Sequence[Any]]
+    system: dict[str, Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Left(Message):
     """This rank knows that the search is over, and writes no more."""
 
@@ -227,6 +258,8 @@ _KINDS: dict[str, type[Message]] = {
         Done,
         Start,
         Answer,
+        Choose,
+        Chosen,
         Halt,
         End,
         Left,
@@ -238,7 +271,7 @@ _KINDS: dict[str, type[Message]] = {
         Outcome,
     )
 }
-_TUPLES = {"values", "sent", "trials"}
+_TUPLES = {"values", "sent", "trials", "news"}
 
 
 def to_text(message: Message) -> str:

@@ -31,9 +31,11 @@ def optimize(
     *,
     n_trials: int,
     block_size: int = 1,
+    search_ranks: int = 0,
     folds: int = 1,
     sampler: str | optuna.samplers.BaseSampler | None = None,
     seed: int = 0,
+    lockstep: bool = False,
     retries: int = 0,
     failures: Literal["ignore", "worst", "constraint"] = "ignore",
     target_objective: float | None = None,
@@ -54,11 +56,15 @@ def optimize(
         objective: returns the value, or several; that of the block's first rank (its server) counts.
         n_trials: how many trials are to be finished; with a journal, over all starts of the job.
         block_size: how many ranks train one trial.
+        search_ranks: how many ranks, after the first, only choose parameters, each for another trial at the
+            same time: for samplers that take longer than blocks can wait.
         folds: how often each trial is trained, each time with another part of the data to validate (see
             `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
         sampler: "bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any
             Optuna sampler; None: the study's own.
         seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
+        lockstep: whether the search is to repeat bit for bit with as many blocks, whatever their pace: each
+            trial is chosen with the same results known. A block that is ahead of the others waits for them.
         retries: how often a trial is tried again, with the same parameters, when its objective has failed.
         failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst
             so far, "constraint" that it breaks a constraint besides.
@@ -96,6 +102,7 @@ def optimize(
     whole_number("block_size", block_size, 1)
     whole_number("retries", retries, 0)
     whole_number("folds", folds, 1)
+    whole_number("search_ranks", search_ranks, 0)
     search = Search(
         study,
         objective,
@@ -109,13 +116,16 @@ def optimize(
         until=until,
         journal=journal,
         export=export,
+        lockstep=lockstep,
+        search_ranks=search_ranks,
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
         return _unless(search.alone(), study)
     release = world.engage()
     try:
-        blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts})
+        blocks = _agree(world, block_size, {"n_trials": n_trials, **search.facts}, search_ranks)
+        search.check(blocks)
     except ConfigurationError as error:
         error.collective = True
         release()
@@ -132,7 +142,9 @@ def _unless(interrupted: bool, study: optuna.Study) -> optuna.Study:
     return study
 
 
-def _agree(world: DivisibleWorld, block_size: int, facts: dict[str, Any]) -> list[tuple[int, ...]]:
+def _agree(
+    world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0
+) -> list[tuple[int, ...]]:
     """Cut the ranks into blocks; refuse, on all ranks alike, what does not fit."""
     mine = {"facts": {"block_size": block_size, **facts}, "here": describe_here()}
     everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
@@ -144,20 +156,21 @@ def _agree(world: DivisibleWorld, block_size: int, facts: dict[str, Any]) -> lis
                     f"(host {other['here']['host']}); give all {world.size} ranks the same script"
                 )
     places = locate([one["here"] for one in everyone])
-    blocks = cut_blocks([place.host for place in places], block_size)
+    blocks = cut_blocks([place.host for place in places], block_size, search_ranks)
     if world.own_process:
         limit_threads(places[world.rank].local_size, places[world.rank].host_cores)
     return blocks
 
 
-def cut_blocks(hosts: Sequence[str], block_size: int) -> list[tuple[int, ...]]:
-    """Cut all ranks but the first, which coordinates, into blocks.
+def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> list[tuple[int, ...]]:
+    """Cut all ranks into blocks but the first, which coordinates, and the search ranks, which follow it.
 
     As many blocks as possible lie on one host each; what is left over on the hosts makes up the others.
 
     Args:
         hosts: the host of every rank.
         block_size: how many ranks each block has.
+        search_ranks: how many ranks choose parameters.
 
     Raises:
         ConfigurationError: ranks would be left over or missing.
@@ -167,11 +180,11 @@ def cut_blocks(hosts: Sequence[str], block_size: int) -> list[tuple[int, ...]]:
         [(1, 2), (4, 5), (3, 6)]
     """
     size = len(hosts)
-    left_over = (size - 1) % block_size
-    if left_over or size - 1 < block_size:
-        raise ConfigurationError(_arithmetic(size, block_size))
+    training = size - 1 - search_ranks
+    if training % block_size or training < block_size:
+        raise ConfigurationError(_arithmetic(size, block_size, search_ranks))
     residents: dict[str, list[int]] = defaultdict(list)
-    for rank in range(1, size):
+    for rank in range(1 + search_ranks, size):
         residents[hosts[rank]].append(rank)
     blocks, rest = [], []
     for ranks in residents.values():
@@ -181,11 +194,11 @@ def cut_blocks(hosts: Sequence[str], block_size: int) -> list[tuple[int, ...]]:
     return blocks + [tuple(rest[start : start + block_size]) for start in range(0, len(rest), block_size)]
 
 
-def _arithmetic(size: int, block_size: int) -> str:
+def _arithmetic(size: int, block_size: int, search_ranks: int) -> str:
     """Say why the ranks cannot be cut so, and what could be done."""
-    ranks = size - 1
+    ranks = size - 1 - search_ranks
     below = ranks // block_size
-    sizes = sorted({1 + max(count, 1) * block_size for count in (below, below + 1)})
+    sizes = sorted({1 + search_ranks + max(count, 1) * block_size for count in (below, below + 1)})
     divisors = [value for value in range(1, ranks + 1) if ranks % value == 0]
     near = sorted(sorted(divisors, key=lambda value: abs(value - block_size))[:2])
     fewer = ranks < block_size
@@ -194,7 +207,16 @@ def _arithmetic(size: int, block_size: int) -> str:
         if fewer
         else f"which is not a multiple of block_size={block_size}"
     )
+    searchers = f" - {search_ranks} search ranks" if search_ranks else ""
+    keeping = [f"block_size={' or '.join(map(str, near))}"] if near else []
+    fewer_searchers = [
+        count
+        for count in range(search_ranks)
+        if size - 1 - count >= block_size and (size - 1 - count) % block_size == 0
+    ]
+    keeping += [f"search_ranks={fewer_searchers[-1]}"] if fewer_searchers else []
+    keep = f", or keep {size} with {' or '.join(keeping)}" if keeping else ""
     return (
-        f"{size} ranks cannot be cut into blocks: {size} - 1 coordinator = {ranks} ranks, {problem}. Start "
-        f"{' or '.join(map(str, sizes))} ranks, or keep {size} with block_size={' or '.join(map(str, near))}"
+        f"{size} ranks cannot be cut into blocks: {size} - 1 coordinator{searchers} = {ranks} ranks, "
+        f"{problem}. Start {' or '.join(map(str, sizes))} ranks{keep}"
     )

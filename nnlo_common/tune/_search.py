@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,32 +11,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.transport._mail import DivisibleWorld, PartWorld
+from nnlo_common.transport._mail import DivisibleWorld, Mail, PartWorld
+from nnlo_common.tune._alone import DirectLine, noticed
+from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
-from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post, known_to_all
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import (
-    Answer,
     Done,
-    Halt,
     Left,
-    Message,
     Start,
-    Suggest,
-    Verdict,
+    to_text,
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
+from nnlo_common.tune._replica import Replica, choose_for_others, refuse_many
 from nnlo_common.tune._telling import is_to_tell
 from nnlo_common.tune._time_left import TimeLeft, end_of
-from nnlo_common.tune._trial import heard
 
 __all__ = ["Search", "cut_teams"]
 
@@ -65,6 +65,8 @@ class Search:
         journal: str | Path | None,
         export: str | Path | None = None,
         clock: Callable[[], float] = time.time,
+        lockstep: bool = False,
+        search_ranks: int = 0,
     ) -> None:
         if not isinstance(study, optuna.Study):
             raise ConfigurationError(
@@ -74,6 +76,13 @@ class Search:
             raise ConfigurationError(
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
+        if lockstep and search_ranks:
+            raise ConfigurationError(
+                f"lockstep=True with search_ranks={search_ranks}: in lock-step each trial is chosen with "
+                "what was chosen before it, so nothing can be chosen at the same time; leave one of them out"
+            )
+        refuse_many(study.sampler if sampler is None else sampler, search_ranks)
+        self._lockstep, self._search_ranks = lockstep, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
         self._failures, self._how, self._until = Failures(study, failures), failures, until
@@ -94,17 +103,33 @@ class Search:
             "until": str(self._until),
             "retries": self._retries,
             "target_objective": self._target,
+            "lockstep": self._lockstep,
+            "search_ranks": self._search_ranks,
         }
+
+    def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
+        """Refuse what these blocks cannot do.
+
+        Raises:
+            ConfigurationError: it would not repeat.
+        """
+        side_by_side = len(cut_teams(blocks, self._folds)) > len(blocks)
+        if self._lockstep and side_by_side and isinstance(self._study.pruner, WilcoxonPruner):
+            raise ConfigurationError(
+                f"lockstep=True with WilcoxonPruner and {self._folds} folds side by side: it judges folds as "
+                "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
+                f"multiple of {self._folds}, with which folds are trained in turn"
+            )
 
     def alone(self) -> bool:
         """Train all trials here, one after another; say whether a signal has ended that."""
         with closing(self._record()) as record, Interrupts() as interrupts:
-            coordinator = self._begin(1, 1, record)
+            coordinator = self._begin(1, 1, record, searching=False)
             waiting = coordinator.begin()
             while waiting:
                 order = waiting.pop(0).message
                 if isinstance(order, Start):
-                    line = _DirectLine(coordinator, interrupts)
+                    line = DirectLine(coordinator, interrupts)
                     ending = attempt(order, line, self._objective)
                     if line.halted and ending.state == "freed":
                         ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
@@ -116,9 +141,10 @@ class Search:
 
         Args:
             world: the ranks.
-            blocks: the ranks of every block; rank 0 is in none.
+            blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
         """
-        teams = cut_teams(blocks, self._folds)
+        searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
+        teams = [*cut_teams(blocks, self._folds), *searchers]
         mine = next((team for team in teams if world.rank in team), (world.rank,))
         hosts = world.gather_text(world.host)
         mail, part = world.mail(), world.part(mine)
@@ -127,14 +153,17 @@ class Search:
             with Interrupts() as interrupts:
                 if world.rank == 0:
                     letters = Letters(mail, teams, hosts)
-                    interrupted = self._coordinate(letters, len(blocks), len(teams), interrupts)
+                    each = (len(teams) - len(searchers)) // len(blocks)
+                    interrupted = self._coordinate(letters, len(blocks), each, interrupts)
                     letters.await_leaving()  # before the post closes
+                elif mine in searchers:
+                    interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
                 else:
                     interrupted = self._take_part(office, part)
         except PeerLostError as lost:
             problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
             end = PeerLostError(lost.rank, problem)
-            end.said = not is_to_tell(mail, world.rank, world.size, told=office.told)
+            end.said = not is_to_tell(mail, world.rank, world.size, told=office.told or lost.said)
             raise end from lost.__cause__
         mail.close()
         part.close()
@@ -154,6 +183,23 @@ class Search:
         office.tell_coordinator(Left(-1))
         return end.interrupted
 
+    def _choose(self, mail: Mail, where: str) -> str:
+        """Choose what is tried; return why trials were broken off, if they were."""
+        end = choose_for_others(mail, 0, Replica(self._study, self._engine(), self._seed), where)
+        take_over(self._study, end.trials)
+        mail.send(0, to_text(Left(-1)))
+        return end.interrupted
+
+    def _engine(self) -> optuna.samplers.BaseSampler:
+        """Return this rank's sampler."""
+        study, sampler = self._study, self._study.sampler
+        if self._sampler is not None:
+            begun = len(study.get_trials(deepcopy=False))
+            sampler = engine(self._sampler, self._seed + begun, self._n_trials, study)
+        if isinstance(sampler, BayesianSampler):
+            sampler.choosers = math.inf if self._lockstep else max(1, self._search_ranks)
+        return sampler
+
     def _record(self) -> Record:
         """Open the files that are asked for, and give the study what the journal holds."""
         self._known, self._counted = known_to_all(self._study), 0
@@ -166,11 +212,10 @@ class Search:
             records.append(Export(self._export, self._study, journal=self._journal))
         return Records(*records)
 
-    def _begin(self, blocks: int, teams: int, record: Record) -> Coordinator:
+    def _begin(self, blocks: int, teams: int, record: Record, *, searching: bool = True) -> Coordinator:
         study = self._study
         found = study.get_trials(deepcopy=False)
-        if self._sampler is not None:
-            study.sampler = engine(self._sampler, self._seed + len(found), self._n_trials, study)
+        study.sampler = self._engine()
         return Coordinator(
             study,
             blocks=blocks,
@@ -185,12 +230,15 @@ class Search:
             clock=self._clock,
             record=record,
             known=self._known,
+            lockstep=self._lockstep,
+            # On one process there are none.
+            search_ranks=self._search_ranks if searching else 0,
         )
 
     def _coordinate(self, letters: Letters, blocks: int, teams: int, interrupts: Interrupts) -> str:
         """Hand out the trials; return why they were broken off, if they were."""
         with closing(self._record()) as record:
-            coordinator = self._begin(blocks, teams // blocks, record)
+            coordinator = self._begin(blocks, teams, record)
             letters.deliver(coordinator.begin())
             while not coordinator.over:
                 letter = letters.receive(_QUIET_S)
@@ -201,7 +249,7 @@ class Search:
                     letters.deliver(coordinator.lost(letter.team, letter.rank, letter.host))
                 elif letter is not None:
                     letters.deliver(coordinator.handle(*letter))
-                letters.deliver(_noticed(coordinator, interrupts))
+                letters.deliver(noticed(coordinator, interrupts))
             return coordinator.interrupted
 
 
@@ -219,43 +267,3 @@ def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, 
 
 def _seconds(trial: optuna.trial.FrozenTrial) -> float:
     return float(trial.user_attrs.get(SECONDS, 0.0)) if trial.state is not TrialState.FAIL else 0.0
-
-
-def _noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
-    """Break off what is running if a signal has come, or the time is up."""
-    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
-
-
-class _DirectLine:
-    """The line of a trial in the coordinator's own process.
-
-    Attributes:
-        halted: why the trial has been broken off; empty where it has not.
-    """
-
-    def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
-        self._coordinator, self._interrupts = coordinator, interrupts
-        self.halted = ""
-
-    def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
-        return float(self._asked(message))
-
-    def verdict(self, message: Verdict) -> bool:
-        return bool(self._asked(message))
-
-    def tell(self, message: Message) -> None:
-        self._heed()
-        self._coordinator.handle(0, message)
-
-    def _asked(self, message: Message) -> float | bool:
-        self._heed()
-        (post,) = self._coordinator.handle(0, message)
-        assert isinstance(post.message, Answer)
-        return heard(post.message)
-
-    def _heed(self) -> None:
-        for post in _noticed(self._coordinator, self._interrupts):
-            if isinstance(post.message, Halt):
-                self.halted = post.message.reason
-        if self.halted:
-            raise PeerLostError(0, f"has halted the trial: {self.halted}")

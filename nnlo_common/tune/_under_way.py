@@ -23,6 +23,7 @@ class UnderWay:
     Attributes:
         trial: the trial.
         began_s: when.
+        seconds: how long it has taken, once it has ended.
         waiting: the folds that have not begun.
         running: the folds that train, by team.
         values: what the folds have returned that have ended well.
@@ -42,9 +43,14 @@ class UnderWay:
         self.asking: set[int] = set()
         self.ending: Done | None = None
         self.halted = ""
+        self.seconds = 0.0
         self._folds, self._heard = folds, range(folds) if teams == folds else range(1)
         self._reports: dict[int, dict[int, float]] = {fold: {} for fold in self._heard}
         self._told: set[int] = set()
+
+    def run(self, fold: int) -> int:
+        """Return the number of the run that trains a fold."""
+        return self.trial.number * self._folds + fold
 
     @property
     def over(self) -> bool:

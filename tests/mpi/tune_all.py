@@ -1,4 +1,4 @@
-"""Searches over two blocks of two ranks: a torch training, failures, pruning, a target. On 5 ranks."""
+"""Searches over two blocks of two ranks, or one and two search ranks: a torch training. On 5 ranks."""
 
 from __future__ import annotations
 
@@ -122,5 +122,35 @@ def pruned():
     assert set(states) == {"PRUNED", "COMPLETE"}
 
 
+def lockstep():
+    """Blocks of changing pace find the same."""
+
+    def found(late):
+        def unsteady(trial):
+            if trial.number % 2 == late:
+                threading.Event().wait(0.05)
+            return objective(trial)
+
+        study = nt.optimize(
+            optuna.create_study(), unsteady, n_trials=4, block_size=2, sampler="tpe", lockstep=True
+        )
+        return [(trial.params, trial.values, trial.intermediate_values) for trial in study.trials]
+
+    assert found(0) == found(1)
+
+
+def searchers():
+    study = nt.optimize(unpruned(), objective, n_trials=4, block_size=2, sampler="tpe", search_ranks=2)
+    assert told(study, "searchers") == ["COMPLETE"] * 4
+
+
+CASES = {
+    "plain": plain,
+    "faults": faults,
+    "many": many,
+    "pruned": pruned,
+    "lockstep": lockstep,
+    "searchers": searchers,
+}
 for name in sys.argv[1:]:
-    {"plain": plain, "faults": faults, "many": many, "pruned": pruned}[name]()
+    CASES[name]()

@@ -1,0 +1,51 @@
+"""A search in one process: its trials speak to the coordinator without letters."""
+
+from __future__ import annotations
+
+from nnlo_common._errors import PeerLostError
+from nnlo_common._interrupts import Interrupts
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
+from nnlo_common.tune._messages import Answer, Halt, Message, Suggest, Verdict
+from nnlo_common.tune._trial import heard
+
+__all__ = ["DirectLine", "noticed"]
+
+
+def noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
+    """Break off what is running if a signal has come, or the time is up."""
+    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
+
+
+class DirectLine:
+    """The line of a trial in the coordinator's own process.
+
+    Attributes:
+        halted: why the trial has been broken off; empty where it has not.
+    """
+
+    def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
+        self._coordinator, self._interrupts = coordinator, interrupts
+        self.halted = ""
+
+    def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
+        return float(self._asked(message))
+
+    def verdict(self, message: Verdict) -> bool:
+        return bool(self._asked(message))
+
+    def tell(self, message: Message) -> None:
+        self._heed()
+        self._coordinator.handle(0, message)
+
+    def _asked(self, message: Message) -> float | bool:
+        self._heed()
+        (post,) = self._coordinator.handle(0, message)
+        assert isinstance(post.message, Answer)
+        return heard(post.message)
+
+    def _heed(self) -> None:
+        for post in noticed(self._coordinator, self._interrupts):
+            if isinstance(post.message, Halt):
+                self.halted = post.message.reason
+        if self.halted:
+            raise PeerLostError(0, f"has halted the trial: {self.halted}")

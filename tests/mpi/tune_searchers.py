@@ -1,0 +1,30 @@
+"""A search of which a search rank is killed while it chooses. On 5 ranks, under ULFM."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import optuna
+
+from nnlo_common._joining import launched
+from nnlo_common.tune import optimize
+
+VICTIM = 2
+RANK = launched().rank
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Deadly(optuna.samplers.TPESampler):
+    def sample_relative(self, study, trial, search_space):
+        if RANK == VICTIM and trial.number > 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample_relative(study, trial, search_space)
+
+
+def objective(trial):
+    return trial.suggest_float("x", -1, 1) ** 2
+
+
+study = optimize(optuna.create_study(sampler=Deadly()), objective, n_trials=30, search_ranks=2)
+print(sum(trial.state.name == "COMPLETE" for trial in study.trials), "complete", flush=True)
