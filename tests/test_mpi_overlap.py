@@ -21,6 +21,12 @@ def test_it_goes_well(check, size):
     assert (done.returncode, done.stdout.count(f"<{check}>")) == (0, 2), done.stderr[-3000:]
 
 
+@pytest.mark.parametrize("size", [10, 250_000])
+def test_short_replies_need_no_thread(size):
+    done = mpiexec(2, PROGRAM, "patient", str(size), timeout_s=60)
+    assert (done.returncode, done.stdout.count("<patient>")) == (0, 2), done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("check", "said"), [("fails", "RuntimeError: no more data"), ("leaves", "ended in the middle")]

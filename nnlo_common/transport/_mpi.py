@@ -9,7 +9,9 @@ Requirements that shaped this module:
   answered from that same memory, and the receive posted again when the answer has left.
 * Nobody spins: a wait looks with growing pauses (`Backoff`), since blocking MPI calls burn a core; a
   `Doorbell` ends a pause on the same host.
-* Who may compute while a reply is under way leaves the door to a thread meanwhile (`OverlappedEndpoint`).
+* Who may compute while a reply is under way leaves the door to a thread meanwhile (`OverlappedEndpoint`);
+  but a short reply of this host is read when its owner is back: that takes less time than to share the
+  interpreter with a thread. Nobody keeps looking whether it has been read.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from nnlo_common.transport._doorbell import Doorbell
 from nnlo_common.transport._endpoint import Link
 from nnlo_common.transport._world import MPI
 
-__all__ = ["MPIEndpoint"]
+__all__ = ["SHORT_BYTES", "MPIEndpoint"]
 
 # Looks in a row while a message is expected or moving: long messages move only while somebody looks.
 _LOOKS = 64
@@ -37,6 +39,8 @@ _LOOKS = 64
 _PATIENCE_S = 500e-6
 # And who has had nothing to do with us for this time, too.
 _DROWSY_S = 1e-3
+# To read so much within a host costs less than a look of a thread: a tenth of a millisecond.
+SHORT_BYTES = 1 << 20
 # The longest pause where every peer can ring; others are looked out for more often.
 _LONGEST_PAUSE_S = 2e-3
 
@@ -48,10 +52,12 @@ class _Channel:
     before a long one that was sent earlier. So a message counts as there when all before it are.
     """
 
-    __slots__ = ("link", "posted", "staging")
+    __slots__ = ("link", "patient", "posted", "staging")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, *, near: bool) -> None:
         self.link = link
+        #: The peer computes while it is answered, and reads the answer when it is back.
+        self.patient = near and link.depth > 1 and 4 * link.size <= SHORT_BYTES
         self.posted: deque[_Slot] = deque()
         self.staging: deque[Frame] = deque()
 
@@ -110,9 +116,13 @@ class MPIEndpoint:
         self._heard_s = time.perf_counter()  # when the last message came
         self.near = all(link.peer in bells for link in links)
         self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
-        self._channels = {(link.peer, link.shard): _Channel(link) for link in links}
+        self._channels = {(link.peer, link.shard): _Channel(link, near=link.peer in bells) for link in links}
+        lagging = [one for one in self._channels.values() if one.link.depth > 1]
+        #: Whether this worker, which need not wait for each reply, does without a thread.
+        self.patient = bool(lagging) and all(one.patient and not one.link.serving for one in lagging)
         # Who computes while we answer, and has a thread asleep on the bell.
-        self._absent = {link.peer for link in links if link.serving and link.depth > 1}
+        self._absent = {one.link.peer for one in lagging if one.link.serving and not one.patient}
+        self._seen_off = False  # whether the owner is to stay until what it has sent last has left
         self._own = {_address(frame.vector): frame for frame in own}
         self._slots: list[_Slot] = []
         self._by_frame: dict[int, _Slot] = {}
@@ -129,6 +139,7 @@ class MPIEndpoint:
         """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
         if peer in self._deaths.known:
             return
+        self._seen_off = not self.patient or message.kind in ONE_WAY  # the next request comes with a wait
         absent = peer in self._absent
         if peer in self._bells and not absent:
             self._announce(self._bells[peer])
@@ -176,7 +187,7 @@ class MPIEndpoint:
     def flush(self) -> None:
         """Keep MPI going until everything has left: it moves long messages only while it is called."""
         backoff = Backoff()
-        while not self._all_left():
+        while self._seen_off and not self._all_left():
             backoff.pause(lambda: True)
 
     @property
@@ -297,7 +308,12 @@ class MPIEndpoint:
         MPI moves long messages piece by piece, and only while it is called. The first piece that comes in
         holds the header; should a library write it last, a long message merely takes a little longer.
         """
-        return not self._all_left() or any(slot.replying for slot in self._slots) or self._arriving()
+        return not self._all_left() or self._replying() or self._arriving()
+
+    def _replying(self) -> bool:
+        """Whether a reply is being read; who is away for long reads it when back, and rings then."""
+        away = time.perf_counter() - self._heard_s > _DROWSY_S
+        return any(slot.replying and not (away and slot.channel.patient) for slot in self._slots)
 
     def _arriving(self) -> bool:
         """Whether the first piece of a message has come, and not all of it."""

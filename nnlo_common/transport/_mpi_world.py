@@ -77,7 +77,7 @@ class MPIWorld:
         with self._all_needed():
             comm = self.facts.comm.Dup()
         door = MPIEndpoint(comm, links, own, bell, bells)
-        return OverlappedEndpoint(door) if self._overlaps(links) else door
+        return OverlappedEndpoint(door) if not door.patient and self._overlaps(links) else door
 
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""

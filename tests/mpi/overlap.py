@@ -19,6 +19,7 @@ from mpi4py import MPI  # noqa: E402
 
 from nnlo_common import SGD, Downpour, Participant  # noqa: E402
 from nnlo_common.protocol import Kind, Message  # noqa: E402
+from nnlo_common.transport import _mpi  # noqa: E402
 from nnlo_common.transport._endpoint import Link  # noqa: E402
 from nnlo_common.transport._mpi import MPIEndpoint  # noqa: E402
 from nnlo_common.transport._mpi_world import MPIWorld  # noqa: E402
@@ -26,6 +27,8 @@ from nnlo_common.transport._progress import OverlappedEndpoint  # noqa: E402
 from nnlo_common.transport._world import World  # noqa: E402
 
 STEPS = 5
+if CHECK != "patient":  # as between hosts
+    _mpi.SHORT_BYTES = 0
 
 
 def threads():
@@ -63,6 +66,19 @@ def overlap():
 
     me = train(1, compute)
     assert taken == ([] if me.role == "server 0" else [1] * STEPS), taken
+
+
+def patient():
+    """Short replies of this host are read when their worker is back: without a thread, the same numbers."""
+
+    def compute(me):
+        assert type(endpoint(me)) is MPIEndpoint
+        assert endpoint(me).patient
+        assert not threads()
+        time.sleep(5e-3)  # so the server does not hurry any more
+
+    me = train(1, compute)
+    assert me.report().exchanges == STEPS * (me.role == "server 0")
 
 
 def without():
