@@ -27,6 +27,8 @@ framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
 pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
+# Two at a time, as small machines have two cores; what starts mpiexec needs both for itself.
+side_by_side   = --numprocesses 2
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -44,20 +46,24 @@ demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=
 	@$(test_env) .venv/bin/mpiexec -n $(RANKS) .venv/bin/python examples/fashion_torch.py
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
-	$(say) 'tests, with torch, keras and Open MPI'
-	@$(pytest) -m 'not extended'
+	$(say) 'tests, with torch and keras'
+	@$(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) -m 'not extended and not mpi' tests/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/test_keras*.py
+	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
+	@$(pytest) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) -m 'mpi and not extended'
 
 test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
-	$(say) 'all tests, with torch, keras and Open MPI'
-	@$(pytest)
+	$(say) 'all tests, with torch and keras'
+	@$(pytest) $(side_by_side) -m 'not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) -m 'not mpi' tests/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not mpi' tests/test_keras*.py
 	$(say) 'tests of Keras once more, on JAX'
-	@$(pytest_jax) -m 'not mpi' tests/test_keras*.py
+	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/test_keras*.py
+	$(say) 'all tests that start mpiexec, with torch, keras and Open MPI'
+	@$(pytest) -m mpi
 	$(say) 'all tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) -m mpi
 

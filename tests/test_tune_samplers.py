@@ -135,9 +135,9 @@ def test_engines_by_name_repeat_with_their_seed(name):
 
 def test_unknown_names_are_refused_with_those_there_are():
     with pytest.raises(
-        ConfigurationError, match=r"sampler='gird' is not known: use \"bayesian\", .*\"nsgaii\""
+        ConfigurationError, match=r"sampler='mesh' is not known: use \"bayesian\", .*\"nsgaii\""
     ):
-        engine("gird", 0, 10, optuna.create_study())
+        engine("mesh", 0, 10, optuna.create_study())
 
 
 def combination(trial):
@@ -147,7 +147,7 @@ def combination(trial):
     return width + depth
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, 6])
 def test_a_grid_tries_each_combination_once_and_ends(size):
     with ranks(size) as cluster:
         studies = cluster.run(
@@ -169,10 +169,12 @@ def test_a_grid_without_an_end_is_refused():
     def objective(trial):
         return trial.suggest_float("x", 0, 1)
 
-    study = optuna.create_study()
-    study.sampler = engine("grid", 0, 3, study)
     with pytest.raises(ConfigurationError, match=r"all values of 'x', which has no step: give it one"):
-        study.optimize(objective, n_trials=3)
+        optimize(optuna.create_study(), objective, n_trials=3, sampler="grid")
+    with pytest.raises(ConfigurationError, match=r'lockstep=True with sampler="grid"'):
+        optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", lockstep=True)
+    with pytest.raises(ConfigurationError, match=r"search_ranks=2 with 'grid', which goes on"):
+        optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", search_ranks=2)
 
 
 def test_cma_es_takes_one_objective():

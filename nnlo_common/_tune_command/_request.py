@@ -123,10 +123,15 @@ class Search:
                 f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
                 "folds, but there are none; add --n-fold, e.g. --n-fold 5"
             )
-        if self.search_ranks and self.hyper_opt in ("qmc", "cmaes"):
+        if self.search_ranks and self.hyper_opt in ("qmc", "cmaes", "grid"):
             raise ConfigurationError(
                 f"--search-ranks {self.search_ranks} with --hyper-opt {self.hyper_opt}, which goes on from "
-                "its own last choice and takes no time; leave --search-ranks out"
+                "what was chosen last and takes no time; leave --search-ranks out"
+            )
+        if self.lockstep and self.hyper_opt == "grid":
+            raise ConfigurationError(
+                "--lockstep with --hyper-opt grid: what is left of a grid depends on what has just "
+                "been begun; leave --lockstep out"
             )
         if self.lockstep and self.search_ranks:
             raise ConfigurationError(

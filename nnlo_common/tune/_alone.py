@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnlo_common._errors import PeerLostError
+from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
 from nnlo_common.tune._messages import Answer, Halt, Message, Suggest, Verdict
@@ -21,11 +21,13 @@ class DirectLine:
 
     Attributes:
         halted: why the trial has been broken off; empty where it has not.
+        refused: what the sampler has refused, which is no failure of the trial.
     """
 
     def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
         self._coordinator, self._interrupts = coordinator, interrupts
         self.halted = ""
+        self.refused: ConfigurationError | None = None
 
     def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
         return float(self._asked(message))
@@ -39,7 +41,11 @@ class DirectLine:
 
     def _asked(self, message: Message) -> float | bool:
         self._heed()
-        (post,) = self._coordinator.handle(0, message)
+        try:
+            (post,) = self._coordinator.handle(0, message)
+        except ConfigurationError as error:
+            self.refused = error
+            raise
         assert isinstance(post.message, Answer)
         return heard(post.message)
 

@@ -18,6 +18,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial
 
 from nnlo_common.tune._ahead import Ahead
+from nnlo_common.tune._grid import Grid
 from nnlo_common.tune._messages import Done, Message
 from nnlo_common.tune._moments import ask_at_this_moment
 from nnlo_common.tune._under_way import UnderWay
@@ -78,14 +79,16 @@ class Here:
         """
         if not first:
             self._ahead.taken(len(self._ready))
-        return self._ready.popleft() if self._ready else self._ask()
+        if self._ready:
+            return self._ready.popleft()
+        return None if self._spent else self._ask()
 
     def think(self, living: int) -> bool:
         """Choose a trial ahead, while all blocks train; say whether there was one to choose.
 
         With one block it would be chosen without the result of the only trial before it.
         """
-        if living == 1 or len(self._ready) >= self._ahead.depth or not self.left:
+        if living == 1 or len(self._ready) >= self._ahead.depth or not self.left or self._spent:
             return False
         self._ready.append(self._ask())
         _ = self._ready[-1].relative_params  # or Optuna would choose them when the first is asked for
@@ -113,6 +116,11 @@ class Here:
         self._ready.clear()
         self.left = 0
         return withdrawn
+
+    @property
+    def _spent(self) -> bool:
+        """Whether there is nothing to choose until something ends, or any more."""
+        return isinstance(self._study.sampler, Grid) and self._study.sampler.spent(self._study)
 
     def _ask(self) -> Trial:
         self.left -= 1

@@ -18,14 +18,11 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
-    BruteForceSampler,
     CmaEsSampler,
     GPSampler,
     NSGAIISampler,
@@ -33,11 +30,11 @@ from optuna.samplers import (
     RandomSampler,
     TPESampler,
 )
-from optuna.trial import FrozenTrial
 
 from nnlo_common._errors import ConfigurationError, MissingExtraError
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._evolutionary import EvolutionarySampler
+from nnlo_common.tune._grid import Grid
 from nnlo_common.tune._names import SAMPLERS, quoted_samplers
 
 __all__ = ["engine"]
@@ -68,7 +65,7 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
     nsgaii = partial(NSGAIISampler, seed=seed, population_size=_POPULATION)
     makers: dict[str, Callable[[], BaseSampler]] = {
         "random": lambda: RandomSampler(seed=seed),
-        "grid": lambda: _Grid(seed=seed),
+        "grid": lambda: Grid(seed=seed, avoid_premature_stop=True),
         "qmc": lambda: QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False),
         "tpe": lambda: TPESampler(seed=seed),
         "gp": lambda: GPSampler(seed=seed, warn_independent_sampling=False),
@@ -90,19 +87,3 @@ def _cma_es(seed: int, *, several: bool) -> BaseSampler:
     if importlib.util.find_spec("cmaes") is None:
         raise MissingExtraError('sampler="cmaes"', "cmaes", "tune")
     return CmaEsSampler(seed=seed, warn_independent_sampling=False)
-
-
-class _Grid(BruteForceSampler):
-    """Takes each combination once; what a space without an end is, is said."""
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Choose one parameter."""
-        if isinstance(param_distribution, FloatDistribution) and param_distribution.step is None:
-            raise ConfigurationError(
-                f'sampler="grid" cannot try all values of {param_name!r}, which has no step: give it one, '
-                f"e.g. suggest_float({param_name!r}, {param_distribution.low:g}, "
-                f"{param_distribution.high:g}, step=...), or make it a choice of some values"
-            )
-        return super().sample_independent(study, trial, param_name, param_distribution)

@@ -22,6 +22,7 @@ from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._endings import bring_up
+from nnlo_common.tune._grid import Grid
 from nnlo_common.tune._messages import Choose, Chosen, End, Told, from_text, to_text
 from nnlo_common.tune._moments import Seen
 from nnlo_common.tune._record import unpacked
@@ -39,12 +40,14 @@ def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
     """Refuse a sampler that cannot choose in several copies of a study.
 
     Raises:
-        ConfigurationError: it goes on from its own last choice.
+        ConfigurationError: it goes on from what was chosen last.
     """
-    if search_ranks and (asked in ("qmc", "cmaes") or isinstance(asked, QMCSampler | CmaEsSampler)):
+    if search_ranks and (
+        asked in ("qmc", "cmaes", "grid") or isinstance(asked, QMCSampler | CmaEsSampler | Grid)
+    ):
         name = repr(asked) if isinstance(asked, str) else type(asked).__name__
         raise ConfigurationError(
-            f"search_ranks={search_ranks} with {name}, which goes on from its own last choice, so that "
+            f"search_ranks={search_ranks} with {name}, which goes on from what was chosen last, so that "
             "several ranks would choose the same. It takes no time to choose; leave search_ranks out"
         )
 

@@ -81,6 +81,11 @@ class Search:
                 f"lockstep=True with search_ranks={search_ranks}: in lock-step each trial is chosen with "
                 "what was chosen before it, so nothing can be chosen at the same time; leave one of them out"
             )
+        if lockstep and sampler == "grid":
+            raise ConfigurationError(
+                'lockstep=True with sampler="grid": what is left of a grid depends on what has just been '
+                "begun. Leave lockstep out, or pass optuna.samplers.GridSampler(space)"
+            )
         refuse_many(study.sampler if sampler is None else sampler, search_ranks)
         self._lockstep, self._search_ranks = lockstep, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
@@ -131,6 +136,8 @@ class Search:
                 if isinstance(order, Start):
                     line = DirectLine(coordinator, interrupts)
                     ending = attempt(order, line, self._objective)
+                    if line.refused is not None:
+                        raise line.refused from None
                     if line.halted and ending.state == "freed":
                         ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
                     waiting += coordinator.handle(0, ending)
