@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -136,8 +137,8 @@ class Decisions:
                 f"{here} now; give fit() the same ones in the same order"
             )
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on there, once all callbacks have begun."""
+    def load(self, state: Mapping[str, Any], epoch: int) -> None:
+        """Go on there with an epoch, once all callbacks have begun."""
         history = self._history
         if history is not None:
             history.epoch, history.history = list(state["epochs"]), dict(state["history"])
@@ -148,8 +149,11 @@ class Decisions:
         for one, (_, seen) in zip(self._own(), state["own"], strict=True):
             one.load_state_dict(seen)
         for one in self._callbacks:
-            if isinstance(one, keras.callbacks.CSVLogger) and not one.append:
-                self._log_again(one, state)
+            if isinstance(one, keras.callbacks.CSVLogger):
+                if one.append:
+                    _forget_rows(one, epoch)
+                else:
+                    self._log_again(one, state)
 
     def _deciding(self) -> list[Any]:
         return [one for one in self._callbacks if isinstance(one, _DECIDING)]
@@ -163,6 +167,17 @@ class Decisions:
         for place, epoch in enumerate(epochs):
             logs = {name: values[place] for name, values in history.items() if len(values) == len(epochs)}
             logger.on_epoch_end(epoch, logs)
+
+
+def _forget_rows(logger: Any, epoch: int) -> None:
+    """Take away the rows of epochs that come once more: those at the end of the file, from `epoch` on.
+
+    Further up may be the rows of other trainings.
+    """
+    rows, separator = Path(logger.filename).read_bytes().splitlines(keepends=True), logger.sep.encode()
+    while rows and (at := rows[-1].partition(separator)[0]).isdigit() and int(at) >= epoch:
+        rows.pop()
+    logger.csv_file.truncate(sum(map(len, rows)))
 
 
 def _own_state(callback: Any) -> Any:

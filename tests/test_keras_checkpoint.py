@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -132,6 +133,19 @@ def test_a_callback_that_cannot_be_kept_is_refused_by_name(tmp_path):
         fit(tmp_path, 1, half)
     with pytest.raises(ConfigurationError, match="leave BackupAndRestore out"):
         fit(tmp_path, 1, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize(
+    "before", ["", "epoch,loss\n0,1.0\n5,0.5\n"], ids=["new file", "of another training"]
+)
+def test_a_log_that_is_appended_to_has_each_epoch_once(tmp_path, before):
+    path = tmp_path / "log.csv"
+    path.write_text(before)
+    fit(tmp_path / "run", 3, keras.callbacks.CSVLogger(path, append=True))
+    shutil.rmtree(max((tmp_path / "run").glob("checkpoint-*")))  # as if killed between the row and its saving
+    fit(tmp_path / "run", 5, keras.callbacks.CSVLogger(path, append=True))
+    rows = [line.split(",")[0] for line in path.read_text().splitlines()]
+    assert rows == ["epoch", *(["0", "5"] if before else []), "0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("options", [{}, {"swap_on_epoch": True}], ids=str)

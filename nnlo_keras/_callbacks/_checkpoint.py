@@ -289,7 +289,7 @@ class Checkpoint(Companion):
         """Let callbacks and random numbers be where they were; all callbacks have begun by now."""
         self._begun = True
         if self._saved is not None:
-            Decisions(self._container).load(self._saved["callbacks"])
+            Decisions(self._container).load(self._saved["callbacks"], self._epoch)
             load_random(self._saved["random"])
 
     def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
