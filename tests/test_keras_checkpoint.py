@@ -178,9 +178,9 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
 @pytest.mark.parametrize(
     ("ranks", "how", "options"),
     [
-        (3, "signal", ["wrapper=Synchronous"]),
+        pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
         pytest.param(3, "raise", ["wrapper=Synchronous", "data=arrays"], marks=pytest.mark.extended),
-        pytest.param(2, "signal", ["wrapper=Downpour", "every=3"], marks=pytest.mark.extended),
+        (2, "signal", ["wrapper=Downpour", "every=3"]),
         pytest.param(2, "signal", ["wrapper=Downpour", "assignment=dynamic"], marks=pytest.mark.extended),
         pytest.param(2, "signal", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"], marks=pytest.mark.extended),

@@ -51,7 +51,7 @@ def test_the_keras_block_trains(ranks, tmp_path, capsys, back_end):
 
 @pytest.mark.framework("keras")
 @keras_warns
-@pytest.mark.parametrize("ranks", on_ranks)
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.extended])])
 def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
     block = "\n".join(code("python", "docs/keras.md"))
     if ranks == 1:

@@ -434,7 +434,10 @@ def test_mpi4py_is_not_loaded_for_a_single_process():
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["downpour", "easgd", "diloco"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["downpour", *(pytest.param(name, marks=pytest.mark.extended) for name in ("easgd", "diloco"))],
+)
 def test_the_example_trains_on_three_ranks(algorithm):
     example = Path(__file__).parent.with_name("examples") / "fashion_torch.py"
     done = mpiexec(3, example, "--algorithm", algorithm)

@@ -101,7 +101,7 @@ def test_a_signal_to_the_launcher_ends_all(case, sends):
     assert_over(job(case, sends=sends), blocks=0)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_killed_rank_ends_all(rank):
     assert running_mpi() == "Open MPI"
     assert_over(job("during_epoch", kills=rank), f"rank {rank}", "Killed", blocks=0)
@@ -258,6 +258,7 @@ def test_divergence_is_named_and_does_not_reach_the_centre(case, name):
     assert "the centre is finite: True" in ended.out
 
 
+@pytest.mark.extended
 def test_divergence_in_a_small_head_is_noticed():
     ended = job("nan_in_a_head")
     assert_over(ended, "holds NaN or infinity")

@@ -273,7 +273,7 @@ def test_three_ranks_train_a_torch_module():
     [
         (["--servers", "3"], "3 ranks cannot be laid out"),
         (["--epochs", "0"], "--epochs '0' is not possible"),
-        (["--labels-name", "three"], "do not fit"),
+        pytest.param(["--labels-name", "three"], "do not fit", marks=pytest.mark.extended),
         (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
     ],
 )

@@ -142,8 +142,8 @@ def started(ranks, *words, timeout_s=60):
     return mpiexec(ranks, "-m", "nnlo_common", "tune", *WORDS, *words, timeout_s=timeout_s)
 
 
+@pytest.mark.extended
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_five_ranks_search_in_two_folds_side_by_side():
     done = started(5, "--n-fold", "2", "--num-iterations", "3", "--prune", "median", "--run", "s")
     assert done.returncode == 0, done.stderr
