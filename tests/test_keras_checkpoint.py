@@ -173,17 +173,17 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
     return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=110, env=env)
 
 
+@pytest.mark.extended
 @pytest.mark.mpi
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "how", "options"),
     [
-        pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
-        pytest.param(3, "raise", ["wrapper=Synchronous", "data=arrays"], marks=pytest.mark.extended),
+        (3, "signal", ["wrapper=Synchronous"]),
+        (3, "raise", ["wrapper=Synchronous", "data=arrays"]),
         (2, "signal", ["wrapper=Downpour", "every=3"]),
-        pytest.param(2, "signal", ["wrapper=Downpour", "assignment=dynamic"], marks=pytest.mark.extended),
-        pytest.param(2, "signal", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),
-        pytest.param(2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"], marks=pytest.mark.extended),
+        (2, "signal", ["wrapper=Downpour", "assignment=dynamic"]),
+        (2, "signal", ["wrapper=EASGD", "every=4"]),
+        (2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"]),
     ],
     ids=str,
 )
