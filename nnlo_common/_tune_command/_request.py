@@ -13,7 +13,7 @@ from nnlo_common._train._config import read_config
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._parser import given_by
 from nnlo_common._train._settings import OPTIONS, Settings, option, settings_of
-from nnlo_common.tune._names import SAMPLERS
+from nnlo_common.tune._names import IN_SEQUENCE, SAMPLERS
 from nnlo_common.tune._time_left import end_of
 
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
@@ -123,7 +123,7 @@ class Search:
                 f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
                 "folds, but there are none; add --n-fold, e.g. --n-fold 5"
             )
-        if self.search_ranks and self.hyper_opt in ("qmc", "cmaes", "grid"):
+        if self.search_ranks and self.hyper_opt in IN_SEQUENCE:
             raise ConfigurationError(
                 f"--search-ranks {self.search_ranks} with --hyper-opt {self.hyper_opt}, which goes on from "
                 "what was chosen last and takes no time; leave --search-ranks out"

@@ -54,11 +54,11 @@ class Grid(BruteForceSampler):
                 at = param_distribution.to_internal_repr(other.params[param_name])
                 crowd[at] += 1
                 left[at] -= bool(_tree(trials, other.params).children)  # it is to find something there
-        # Else where nobody has seen the end yet, away from others.
-        unseen = [at for at, node in children.items() if node.is_any_expandable(exclude_running=False)]
-        fewest = min((crowd[at] for at in unseen), default=0)
         weights = {at: count for at, count in left.items() if count > 0}
-        weights = weights or {at: 1 for at in unseen or children if crowd[at] == fewest or not unseen}
+        if not weights:  # where nobody has seen the end yet, away from others; else anywhere
+            unseen = [at for at, node in children.items() if node.is_any_expandable(exclude_running=False)]
+            fewest = min((crowd[at] for at in unseen), default=0)
+            weights = dict.fromkeys([at for at in unseen if crowd[at] == fewest] or children, 1)
         chances = [weight / sum(weights.values()) for weight in weights.values()]
         chosen = self._rng.rng.choice([*weights], p=chances)
         return param_distribution.to_external_repr(chosen.item())

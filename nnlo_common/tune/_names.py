@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["SAMPLERS", "quoted_samplers"]
+__all__ = ["IN_SEQUENCE", "SAMPLERS", "quoted_samplers"]
 
 SAMPLERS = ("bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii")
+#: Those that go on from what was chosen last, so that several ranks would choose the same.
+IN_SEQUENCE = ("grid", "qmc", "cmaes")
 
 
 def quoted_samplers() -> str:

@@ -18,6 +18,7 @@ from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, Told, from_text, to_text
+from nnlo_common.tune._telling import DIED
 
 __all__ = ["Office"]
 
@@ -135,14 +136,14 @@ class Office:
         if isinstance(letter, Lost):
             self.lost |= {member for member, peer in enumerate(self._members) if peer == letter.rank}
             self._orphaned = letter.rank == self._coordinator
-        if letter is not None and not isinstance(letter, Lost):
-            message = from_text(letter[1])
-            if isinstance(message, Told):
-                self._orphaned = self.told = True
+        message = from_text(letter[1]) if isinstance(letter, tuple) else None
+        if isinstance(message, Told):
+            self._orphaned = self.told = True
         if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
-            raise PeerLostError(self._coordinator, "has died, which coordinated the search")
-        if letter is None or isinstance(letter, Lost):
+            raise PeerLostError(self._coordinator, DIED)
+        if message is None:
             return letter is not None
+        assert isinstance(letter, tuple)  # or it would hold no message
         peer, _ = letter
         if isinstance(message, (Start, End)):
             self._orders.append(message)

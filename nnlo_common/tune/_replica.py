@@ -25,12 +25,12 @@ from nnlo_common.tune._endings import bring_up
 from nnlo_common.tune._grid import Grid
 from nnlo_common.tune._messages import Choose, Chosen, End, Told, from_text, to_text
 from nnlo_common.tune._moments import Seen
+from nnlo_common.tune._names import IN_SEQUENCE
 from nnlo_common.tune._record import unpacked
 from nnlo_common.tune._seeding import Seeded
+from nnlo_common.tune._telling import DIED
 
 __all__ = ["Replica", "choose_for_others", "refuse_many"]
-
-_DIED = "has died, which coordinated the search"
 
 # `docs/optimisation.md` has what it is good for.
 _LEFT_OUT = 0.25
@@ -42,9 +42,7 @@ def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
     Raises:
         ConfigurationError: it goes on from what was chosen last.
     """
-    if search_ranks and (
-        asked in ("qmc", "cmaes", "grid") or isinstance(asked, QMCSampler | CmaEsSampler | Grid)
-    ):
+    if search_ranks and (asked in IN_SEQUENCE or isinstance(asked, QMCSampler | CmaEsSampler | Grid)):
         name = repr(asked) if isinstance(asked, str) else type(asked).__name__
         raise ConfigurationError(
             f"search_ranks={search_ranks} with {name}, which goes on from what was chosen last, so that "
@@ -153,7 +151,7 @@ def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str
         letter = mail.receive(None)
         if isinstance(letter, Lost):
             if letter.rank == coordinator:
-                raise PeerLostError(coordinator, _DIED)
+                raise PeerLostError(coordinator, DIED)
             continue
         if letter is None:
             continue
@@ -161,7 +159,7 @@ def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str
         if isinstance(message, End):
             return message
         if isinstance(message, Told):
-            lost = PeerLostError(coordinator, _DIED)
+            lost = PeerLostError(coordinator, DIED)
             lost.said = True
             raise lost
         assert isinstance(message, Choose)

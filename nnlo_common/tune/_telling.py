@@ -12,7 +12,10 @@ from nnlo_common._errors import PeerLostError
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._messages import Told, from_text, to_text
 
-__all__ = ["is_to_tell"]
+__all__ = ["DIED", "is_to_tell"]
+
+#: What has become of the rank that coordinates.
+DIED = "has died, which coordinated the search"
 
 # Each waits for those before it; letters between ranks that never wrote to each other take a while.
 _TURN_S, _LAST_TURN, _DELIVERY_S = 0.4, 25, 0.3
