@@ -169,12 +169,13 @@ def _steps(model: Any, case: Case, seconds: float) -> int:
 
 def _parts(distribute: Any) -> list[tuple[Any, str, str]]:
     """What an exchange consists of."""
-    part, weights = distribute._team._part, distribute._weights
+    part, exchanging = distribute._team._part, distribute._exchanging
+    weights = exchanging._weights
     endpoint = part._endpoint
     parts = [(weights, "collect", "read sum"), (weights, "clear", "clear sum")]
     parts += [(endpoint, "send", "send"), (endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
     parts += [(one.rule, "incoming", "absorb") for one in part._worker.conversations]
-    return [*parts, (weights, "publish", "write weights"), (distribute, "_exchange", "rest of the exchange")]
+    return [*parts, (weights, "publish", "write weights"), (exchanging, "_add", "rest of the exchange")]
 
 
 if __name__ == "__main__":

@@ -1,31 +1,27 @@
-"""Taking up a part in a training: who is there, do all agree, and who does what."""
+"""Taking up a part in a training: who is there, and who does what."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from nnlo_common._agreement import Plan, agree
 from nnlo_common._attendance import Attendance
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import FlatVector
-from nnlo_common._layout import Layout
 from nnlo_common._leasing import Leasing
-from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._places import Place, describe_here, locate
 from nnlo_common._roles import TeamPart
 from nnlo_common._serving import Serving
 from nnlo_common._startup import connect, limit_threads, require_threads
 from nnlo_common._topology import Arrangement, Assignment, Cell, Topology
 from nnlo_common._working import Working
-from nnlo_common.algorithms import Algorithm, CenterRule
+from nnlo_common.algorithms import CenterRule
 from nnlo_common.protocol import (
     DESK_NUMBERS,
     Averages,
@@ -43,46 +39,9 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.transport._endpoint import Link, RankWorld
 
-__all__ = ["Member", "Plan", "assigned", "join", "launched", "within"]
+__all__ = ["Member", "assigned", "join", "launched", "within"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a rank brings along; equal on all ranks but for the numbers in the vectors.
-
-    Attributes:
-        algorithm: how workers and centre exchange.
-        parameters: the model.
-        gradient: where gradients are put.
-        gradients: all vectors that they are put into in turn, if there are several.
-        servers: how many ranks share the serving of the centre.
-        center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
-        local_optimizer: what moves a worker's parameters; None where something else does.
-        buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
-        options: how many numbers describe an optimizer's options, where workers send them.
-        optimizer: what kind of optimizer it is, where all ranks are to have the same.
-        epochs: how many the training is to have, where that is known before.
-        meetings: what else all ranks meet in, by name.
-        stall_timeout_s: after how long a silent worker is given up; None: never.
-        record: keep the order of all requests.
-    """
-
-    algorithm: Algorithm
-    parameters: FlatVector
-    gradient: FlatVector
-    gradients: Sequence[FlatVector] = ()
-    servers: int = 1
-    center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
-    local_optimizer: VectorOptimizer | None = None
-    buffers: FlatVector | None = None
-    options: int = 0
-    optimizer: str = ""
-    epochs: int = 0
-    meetings: Sequence[str] = ()
-    stall_timeout_s: float | None = None
-    record: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,29 +71,6 @@ class Member:
     worker: int | None = None
     server: Server | None = None
     disengage: Callable[[], None] = field(repr=False)
-
-    def prepare_order(self, path: Path) -> None:
-        """Refuse now a path that could not be written when the training is over."""
-        if self.server is not None:
-            try:
-                self._order_files(path)[0].write_text("")
-            except OSError as error:
-                raise ConfigurationError(
-                    f"log_order={str(path)!r} cannot be written ({error.strerror}); name a file in a folder "
-                    "that exists and is writable on the server's host"
-                ) from None
-
-    def write_order(self, path: Path) -> None:
-        """Write the recorded order of requests, whole or not at all; workers have none."""
-        if self.server is not None:
-            fresh, final = self._order_files(path)
-            fresh.write_text(json.dumps({"shard": self.server.shard, "handled": self.server.handled}))
-            fresh.replace(final)
-
-    def _order_files(self, path: Path) -> tuple[Path, Path]:
-        shard = 0 if self.server is None else self.server.shard
-        final = path if shard == 0 else path.with_name(f"{path.name}.shard{shard}")
-        return final.with_name(final.name + ".part"), final
 
 
 _inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
@@ -180,7 +116,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
     """
     disengage = world.engage()
     try:
-        _agree(world, plan)
+        agree(world, plan)
         topology = Topology.plan(world.size, Arrangement(servers=plan.servers))
         cell = topology.cell_of(world.rank)
         plan.algorithm.check(len(cell.workers), len(cell.servers))
@@ -310,47 +246,3 @@ def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
 
 def _desk_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
     return Link(peer, len(shards), DESK_NUMBERS + _buffered(plan), 1, serving)
-
-
-def _agree(world: RankWorld, plan: Plan) -> None:
-    """Refuse, on all ranks alike, to train different models or algorithms together."""
-    mine = {
-        "host": world.host,
-        "algorithm": plan.algorithm.describe(),
-        "servers": plan.servers,
-        "optimizer": plan.optimizer,
-        "epochs": plan.epochs,
-        "meetings": list(plan.meetings),
-        "layout": plan.parameters.layout.to_json(),
-        "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
-    }
-    if world.rank < plan.servers > 1:  # each holds a part of one start
-        mine["start"] = hashlib.blake2b(plan.parameters.vector.data, digest_size=8).hexdigest()
-    everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
-    first = everyone[0]
-    for rank, other in enumerate(everyone):
-        if other["algorithm"] != first["algorithm"]:
-            problem = f"the algorithm is {first['algorithm']} on rank 0 but {other['algorithm']}"
-        elif other["servers"] != first["servers"]:
-            problem = f"servers={first['servers']} on rank 0 but {other['servers']}"
-        elif other["optimizer"] != first["optimizer"]:
-            problem = f"the optimizer is {first['optimizer']} on rank 0 but {other['optimizer']}"
-        elif other["epochs"] != first["epochs"]:
-            problem = f"epochs={first['epochs']} on rank 0 but {other['epochs']}"
-        elif other["meetings"] != first["meetings"]:
-            problem = f"{first['meetings']} take part on rank 0 but {other['meetings']}"
-        elif other["layout"] != first["layout"]:
-            difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
-            problem = f"the model differs (here: rank 0, there: that rank): {difference}"
-        elif other["buffers"] != first["buffers"]:
-            problem = "the model's buffers (running statistics and the like) differ from those on rank 0"
-        elif other.get("start") not in (None, first.get("start")):
-            problem = (
-                "the initial parameters, of which each server holds a part, are others than on rank 0 (seed "
-                "all ranks alike before the model is made, or load the same file)"
-            )
-        else:
-            continue
-        raise ConfigurationError(
-            f"{problem}, on rank {rank} (host {other['host']}); give all {world.size} ranks the same script"
-        )

@@ -10,11 +10,13 @@ from typing import Any, Self, TypeVar
 
 import numpy.typing as npt
 
+from nnlo_common._agreement import Plan
 from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._joining import Member, Plan, join, launched
+from nnlo_common._joining import Member, join, launched
 from nnlo_common._optimizer import VectorOptimizer, fitted
+from nnlo_common._recording import Recording
 from nnlo_common._roles import Alone, Part, Report, say
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
@@ -81,6 +83,7 @@ class Participant:
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
         self._part: Part | None = None
         self._member: Member | None = None
+        self._recording: Recording | None = None  # on a server
         self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
         self._over = self._epoch_open = False
 
@@ -166,8 +169,8 @@ class Participant:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan(plain))
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
-            if self._log_order is not None:
-                self._member.prepare_order(self._log_order)
+            if self._log_order is not None and self._member.server is not None:
+                self._recording = Recording(self._log_order, self._member.server)
         self._over = self._epoch_open = False
         self._part.start()
         return self
@@ -182,8 +185,8 @@ class Participant:
             self._running.finish()
             if self._member is not None:
                 self._member.disengage()
-                if self._log_order is not None:
-                    self._member.write_order(self._log_order)
+            if self._recording is not None:
+                self._recording.write()
         self._over = True
 
     def _end_open_epoch(self) -> None:

@@ -20,6 +20,7 @@ from nnlo_common._roles import speaks
 from nnlo_common._team import Team
 from nnlo_common._warning import warn
 from nnlo_common.checkpoint import Draft, Entry, Store
+from nnlo_common.checkpoint._store import refused
 from nnlo_common.checkpoint._writer import Writer
 
 __all__ = ["Saving"]
@@ -166,7 +167,7 @@ class Saving:
             try:
                 draft.write(self._file, self._pack(tree))
             except OSError as error:
-                told = f"rank {self._rank} on host {socket.gethostname()}: {error.strerror} ({draft.folder})"
+                told = f"rank {self._rank} on host {socket.gethostname()}: {refused(error)} ({draft.folder})"
                 self._written = {"number": draft.number, "trouble": told}
                 return
             entry = draft.files[self._file]

@@ -78,7 +78,7 @@ class Serving:
         self._losses: list[str] = []
         self._watches = [Watch(self._look, LOOK_EVERY_S)]
         self._may_pause = self._in_epoch = False
-        self._early: list[Received] = []  # requests to pause, before this server has got to that epoch
+        server.pauses.allowed = self._all_may_pause
         self._pauses = 0
         #: Called when all workers pause, before anything else is handled.
         self.on_pause: Callable[[], object] | None = None
@@ -114,8 +114,7 @@ class Serving:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
         self._may_pause = self._in_epoch = True
-        if not self._server.peers.have_finished(self._epochs):  # or they pause in a later one
-            self._take_early_pauses()
+        self._answer_pauses()
         self._serve(self._epoch_over)
         self._may_pause = self._in_epoch = False
         self._assemble()
@@ -189,7 +188,7 @@ class Serving:
     def pause(self) -> bool:
         """Serve, between epochs, until all workers pause."""
         pauses, self._may_pause = self._server.pauses.made, True
-        self._take_early_pauses()
+        self._answer_pauses()
         self._serve(lambda: self._server.pauses.made > pauses)
         self._may_pause = False
         return True
@@ -292,11 +291,17 @@ class Serving:
         if isinstance(averages, Averages) and state["averages"] is not None:
             averages.load(state["averages"])
 
-    def _take_early_pauses(self) -> None:
-        early, self._early = self._early, []
-        for event in early:
-            perform(self._endpoint, self._server.handle(event))
-            self._look_for_pause()
+    def _all_may_pause(self) -> bool:
+        """Whether this server is at the place of the script where those are who ask to pause.
+
+        Who asks after the end of an epoch pauses when this server has ended it, too.
+        """
+        return self._may_pause and not (self._in_epoch and self._server.peers.have_finished(self._epochs))
+
+    def _answer_pauses(self) -> None:
+        """Let those pause who have asked before this server got there."""
+        perform(self._endpoint, self._server.answer_pauses())
+        self._look_for_pause()
 
     def _serve(self, until: Callable[[], bool]) -> None:
         self._attendance.begin()
@@ -346,10 +351,6 @@ class Serving:
         if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
-            over = self._in_epoch and self._server.peers.have_finished(self._epochs)
-            if event.message.kind is Kind.PAUSE and (over or not self._may_pause):
-                self._early.append(event)  # so that all ranks are at the same place of the script
-                return
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
             if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):

@@ -13,12 +13,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from nnlo_common._agreement import Plan
 from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common._forking import advise_on_fork
 from nnlo_common._framework import Buffers, Model, Options, wired
-from nnlo_common._joining import Member, Plan, join
+from nnlo_common._gathering import Gathering
+from nnlo_common._joining import Member, join
 from nnlo_common._layout import Layout
 from nnlo_common._observing import Observed, See
 from nnlo_common._optimizer import VectorOptimizer
@@ -26,7 +28,6 @@ from nnlo_common._roles import Report, TeamPart, speaks
 from nnlo_common._serving import Serving
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.protocol import DESK_NUMBERS
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["Team"]
@@ -42,8 +43,6 @@ def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
     return look
 
 
-# As many numbers as fit into one question, with a few words before them.
-_PIECE = DESK_NUMBERS - 64
 # What is saved of a team beside its part.
 _COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
 
@@ -96,7 +95,7 @@ class Team:
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world = algorithm, world
-        self._runs, self._options, self._buffers = algorithm.optimizer_runs, options, buffers
+        self._runs, self._options = algorithm.optimizer_runs, options
         self._move = local_step
         plan = Plan(
             algorithm=algorithm,
@@ -114,6 +113,7 @@ class Team:
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
+        self._gathering = Gathering(self._part, model, buffers, speaks=speaks(self.member.role))
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
@@ -166,19 +166,11 @@ class Team:
     def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
         """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
         self.start()
-        answer, _ = self._part.ask({"ask": "copy", "values": dict(values)})
-        for start in range(0, 0 if vector is None else vector.size, _PIECE):
-            assert vector is not None  # or there would be no piece
-            piece = vector[start : start + _PIECE]
-            _, numbers = self._part.ask(
-                {"ask": "copy", "values": {}}, piece if speaks(self.member.role) else None
-            )
-            np.copyto(piece, numbers)
-        return dict(answer["values"])
+        return self._gathering.copied(values, vector)
 
     def observe(self, see: See) -> None:
         """Have `see` told of everything that this rank does with the others from now on."""
-        self._part = cast("TeamPart", Observed(self._part, see))
+        self._part = self._gathering.part = cast("TeamPart", Observed(self._part, see))
 
     # -- the course of a training ---------------------------------------------------------------------
 
@@ -209,7 +201,7 @@ class Team:
         self._part.begin_epoch()
         self.model.publish()
         if self._epochs:
-            self._swap_buffers(None)  # where workers step together all have brought theirs by now
+            self._gathering.take_buffers()  # where workers step together all have brought theirs by now
 
     def step(self, weight: float, change_gradient: Callable[[], object]) -> None:
         """Make one step with the gradients that lie in the model."""
@@ -354,8 +346,7 @@ class Team:
         self.start()
         if when_all_are_there:
             self.end_epoch()
-        vector = self.model.parameters.vector
-        center = np.empty_like(vector)
+        center = np.empty_like(self.model.parameters.vector)
         if when_all_are_there:
             self._part.view(center)
         else:
@@ -365,14 +356,8 @@ class Team:
             return
         if not when_all_are_there:
             self._bring_buffers()
-        own = vector.copy()
-        own_buffers = self._swap_buffers(None)
-        try:
-            self._swap(center)
+        with self._gathering.lent(center):
             yield
-        finally:
-            self._swap(own)
-            self._swap_buffers(own_buffers)
 
     def take_over_center(self) -> None:
         """Let a worker's model be the centre for good, once nobody trains any more.
@@ -381,33 +366,25 @@ class Team:
         """
         self.start()
         self.end_epoch()
-        self._meet()  # now all have ended
-        self._meet()  # now the servers have settled what the centre is
-        self._part.look(self.model.parameters.vector)
-        self._final = self.model.parameters.vector.copy()
-        self.model.publish()
-        self._swap_buffers(None)
+        self._gathering.meet()  # now all have ended
+        self._gathering.meet()  # now the servers have settled what the centre is
+        self._final = self._gathering.take_center()
 
     def settle_center(self, settle: Callable[[], object]) -> None:
         """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
 
         Workers call `take_over_center` meanwhile. The model's buffers are what all get.
         """
-        self._meet()
+        self._gathering.meet()
         settle()
-        if self._buffers is not None:
-            self._buffers.gather()
-            content = {"ask": "average", "weight": 1, "instead": True}
-            self._part.ask(content, self._buffers.flat.vector)
-        self._meet()
+        self._gathering.bring_buffers(1, instead=True)
+        self._gathering.meet()
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
         self.start()
         self.end_epoch()  # which a server has served to its end before it asks
-        question = {"ask": "mean", "values": dict(values), "weight": weight, "epochs": self._epochs}
-        answer = self.ask(question)
-        return dict(answer["means"])
+        return self._gathering.mean(values, weight, self._epochs)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -423,34 +400,11 @@ class Team:
             self._known_options = options
             self._part.configure(wired(options))
 
-    def _meet(self) -> None:
-        """Wait for all ranks."""
-        self._part.ask({"ask": "mean", "values": {}, "weight": 0})
-
-    def _swap(self, vector: Vector) -> None:
-        np.copyto(self.model.parameters.vector, vector)
-        self.model.publish()
-
     def _bring_buffers(self) -> None:
         """Let this worker's buffers count in the mean of all, if it has trained at all."""
-        weight = self._samples - self._samples_before or self._steps_in_epoch
-        if self._buffers is not None and weight:
-            self._buffers.gather()
-            self._part.ask({"ask": "average", "weight": weight}, self._buffers.flat.vector)
-
-    def _swap_buffers(self, vector: Vector | None) -> Vector | None:
-        """Give the model these buffers, or the mean of all; return those it had."""
-        if self._buffers is None:
-            return None
-        self._buffers.gather()
-        own = self._buffers.flat.vector.copy()
-        if vector is None:
-            _, vector = self._part.ask({"ask": "average", "weight": 0})
-        np.copyto(self._buffers.flat.vector, vector)
-        self._buffers.scatter()
-        return own
+        self._gathering.bring_buffers(self._samples - self._samples_before or self._steps_in_epoch)
 
     def _publish(self) -> None:
         """On a server: let the model be the centre."""
         self.model.publish()
-        self._swap_buffers(None)
+        self._gathering.take_buffers()

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common._flat import Vector
-from nnlo_common._framework import unwired, vectors_in_turn
+from nnlo_common._framework import unwired
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._roads import road
 from nnlo_keras._stepping import stepper
@@ -45,7 +45,8 @@ class Weights:
         self._road = road(self.variables, self.parameters, model)
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
         lag = wrappers[0].algorithm.lag if self._sums else 0
-        self.gradients = [FlatVector(self.layout) for _ in range(vectors_in_turn(self.layout, lag))]
+        # Sums are copied out of the training step in any case: each to where it can travel from.
+        self.gradients = [FlatVector(self.layout) for _ in range(1 + lag)]
         self._turn = 0
         if self._sums:
             self._refuse_ties()

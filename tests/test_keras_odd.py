@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import signal
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 from launch import running, running_mpi
+from odd import assert_differences_named, assert_over, to_its_end
 
 pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
@@ -45,62 +43,16 @@ def chosen(cases):
     return found
 
 
-@dataclass
-class Ended:
-    """How a job ended: after how many seconds since it first said that it was ready, and who was left.
-
-    On a busy machine, where even the start takes long, the end may take longer, too.
-    """
-
-    status: int
-    seconds: float
-    limit_s: float
-    out: str
-    err: str
-    left: list[psutil.Process] = field(default_factory=list)
-
-
 @pytest.fixture
 def job(monkeypatch):
-    """Runs one case to its end; once it is ready, sends a signal to the job or to one of its ranks."""
+    """Runs one case on a back end to its end."""
 
-    def run(backend, case, *args, sends=None, to=None):
+    def run(backend, case, *args, **options):
         monkeypatch.setenv("KERAS_BACKEND", backend)
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        with running(3, PROGRAM, case, *args, timeout_s=120) as process:
-            started, ready_at, said, pids, members = time.monotonic(), None, [], {}, []
-            for line in process.stdout:
-                said.append(line)
-                if line.startswith("pid "):
-                    _, rank, pid = line.split()
-                    pids[int(rank)] = int(pid)
-                if line.strip() == "ready" and ready_at is None:
-                    members = psutil.Process(process.pid).children(recursive=True)
-                    ready_at = time.monotonic()
-                    if sends is not None and to is None:
-                        os.killpg(process.pid, sends)  # as a terminal does
-                    elif sends is not None:
-                        os.kill(pids[to], sends)
-            status = process.wait(30)
-            seconds, startup = time.monotonic() - (ready_at or started), (ready_at or started) - started
-            _, left = psutil.wait_procs(members, timeout=5)
-            return Ended(status, seconds, max(10, startup), "".join(said), process.complaints(), left)
+        return to_its_end(PROGRAM, case, *args, timeout_s=120, patient=True, **options)
 
     return run
-
-
-def assert_over(ended, *words, blocks=1):
-    """The job failed soon, left nobody, and said the words in so many blocks."""
-    assert ended.status != 0, ended
-    assert ended.seconds < ended.limit_s, ended
-    assert not ended.left
-    assert "done" not in ended.out, ended
-    # Who sees another one die may say so before the launcher ends it, too.
-    said = re.findall(r"^nnlo: rank \d+ of \d+ on (?!.* has died).*$", ended.err, re.MULTILINE)
-    assert len(said) == blocks, ended.err
-    assert "Exception ignored" not in ended.err
-    for word in words:
-        assert word in ended.err, ended.err
 
 
 SIGNALS = {
@@ -171,17 +123,7 @@ DIFFERENCES = {
 
 @pytest.mark.parametrize(("backend", "case"), chosen(["differ"]))
 def test_what_differs_between_ranks_is_named_on_all_before_training(job, backend, case):
-    ended = job(backend, case)
-    assert ended.status == 0, ended
-    lines = ended.out.splitlines()
-    for name, pattern in DIFFERENCES.items():
-        for odd, named in ((0, 1), (2, 2)):
-            said = [line for line in lines if line.startswith(f"{name}, odd rank {odd}, on rank")]
-            assert len(said) == 3, ended.out
-            for line in said:
-                assert re.search(pattern, line), line
-                assert f", on rank {named} (host " in line
-                assert "give all 3 ranks the same script" in line
+    assert_differences_named(job(backend, case), DIFFERENCES)
 
 
 MISUSES = {

@@ -22,6 +22,7 @@ import keras_cases as cases  # noqa: E402
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
+from nnlo_keras._exchanging import Exchanging  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -464,11 +465,10 @@ def test_the_local_steps_of_agn_follow_the_optimizer_unless_they_have_a_rate_of_
         again = nk.AGN.from_config(wrapper.get_config())
         assert again.algorithm == wrapper.algorithm
         assert wrapper.algorithm.local_learning_rate == pytest.approx(0.05 if rate is None else 0.5)
-        distribute = nk.Distribute()
-        distribute._wrappers, distribute._team = [again], Team()
-        distribute._weights = SimpleNamespace(places=[slice(0)], gradient=None)
-        distribute._scale_gradient()
+        weights = SimpleNamespace(places=[slice(0)], gradient=None)
+        exchanging = Exchanging(Team(), weights, [again], None, undisturbed=False)
+        exchanging._scale_gradient()
         again.learning_rate = 0.02  # as a callback sets it
-        distribute._scale_gradient()
+        exchanging._scale_gradient()
         assert told == pytest.approx(expected)
         told.clear()

@@ -64,7 +64,8 @@ class Case:
         self.sum.collect()
         flat = self.vectors[turn]
         there = flat.vector[self.layout.marks()]
-        assert set(there.tolist()) <= {0.0, float(PRESENT)}
+        most = 1 if keras.backend.backend() == "torch" else 3  # elsewhere marks are added up, too
+        assert set((there / PRESENT).tolist()) <= set(range(most + 1))
         return flat.views(), (there != 0).tolist()
 
 

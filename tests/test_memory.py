@@ -156,6 +156,39 @@ def test_when_every_worker_has_died_the_job_ends_and_says_so():
             cluster.run(training(Downpour()), TIMEOUT_S)
 
 
+def test_who_waits_after_an_epoch_pauses_with_the_server_also_where_a_death_ends_it():
+    """One has ended the epoch and asks to pause; the server has not, as the other still trains, and dies."""
+    seen, waiting = [], threading.Event()
+
+    def program(world):
+        with Participant(Downpour(), [np.ones(3, "f4")], optimizer=SGD(0.1), world=world) as me:
+            part = me._member.part
+            if server := server_of(me):
+                ask = server.answer_pauses
+
+                def answer_pauses():
+                    if server.pauses.waiting:
+                        waiting.set()
+                    return ask()
+
+                server.answer_pauses = answer_pauses
+                part.on_pause = lambda: seen.append(ended)
+                ended = False
+                list(me.batches([]))
+                ended = True
+                return part.pause()
+            for _ in me.batches(range(2)):
+                assert world.rank == 1 or waiting.wait(TIMEOUT_S)
+                me.step()
+            return part.pause()
+
+    with ranks(3) as cluster:
+        cluster.fail(2, "send EXCHANGE", 1)
+        results = cluster.run(program, TIMEOUT_S)
+    assert results[:2] == [True, True]
+    assert seen == [True]
+
+
 @pytest.mark.parametrize(("point", "made"), [("send EXCHANGE", (1, 2)), ("receive CENTER", (1, 1))])
 def test_with_several_servers_each_does_without_the_dead(point, made):
     """The victim dies between its messages to the two: the first has heard its second gradient."""

@@ -197,7 +197,9 @@ def test_a_part_that_the_disk_refuses_is_told_of_and_the_one_before_stays(ranks)
     (ranks.folder / "checkpoint-000002.part" / "rank3.txt").mkdir()
     assert ranks.on(3).save()
     ranks.settle(1, 2, 3)
-    with pytest.warns(RuntimeWarning, match=r"rank 3 on host .*: Is a directory .*The one before stays"):
+    with pytest.warns(
+        RuntimeWarning, match=r"rank 3 on host .*: Is a directory; free some space .*The one before stays"
+    ):
         ranks.on(0).finish()
     assert ranks.store.newest().manifest.number == 1
 

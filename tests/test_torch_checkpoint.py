@@ -159,12 +159,7 @@ def on_ranks(folder, size, wrapper, epochs=2, assignment="static", counts=None, 
         )
         taken, epochs_seen = {}, Count()
         for epoch in nt.Checkpoint(folder, optimizer, also={"count": epochs_seen}).epochs(epochs):
-            taken[epoch] = 0
-            for x in loader:
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-                taken[epoch] += len(x)
+            taken[epoch] = torch_checkpoint.samples_of_epoch(model, optimizer, loader)
             epochs_seen.count += 1
         if counts is not None:
             counts.append(epochs_seen.count)

@@ -24,7 +24,7 @@ import nnlo_torch as nt  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 X, Y = cases.data()
 LAYOUTS = [(1, 1), (1, 2), (2, 2)]  # servers, workers
 WRAPPERS = {

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 from launch import running, running_mpi
+from odd import assert_differences_named, assert_over, to_its_end
 
 pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
@@ -37,52 +34,9 @@ def chosen(cases):
 PROGRAM = Path(__file__).with_name("mpi") / "torch_odd.py"
 
 
-@dataclass
-class Ended:
-    """How a job ended: after how many seconds since it first said that it was ready, and who was left."""
-
-    status: int
-    seconds: float
-    out: str
-    err: str
-    left: list[psutil.Process] = field(default_factory=list)
-
-
-def job(case, *args, n=3, sends=None, kills=None):
-    """Run one case to its end; once it is ready, send the job a signal or kill one of its ranks."""
-    with running(n, PROGRAM, case, *args) as process:
-        started, ready_at, said, pids = time.monotonic(), None, [], {}
-        members = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("pid "):
-                _, rank, pid = line.split()
-                pids[int(rank)] = int(pid)
-            if line.strip() == "ready" and ready_at is None:
-                members = psutil.Process(process.pid).children(recursive=True)
-                ready_at = time.monotonic()
-                if sends is not None:
-                    os.killpg(process.pid, sends)  # as a terminal does
-                if kills is not None:
-                    os.kill(pids[kills], signal.SIGKILL)
-        status = process.wait(30)
-        seconds = time.monotonic() - (ready_at or started)
-        _, left = psutil.wait_procs(members, timeout=5)
-        return Ended(status, seconds, "".join(said), process.complaints(), left)
-
-
-def assert_over(ended, *words, blocks=1):
-    """The job failed soon, left nobody, and said the words in so many blocks."""
-    assert ended.status != 0, ended
-    assert ended.seconds < 10
-    assert not ended.left
-    assert "done" not in ended.out, ended
-    # Who sees another one die may say so before the launcher ends it, too.
-    said = re.findall(r"^nnlo: rank \d+ of \d+ on (?!.* has died).*$", ended.err, re.MULTILINE)
-    assert len(said) == blocks, ended.err
-    assert "Exception ignored" not in ended.err
-    for word in words:
-        assert word in ended.err, ended.err
+def job(case, *args, **options):
+    """Run one case to its end."""
+    return to_its_end(PROGRAM, case, *args, **options)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +58,7 @@ def test_a_signal_to_the_launcher_ends_all(case, sends):
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_killed_rank_ends_all(rank):
     assert running_mpi() == "Open MPI"
-    assert_over(job("during_epoch", kills=rank), f"rank {rank}", "Killed", blocks=0)
+    assert_over(job("during_epoch", sends=signal.SIGKILL, to=rank), f"rank {rank}", "Killed", blocks=0)
 
 
 EXCEPTIONS = {
@@ -151,7 +105,7 @@ def test_a_rank_that_vanishes_ends_all(case):
 def test_a_rank_that_exits_leaves_in_good_order_and_its_status_is_the_jobs(case, status):
     ended = job(case)
     assert (ended.status, ended.left) == (status, [])
-    assert ended.seconds < 10
+    assert ended.seconds < ended.limit_s
 
 
 @pytest.mark.extended
@@ -171,7 +125,7 @@ def test_a_worker_that_exits_with_a_status_ends_a_long_training():
 def test_a_worker_whose_script_ends_early_leaves_in_good_order(case):
     ended = job(case)
     assert (ended.status, ended.err, ended.left) == (0, "", [])
-    assert ended.seconds < 10
+    assert ended.seconds < ended.limit_s
 
 
 DIFFERENCES = {
@@ -190,17 +144,7 @@ DIFFERENCES = {
 
 
 def test_what_differs_between_ranks_is_named_on_all_before_training():
-    ended = job("differ")
-    assert ended.status == 0, ended
-    lines = ended.out.splitlines()
-    for name, pattern in DIFFERENCES.items():
-        for odd, named in ((0, 1), (2, 2)):
-            said = [line for line in lines if line.startswith(f"{name}, odd rank {odd}, on rank")]
-            assert len(said) == 3, ended.out
-            for line in said:
-                assert re.search(pattern, line), line
-                assert f", on rank {named} (host " in line
-                assert "give all 3 ranks the same script" in line
+    assert_differences_named(job("differ"), DIFFERENCES)
 
 
 REFUSED = {

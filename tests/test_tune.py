@@ -20,8 +20,8 @@ from optuna.trial import TrialState
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
 from nnlo_common._joining import launched
 from nnlo_common.tune import optimize
-from nnlo_common.tune._coordinator import RETRY_OF
 from nnlo_common.tune._endings import ERROR
+from nnlo_common.tune._results import RETRY_OF
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

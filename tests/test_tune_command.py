@@ -335,10 +335,23 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
         Layout.of(ranks(5), 2, 1).check(settings)
 
 
-@pytest.mark.parametrize("other", [{"lockstep": True}, {"hyper_opt": "qmc"}])
-def test_what_search_ranks_do_not_go_with_is_refused(other):
-    with pytest.raises(ConfigurationError, match=r"--search-ranks 2.*leave"):
-        Search(search_ranks=2, **other)
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"search_ranks": 2, "lockstep": True},
+            r"--lockstep with --search-ranks 2: .*leave one of them out$",
+        ),
+        (
+            {"search_ranks": 2, "hyper_opt": "qmc"},
+            r"--search-ranks 2 with 'qmc', .*leave --search-ranks out$",
+        ),
+        ({"hyper_opt": "grid", "lockstep": True}, r'--lockstep with --hyper-opt "grid": .*--lockstep out$'),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_flags(asked, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Search(**asked)
 
 
 def test_search_ranks_are_in_no_block_and_take_no_gpu():

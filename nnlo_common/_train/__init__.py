@@ -6,7 +6,7 @@
     _parser     the command line          _config   TOML and YAML
     _model      what a model file is      _module   what a Python file with a model says
     _job        the ranks, who agree      _folder   what is written down
-    _run        the order of it all
+    _run        the order of it all       _conduct  how any command begins and ends
 
 Nothing here knows a framework: `nnlo_keras._train` and `nnlo_torch._train` say what only they can say, and
 are found by name.

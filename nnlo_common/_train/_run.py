@@ -14,6 +14,7 @@ from nnlo_common._arrangement import Arrangement
 from nnlo_common._errors import NNLOError
 from nnlo_common._roles import say
 from nnlo_common._topology import Topology
+from nnlo_common._train._conduct import conduct
 from nnlo_common._train._devices import share_host
 from nnlo_common._train._folder import (
     HISTORY,
@@ -24,7 +25,7 @@ from nnlo_common._train._folder import (
     give_back,
     write_json,
 )
-from nnlo_common._train._job import Job, brief, refuse_alike, tell
+from nnlo_common._train._job import Job, brief, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._parser import read
 from nnlo_common._train._plan import Plan, Trainer, check_exchanges, check_files, data_of
@@ -35,8 +36,6 @@ __all__ = ["Course", "Watch", "log", "run_train"]
 #: Sees the metrics of an epoch, on each rank.
 Watch: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
-_INTERRUPTED = 130
-
 
 def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
     """Train as the command line says, and return the exit status of every rank.
@@ -45,29 +44,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    try:
-        job = Job.join()
-    except NNLOError as error:
-        return refuse_alike(str(error))
-    course = Course(job)
-    try:
-        course.prepare(flags, unknown)
-        course.train()
-        course.close()
-    except NNLOError as error:
-        if not error.collective:
-            return job.fail(error, course.advice)
-        course.undo()
-        return job.refuse(error)
-    except KeyboardInterrupt:
-        if job.world is not None:
-            raise  # the guard ends the others
-        tell("interrupted")
-        return _INTERRUPTED
-    except Exception as error:  # of the user's code, perhaps: what to do comes before the traceback
-        tell(f"{job.name}{type(error).__name__}: {brief(str(error))}{course.advice}")
-        raise
-    return 0
+    return conduct("train", Course, flags, unknown)
 
 
 class Course:
@@ -80,6 +57,7 @@ class Course:
 
     trainer: Trainer
     settings: Settings
+    going_on = ""
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
         self._job, self._watch = job, watch
@@ -89,6 +67,18 @@ class Course:
             time.perf_counter(),
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+    def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+        """Train as the command line says, and return the exit status."""
+        try:
+            self.prepare(flags, unknown)
+            self.train()
+            self.close()
+        except Exception as error:
+            if not isinstance(error, NNLOError):  # of the user's code, perhaps: what to do comes first
+                tell(f"{self._job.name}{type(error).__name__}: {brief(str(error))}{self.advice}")
+            raise
+        return 0
 
     def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
         """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""

@@ -1,6 +1,6 @@
 """The `nnlo tune` command: `nnlo train` over blocks of ranks, again and again, with other options each time.
 
-    _request    what the command line asks for     _parser   its flags
+    _request    what the command line asks for     _parser   its flags     _wording  flags for arguments
     _space      what is searched                   _reading  how that is written down
     _layout     the ranks                          _folder   the search's folder
     _figure     what makes one trial better than another

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from nnlo_common._arrangement import Arrangement
 from nnlo_common._cores import limit_threads
-from nnlo_common._errors import ConfigurationError
 from nnlo_common._places import Place
 from nnlo_common._train._devices import see_gpu
 from nnlo_common._train._settings import Settings
+from nnlo_common._tune_command._wording import in_flags
 from nnlo_common.tune._optimize import cut_blocks
 
 __all__ = ["Layout", "share_hosts"]
@@ -40,11 +40,8 @@ class Layout:
         if len(places) == 1:
             return cls()
         size = max(1, len(places) - 1 - search_ranks) if block_size is None else block_size
-        try:
+        with in_flags():
             blocks = cut_blocks([place.host for place in places], size, search_ranks)
-        except ConfigurationError as error:
-            said = str(error).replace("block_size=", "--block-size ")
-            raise ConfigurationError(said.replace("search_ranks=", "--search-ranks ")) from None
         return cls(blocks=blocks, parallel=folds if size % folds == 0 else 1, search_ranks=search_ranks)
 
     @property

@@ -13,8 +13,10 @@ from nnlo_common._train._config import read_config
 from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._parser import given_by
 from nnlo_common._train._settings import OPTIONS, Settings, option, settings_of
+from nnlo_common._tune_command._wording import in_flags
 from nnlo_common.tune._names import IN_SEQUENCE, SAMPLERS
 from nnlo_common.tune._time_left import end_of
+from nnlo_common.tune._together import refuse_together
 
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
 
@@ -123,20 +125,12 @@ class Search:
                 f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
                 "folds, but there are none; add --n-fold, e.g. --n-fold 5"
             )
-        if self.search_ranks and self.hyper_opt in IN_SEQUENCE:
-            raise ConfigurationError(
-                f"--search-ranks {self.search_ranks} with --hyper-opt {self.hyper_opt}, which goes on from "
-                "what was chosen last and takes no time; leave --search-ranks out"
-            )
-        if self.lockstep and self.hyper_opt == "grid":
-            raise ConfigurationError(
-                "--lockstep with --hyper-opt grid: what is left of a grid depends on what has just "
-                "been begun; leave --lockstep out"
-            )
-        if self.lockstep and self.search_ranks:
-            raise ConfigurationError(
-                f"--lockstep with --search-ranks {self.search_ranks}: in lock-step nothing can be chosen at "
-                "the same time; leave one of them out"
+        with in_flags():
+            refuse_together(
+                self.hyper_opt,
+                lockstep=self.lockstep,
+                search_ranks=self.search_ranks,
+                in_sequence=self.hyper_opt in IN_SEQUENCE,
             )
 
     def folded(self, given: Mapping[str, Given], fold: int) -> dict[str, Given]:

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from nnlo_common._errors import ConfigurationError, MissingExtraError, NNLOError
+from nnlo_common._errors import ConfigurationError, MissingExtraError
 from nnlo_common._files import usable
 from nnlo_common._joining import within
 from nnlo_common._roles import say
-from nnlo_common._train._job import Job, refuse_alike, tell
+from nnlo_common._train._conduct import conduct
+from nnlo_common._train._job import Job
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._module import asked, frameworks_in, import_file
 from nnlo_common._train._plan import Plan, check_exchanges, check_files, data_of
@@ -29,11 +30,11 @@ from nnlo_common._tune_command._outcome import search_text
 from nnlo_common._tune_command._reading import space_of
 from nnlo_common._tune_command._request import Request, read_request
 from nnlo_common._tune_command._space import Space
+from nnlo_common._tune_command._wording import in_flags
 from nnlo_common.transport._mail import DivisibleWorld
 
 __all__ = ["run_tune"]
 
-_INTERRUPTED = 130
 _RATE = "learning_rate"
 
 
@@ -44,24 +45,7 @@ def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    try:
-        job = Job.join("tune")
-    except NNLOError as error:
-        return refuse_alike(str(error), "tune")
-    course = _Course(job)
-    try:
-        course.prepare(flags, unknown)
-        return course.search()
-    except NNLOError as error:
-        if not error.collective:
-            return job.fail(error, course.advice)
-        course.undo()
-        return job.refuse(error)
-    except KeyboardInterrupt:
-        if job.world is not None:
-            raise  # the guard ends the others
-        tell("interrupted" + course.advice, "tune")
-        return _INTERRUPTED
+    return conduct("tune", _Course, flags, unknown)
 
 
 class _Course:
@@ -79,6 +63,11 @@ class _Course:
         self._path, self._folder, self._found = Path(), Path(), Found()
         self._fresh = self._searching = False
         self._began_s, self._began = time.time(), datetime.now(UTC).isoformat(timespec="seconds")
+
+    def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+        """Search as the command line says, and return the exit status."""
+        self.prepare(flags, unknown)
+        return self.search()
 
     def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
         """Do all that can go wrong before a search, what is quick first, and agree with all ranks."""
@@ -140,6 +129,11 @@ class _Course:
         if self.request.run is None:
             return "\nWith --run FOLDER the same command would go on from here"
         return f"\nThe same command goes on from the trials in {self._folder}"
+
+    @property
+    def going_on(self) -> str:
+        """The same: a search that was interrupted is one that was broken off."""
+        return self.advice
 
     def _read_space(self) -> Space:
         """Read what is searched; for that the Python file is run."""
@@ -229,10 +223,8 @@ def _check_export(asked: str | None) -> None:
     from nnlo_common.tune._export import exportable
 
     if asked is not None:
-        try:
+        with in_flags():
             usable(f"--export {asked}", exportable(asked))
-        except ConfigurationError as error:
-            raise ConfigurationError(str(error).replace("export=", "--export ")) from None
 
 
 def _check_optuna() -> None:

@@ -24,7 +24,7 @@ from nnlo_common._tune_command._figure import FUNCTION, Figure, merit
 from nnlo_common._tune_command._folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
 from nnlo_common._tune_command._request import Search
 from nnlo_common._tune_command._space import Space
-from nnlo_common.tune._coordinator import seed_of
+from nnlo_common.tune._seeding import seed_of
 
 __all__ = ["Trainings"]
 

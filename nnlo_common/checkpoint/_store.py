@@ -17,7 +17,7 @@ from nnlo_common._warning import warn
 from nnlo_common.checkpoint._manifest import MANIFEST, DamagedError, Entry, Manifest
 from nnlo_common.checkpoint._reading import Checkpoint
 
-__all__ = ["Draft", "Store"]
+__all__ = ["Draft", "Store", "refused"]
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 _PART = re.compile(r"checkpoint-\d{6,}\.part")
@@ -91,7 +91,7 @@ class Store:
             for name, data in files.items():
                 draft.write(name, data)
         except OSError as error:
-            self.abandon(draft, _told(error))
+            self.abandon(draft, refused(error))
             return False
         return self.commit(draft, facts, score)
 
@@ -111,7 +111,7 @@ class Store:
             draft = self.draft(number)
             draft.folder.mkdir()
         except OSError as error:
-            self._warn(_told(error))
+            self._warn(refused(error))
             return None
         return draft
 
@@ -138,13 +138,13 @@ class Store:
             _sync(draft.folder)
             draft.folder.rename(final)
         except OSError as error:
-            self.abandon(draft, _told(error))
+            self.abandon(draft, refused(error))
             return False
         try:
             _sync(self.folder)
             self._prune()
         except OSError as error:
-            self._warn(_told(error))
+            self._warn(refused(error))
         else:
             self._warned.clear()
         return True
@@ -225,7 +225,7 @@ class Store:
             self._warned.add(trouble)
             self.tell(
                 f"no checkpoint could be written to {self.folder}: {trouble}. The one before stays as it is, "
-                "and the training goes on; free some space or make the folder writable"
+                "and the training goes on"
             )
 
 
@@ -233,8 +233,9 @@ def _name(number: int) -> str:
     return f"checkpoint-{number:06d}"
 
 
-def _told(error: OSError) -> str:
-    return error.strerror or str(error)
+def refused(error: OSError) -> str:
+    """Say why the disk has not taken something, and what to do."""
+    return f"{error.strerror or error}; free some space or make the folder writable"
 
 
 def _remove(checkpoint: Checkpoint) -> None:

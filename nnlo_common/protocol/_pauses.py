@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from nnlo_common.protocol._events import Received
 from nnlo_common.protocol._peers import Peers, Standing
@@ -22,6 +22,7 @@ class Pauses:
         wanted: workers are to pause; replies say so.
         made: how many pauses all have made together.
         waiting: the requests to pause that are not answered.
+        allowed: says whether the server is where all may pause; a death, too, lets all pause only there.
 
     Args:
         peers: all workers.
@@ -30,6 +31,7 @@ class Pauses:
     def __init__(self, peers: Peers) -> None:
         self.wanted, self.made = False, 0
         self.waiting: list[Received] = []
+        self.allowed: Callable[[], bool] = lambda: True
         self._peers = peers
 
     def called_off(self, contributed: Collection[int]) -> list[Received]:
@@ -50,10 +52,11 @@ class Pauses:
         return sent_on
 
     def complete(self) -> list[Received]:
-        """Return, once, the requests of all, when all wait."""
+        """Return, once, the requests of all, when all wait and may pause."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
-        if not ranks or any(self._peers[rank].standing is not Standing.QUEUING for rank in others):
+        waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)
+        if not ranks or not waits or not self.allowed():
             return []
         done, self.waiting, self.wanted = self.waiting, [], False
         self.made += 1

@@ -212,7 +212,7 @@ class Server:
         if not event.message.resume:
             peer.sequence = 0  # of one that was saved, and has begun anew
         self._waiting.joins.append(event)
-        return [*self._admit(), *self._answer_pauses()]
+        return [*self._admit(), *self.answer_pauses()]
 
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._waiting.contributions:
@@ -221,7 +221,7 @@ class Server:
             reply = self._reply_to_contribution(event)
             return [reply, *self._admit()] if self._waiting.joins else [reply]
         self._waiting.contributions.append(event)
-        return [*self._commit_ready(), *self._answer_pauses()]
+        return [*self._commit_ready(), *self.answer_pauses()]
 
     def _pull(self, event: Received) -> list[Action]:
         return [self._center_to(event)]
@@ -239,17 +239,17 @@ class Server:
         self._holder = None
         self._apply([event])
         released = Release(message.sender, event.frame)
-        return [released, *self._grant(), *self._admit(), *self._answer_pauses()]
+        return [released, *self._grant(), *self._admit(), *self.answer_pauses()]
 
     def _epoch(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].epochs += 1
         released = Release(event.message.sender, event.frame)
         moved = [*self._commit_ready(), *self._show(), *self._answer_calls()]
-        return [released, *moved, *self._answer_pauses()]
+        return [released, *moved, *self.answer_pauses()]
 
     def _pause(self, event: Received) -> list[Action]:
         self.pauses.waiting.append(event)
-        return self._answer_pauses()
+        return self.answer_pauses()
 
     def _view(self, event: Received) -> list[Action]:
         self._waiting.views.append(event)
@@ -285,7 +285,7 @@ class Server:
     def _move_on(self) -> list[Action]:
         """After a worker has gone: whoever waited for it need not wait any longer."""
         moved = [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
-        return [*moved, *self._answer_calls(), *self._answer_pauses()]
+        return [*moved, *self._answer_calls(), *self.answer_pauses()]
 
     def _admit(self) -> list[Action]:
         actions: list[Action] = []
@@ -330,7 +330,7 @@ class Server:
             self.guests[event.message.sender] += math.inf if event.message.resume else 1
         return [self._center_to(event) for event in ready]
 
-    def _answer_pauses(self) -> list[Action]:
+    def answer_pauses(self) -> list[Action]:
         """Let all pause once they are there and nothing is under way; first send on whom others wait for.
 
         That is the first server's to decide: who asks another one has been let pause by it.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.tune._coordinator import SIGNAL, Coordinator, Post
+from nnlo_common.tune._choosers import Post
+from nnlo_common.tune._coordinator import SIGNAL, Coordinator
 from nnlo_common.tune._messages import Answer, Halt, Message, Suggest, Verdict
 from nnlo_common.tune._trial import heard
 

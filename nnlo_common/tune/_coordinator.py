@@ -26,12 +26,12 @@ from nnlo_common.tune._endings import Failures, log_best
 from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Start
 from nnlo_common.tune._progress import Progress, checked
 from nnlo_common.tune._record import Record, packed
-from nnlo_common.tune._results import RETRY_OF, Results
+from nnlo_common.tune._results import Results
 from nnlo_common.tune._seeding import seed_of
 from nnlo_common.tune._time_left import TimeLeft
 from nnlo_common.tune._under_way import UnderWay
 
-__all__ = ["RETRY_OF", "SIGNAL", "Coordinator", "Post", "known_to_all", "seed_of"]
+__all__ = ["SIGNAL", "Coordinator", "known_to_all"]
 
 _LOG = optuna.logging.get_logger("optuna.study")
 #: Why trials were broken off that were to be trained again: the process is expected to end.

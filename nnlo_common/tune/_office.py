@@ -18,9 +18,11 @@ from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, Told, from_text, to_text
-from nnlo_common.tune._telling import DIED
 
-__all__ = ["Office"]
+__all__ = ["DIED", "Office"]
+
+#: What has become of the rank that coordinates.
+DIED = "has died, which coordinated the search"
 
 _M = TypeVar("_M", bound=Message)
 _Box = deque[tuple[int, Message]]

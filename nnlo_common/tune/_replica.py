@@ -17,7 +17,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, QMCSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._bayesian import BayesianSampler
@@ -26,28 +26,19 @@ from nnlo_common.tune._grid import Grid
 from nnlo_common.tune._messages import Choose, Chosen, End, Told, from_text, to_text
 from nnlo_common.tune._moments import Seen
 from nnlo_common.tune._names import IN_SEQUENCE
+from nnlo_common.tune._office import DIED
 from nnlo_common.tune._record import unpacked
 from nnlo_common.tune._seeding import Seeded
-from nnlo_common.tune._telling import DIED
 
-__all__ = ["Replica", "choose_for_others", "refuse_many"]
+__all__ = ["Replica", "choose_for_others", "in_sequence"]
 
 # `docs/optimisation.md` has what it is good for.
 _LEFT_OUT = 0.25
 
 
-def refuse_many(asked: str | BaseSampler, search_ranks: int) -> None:
-    """Refuse a sampler that cannot choose in several copies of a study.
-
-    Raises:
-        ConfigurationError: it goes on from what was chosen last.
-    """
-    if search_ranks and (asked in IN_SEQUENCE or isinstance(asked, QMCSampler | CmaEsSampler | Grid)):
-        name = repr(asked) if isinstance(asked, str) else type(asked).__name__
-        raise ConfigurationError(
-            f"search_ranks={search_ranks} with {name}, which goes on from what was chosen last, so that "
-            "several ranks would choose the same. It takes no time to choose; leave search_ranks out"
-        )
+def in_sequence(asked: str | BaseSampler) -> bool:
+    """Whether a sampler goes on from what was chosen last, so that it cannot choose in several copies."""
+    return asked in IN_SEQUENCE or isinstance(asked, QMCSampler | CmaEsSampler | Grid)
 
 
 class Replica:

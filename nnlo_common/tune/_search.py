@@ -33,9 +33,10 @@ from nnlo_common.tune._messages import (
 )
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._record import Journal, Record, Records, take_over
-from nnlo_common.tune._replica import Replica, choose_for_others, refuse_many
-from nnlo_common.tune._telling import is_to_tell
+from nnlo_common.tune._replica import Replica, choose_for_others, in_sequence
+from nnlo_common.tune._telling import told_once
 from nnlo_common.tune._time_left import TimeLeft, end_of
+from nnlo_common.tune._together import refuse_together
 
 __all__ = ["Search", "cut_teams"]
 
@@ -76,17 +77,14 @@ class Search:
             raise ConfigurationError(
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
-        if lockstep and search_ranks:
-            raise ConfigurationError(
-                f"lockstep=True with search_ranks={search_ranks}: in lock-step each trial is chosen with "
-                "what was chosen before it, so nothing can be chosen at the same time; leave one of them out"
-            )
-        if lockstep and sampler == "grid":
-            raise ConfigurationError(
-                'lockstep=True with sampler="grid": what is left of a grid depends on what has just been '
-                "begun. Leave lockstep out, or pass optuna.samplers.GridSampler(space)"
-            )
-        refuse_many(study.sampler if sampler is None else sampler, search_ranks)
+        chosen = study.sampler if sampler is None else sampler
+        refuse_together(
+            chosen,
+            lockstep=lockstep,
+            search_ranks=search_ranks,
+            in_sequence=in_sequence(chosen),
+            instead=", or pass optuna.samplers.GridSampler(space)",
+        )
         self._lockstep, self._search_ranks = lockstep, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
@@ -157,7 +155,7 @@ class Search:
         mail, part = world.mail(), world.part(mine)
         office = Office(mail, 0, mine, part.rank)
         try:
-            with Interrupts() as interrupts:
+            with Interrupts() as interrupts, told_once(office, mail, world):
                 if world.rank == 0:
                     letters = Letters(mail, teams, hosts)
                     each = (len(teams) - len(searchers)) // len(blocks)
@@ -170,7 +168,7 @@ class Search:
         except PeerLostError as lost:
             problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
             end = PeerLostError(lost.rank, problem)
-            end.said = not is_to_tell(mail, world.rank, world.size, told=office.told or lost.said)
+            end.said = lost.said
             raise end from lost.__cause__
         mail.close()
         part.close()

@@ -6,30 +6,40 @@ Under ULFM MPI_Abort ends the rank that calls it and leaves the others, which fi
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from nnlo_common._errors import PeerLostError
+from nnlo_common.transport._endpoint import RankWorld
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._messages import Told, from_text, to_text
+from nnlo_common.tune._office import Office
 
-__all__ = ["DIED", "is_to_tell"]
-
-#: What has become of the rank that coordinates.
-DIED = "has died, which coordinated the search"
+__all__ = ["told_once"]
 
 # Each waits for those before it; letters between ranks that never wrote to each other take a while.
 _TURN_S, _LAST_TURN, _DELIVERY_S = 0.4, 25, 0.3
 
 
-def is_to_tell(mail: Mail, rank: int, size: int, *, told: bool = False) -> bool:
-    """Say whether this rank is to tell the user why the search has ended; the others then hear that it does.
+@contextmanager
+def told_once(office: Office, mail: Mail, world: RankWorld) -> Iterator[None]:
+    """Let one rank only tell that a rank has died which the search cannot do without.
 
     Args:
-        mail: this rank's letter box.
-        rank: its number.
-        size: how many ranks there are, dead ones too.
-        told: whether another one has told it already.
+        office: what this rank has heard from the others.
+        mail: its letter box.
+        world: all ranks, dead ones too.
     """
+    try:
+        yield
+    except PeerLostError as lost:
+        told = office.told or lost.said
+        lost.said = not _is_to_tell(mail, world.rank, world.size, told=told)
+        raise
+
+
+def _is_to_tell(mail: Mail, rank: int, size: int, *, told: bool) -> bool:
+    """Say whether this rank is to tell it, unless another one has; the others then hear that it does."""
     until_s = time.monotonic() + _TURN_S * max(0, min(rank - 1, _LAST_TURN))
     while not told and (left_s := until_s - time.monotonic()) > 0:
         letter = mail.receive(left_s)

@@ -6,15 +6,16 @@ and what may be done without a copy, is different for each back end. `benchmarks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import keras
 
 from nnlo_common import ConfigurationError, FlatVector
+from nnlo_common._flat import Vector
 from nnlo_keras._layout import layout_of
 
-__all__ = ["Road", "road"]
+__all__ = ["Road", "memory_of", "road"]
 
 
 class Road(Protocol):
@@ -80,6 +81,22 @@ def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Mod
     made = _made(variables, flat, model)
     made.read()
     return made
+
+
+def memory_of(variable: keras.Variable, model: keras.Model | None = None) -> Callable[[], Vector]:
+    """Return what shows a float32 variable's own memory, to be read and dropped before the next step.
+
+    Args:
+        variable: of tensorflow or jax.
+        model: whose variable it is; see `road`.
+    """
+    if keras.backend.backend() == "tensorflow":
+        from nnlo_keras._roads import _tensorflow
+
+        return _tensorflow.memory_of(variable)
+    from nnlo_keras._roads import _jax
+
+    return _jax.memory_of(variable, model)
 
 
 def _made(variables: list[keras.Variable], flat: FlatVector, model: keras.Model | None) -> Road:

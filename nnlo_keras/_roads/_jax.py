@@ -13,6 +13,7 @@ What shaped this module:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -20,11 +21,23 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector, Segment
+from nnlo_common._flat import Vector
 
-__all__ = ["JaxRoad"]
+__all__ = ["JaxRoad", "memory_of"]
 
 # As many numbers (16 MB) as one function writes; fewer cost more calls, more cost new memory.
 _PART = 1 << 22
+
+
+def memory_of(variable: keras.Variable, model: keras.Model | None) -> Callable[[], Vector]:
+    """Return what shows a variable's own memory, which no step can use again meanwhile."""
+
+    def look() -> Vector:
+        _sync(model, [variable])
+        memory: Vector = np.asarray(variable._value)
+        return memory
+
+    return look
 
 
 class JaxRoad:
@@ -37,6 +50,7 @@ class JaxRoad:
         places = zip(variables, flat.layout.segments, flat.views(), strict=True)
         untied = [place for place in places if place[1].tied_to is None and place[1].size]
         self._places = [(variable, view) for variable, _, view in untied]
+        self._variables = [variable for variable, _ in self._places]
         self._parts = [
             (_splitter(segments), flat.vector[_reach(segments)], members)
             for members, segments in _parts([(variable, segment) for variable, segment, _ in untied])
@@ -44,7 +58,7 @@ class JaxRoad:
 
     def read(self) -> None:
         """Copy the variables into the vector."""
-        self._sync()
+        _sync(self._model, self._variables)
         for variable, view in self._places:
             # What `asarray` returns is the array's own memory. It is dropped at once: as long as anybody
             # looks at it, a step cannot use it again.
@@ -52,7 +66,7 @@ class JaxRoad:
 
     def write(self) -> None:
         """Copy the vector into the variables."""
-        self._sync()
+        _sync(self._model, self._variables)
         for split, vector, variables in self._parts:
             for variable, piece in zip(variables, split(vector), strict=True):
                 piece.block_until_ready()
@@ -67,15 +81,17 @@ class JaxRoad:
     def detach(self) -> None:
         """Do nothing."""
 
-    def _sync(self) -> None:
-        if self._model is not None:
-            self._model.jax_state_sync()
-        for variable, _ in self._places:
-            if variable._value is None:
-                raise ConfigurationError(
-                    f"the variable {variable.path!r} is away while fit() runs; give road() the model it "
-                    "belongs to, and call it from a callback"
-                )
+
+def _sync(model: keras.Model | None, variables: Iterable[keras.Variable]) -> None:
+    """Have the values of these variables in them, where `fit` has taken them away."""
+    if model is not None:
+        model.jax_state_sync()
+    for variable in variables:
+        if variable._value is None:
+            raise ConfigurationError(
+                f"the variable {variable.path!r} is away while fit() runs; give road() the model it "
+                "belongs to, and call it from a callback"
+            )
 
 
 def _parts(

@@ -16,6 +16,8 @@ What shaped this module:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -25,12 +27,21 @@ import tensorflow as tf
 from nnlo_common import FlatVector, Frame, Segment
 from nnlo_common._flat import Vector
 
-__all__ = ["TensorFlowRoad"]
+__all__ = ["TensorFlowRoad", "memory_of"]
 
 # From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
 _LARGE = 65536
 # With so few variables the calls cost less than the function.
 _FEW = 32
+
+
+def memory_of(variable: keras.Variable) -> Callable[[], Vector]:
+    """Return what shows a variable's own memory; `numpy` would copy it first."""
+    return partial(_memory, variable.value.handle)
+
+
+def _memory(handle: Any) -> Any:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)._numpy()
 
 
 class TensorFlowRoad:
@@ -104,8 +115,8 @@ class _Place:
         self.address = _address(view)
 
     def read(self) -> Any:
-        """Return the variable's own memory, where `numpy` would copy it first."""
-        return tf.raw_ops.ReadVariableOp(resource=self.variable.handle, dtype=tf.float32)._numpy()
+        """Return the variable's own memory."""
+        return _memory(self.variable.handle)
 
     def lend(self, memory: Any) -> None:
         """Let the variable be that memory."""

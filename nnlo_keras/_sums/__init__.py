@@ -27,7 +27,10 @@ class GradientSum(Protocol):
         """Say where sums are brought to, in turn; all have the layout of the variables."""
 
     def collect(self) -> None:
-        """Bring the sum into the vector whose turn it is, with marks behind those that there are."""
+        """Bring the sum into the vector whose turn it is, with marks behind those that there are.
+
+        A mark may be that of several gradients.
+        """
 
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""

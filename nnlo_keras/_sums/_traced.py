@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
-from nnlo_common import FlatVector
+from nnlo_common import FlatVector, Segment
 from nnlo_common._flat import PRESENT
 from nnlo_keras._layout import layout_of
-from nnlo_keras._roads import road
+from nnlo_keras._roads import memory_of, road
 
 __all__ = ["TracedSum"]
 
 # A gradient of so many numbers has a sum of its own, which costs no copy in the step. Smaller ones are put
 # together, since each sum is fetched by itself.
-_LARGE = 1 << 16
+_LARGE = 1 << 17
 # So many sums have numbers of their own; float32 counts no further than 2**24.
 _NUMBERS = 1 << 20
 
@@ -35,23 +36,24 @@ class TracedSum:
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        self._segments = segments = layout_of(variables).segments
-        self._small = [index for index, segment in enumerate(segments) if segment.size < _LARGE]
-        self._large = [index for index, segment in enumerate(segments) if segment.size >= _LARGE]
-        self._head = 1 + len(segments)
-        ends = np.cumsum([self._head, *(segments[index].size for index in self._small)]).tolist()
-        self._pieces = [slice(start, end) for start, end in pairwise(ends)]
+        layout = layout_of(variables)
+        self._segments, self._marks = layout.segments, layout.marks()
+        self._large = [index for index, segment in enumerate(self._segments) if segment.size >= _LARGE]
+        self._runs = list(_runs(self._segments, self._marks, self._large))
+        # The small sums, each with its mark as they lie in the vector, the other marks, the sum's number.
+        ends = np.cumsum([0, *(place.stop - place.start for _, place in self._runs)]).tolist()
+        self._inside, self._rest = [slice(*pair) for pair in pairwise(ends)], slice(ends[-1], -1)
+        size = ends[-1] + len(self._large) + 1
         self._asked = optimizer.add_variable(shape=(1,), dtype="float32", name="sum_asked")
-        # The number of the sum, of how many gradients it is for each variable, and the small sums.
-        self._joint = optimizer.add_variable(shape=(ends[-1],), dtype="float32", name="sum_joint")
+        self._joint = optimizer.add_variable(shape=(size,), dtype="float32", name="sum_joint")
         self._sums = [
-            optimizer.add_variable(shape=(segments[index].size,), dtype="float32", name=f"sum_{index}")
+            optimizer.add_variable(shape=(self._segments[index].size,), dtype="float32", name=f"sum_{index}")
             for index in self._large
         ]
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:
         """Say where sums are brought to, in turn."""
-        self._vectors, self._marks, self._turn = vectors, vectors[0].layout.marks(), 0
+        self._vectors, self._turn = vectors, 0
         starts = [self._segments[index].offset for index in self._large]
         layouts = [layout_of([variable]) for variable in self._sums]
         self._roads = [
@@ -61,12 +63,9 @@ class TracedSum:
             ]
             for flat in vectors
         ]
-        self._number, self._joined = (
-            FlatVector(layout_of([self._asked])),
-            FlatVector(layout_of([self._joint])),
-        )
+        self._number = FlatVector(layout_of([self._asked]))
         self._number_road = road([self._asked], self._number, model)
-        self._joint_road = road([self._joint], self._joined, model)
+        self._joined = memory_of(self._joint, model)
         self._number_road.attach()
 
     def add(self, gradients: Sequence[Any]) -> None:
@@ -75,31 +74,34 @@ class TracedSum:
         flat = [
             _flat(gradient, segment.size) for gradient, segment in zip(gradients, self._segments, strict=True)
         ]
-        there = ops.convert_to_tensor(np.array([one is not None for one in gradients], np.float32))
+        marks = [np.float32(0 if gradient is None else PRESENT) for gradient in gradients]
+        small = []
+        for members, _ in self._runs:
+            for index in members:
+                free = self._marks[index] - self._segments[index].place.stop
+                small += [flat[index], np.append(np.zeros(free, np.float32), marks[index])]
         variables = [self._joint, *self._sums]
         old = [variable.value for variable in variables]
-        goes_on = ops.equal(old[0][:1], self._asked.value)
+        goes_on = ops.equal(old[0][-1:], self._asked.value)
         number = ops.where(goes_on, 0.0, self._asked.value)
-        new = [
-            ops.concatenate([number, there, *(flat[index] for index in self._small)]),
-            *(flat[index] for index in self._large),
-        ]
+        large = np.array([marks[index] for index in self._large], np.float32)
+        new = [ops.concatenate([*small, large, number]), *(flat[index] for index in self._large)]
         after = ops.cond(goes_on[0], lambda: list(map(ops.add, old, new)), lambda: new)
         for variable, value in zip(variables, after, strict=True):
             variable.assign(value)
 
     def collect(self) -> None:
         """Bring the sum into the vector whose turn it is."""
-        self._joint_road.read()
-        joined, vector = self._joined.vector, self._vectors[self._turn].vector
-        if joined[0] != self._number.vector[0]:
+        joined, vector = self._joined(), self._vectors[self._turn].vector
+        if joined[-1] != self._number.vector[0]:
             vector.fill(0)  # nothing was added
             return
         for way in self._roads[self._turn]:
             way.read()
-        for index, piece in zip(self._small, self._pieces, strict=True):
-            vector[self._segments[index].place] = joined[piece]
-        vector[self._marks] = PRESENT * (joined[1 : self._head] > 0)
+        for inside, (_, place) in zip(self._inside, self._runs, strict=True):
+            vector[place] = joined[inside]
+        if self._large:
+            vector[self._marks[self._large]] = joined[self._rest]
 
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""
@@ -109,13 +111,25 @@ class TracedSum:
 
     def resume(self) -> None:
         """Go on with the sum that lies in the vector whose turn it is."""
-        joined, vector = self._joined.vector, self._vectors[self._turn].vector
-        joined[0] = self._number.vector[0]
-        joined[1 : self._head] = vector[self._marks] != 0
-        for index, piece in zip(self._small, self._pieces, strict=True):
-            joined[piece] = vector[self._segments[index].place]
-        for way in (self._joint_road, *self._roads[self._turn]):
+        vector = self._vectors[self._turn].vector
+        pieces = [*(vector[place] for _, place in self._runs), vector[self._marks[self._large]]]
+        self._joined()  # with jax the variable has a value then, and the next step takes it from there
+        self._joint.assign(np.concatenate([*pieces, self._number.vector[:1]]))
+        for way in self._roads[self._turn]:
             way.write()
+
+
+def _runs(
+    segments: Sequence[Segment], marks: npt.NDArray[np.int64], large: Sequence[int]
+) -> Iterator[tuple[list[int], slice]]:
+    """Cut what is small into pieces of the vector without a gap: the segments of each, and its place."""
+    members: list[int] = []
+    for index in range(len(segments) + 1):
+        if index < len(segments) and index not in large:
+            members.append(index)
+        elif members:
+            yield members, slice(segments[members[0]].offset, int(marks[members[-1]]) + 1)
+            members = []
 
 
 def _flat(gradient: Any, size: int) -> Any:

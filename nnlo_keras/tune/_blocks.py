@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras_tuner
@@ -15,12 +14,13 @@ from nnlo_common._interrupts import EXIT_CODE, Interrupts
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._block import run_block
-from nnlo_common.tune._coordinator import SIGNAL, Post
+from nnlo_common.tune._choosers import Post
+from nnlo_common.tune._coordinator import SIGNAL
 from nnlo_common.tune._messages import End, from_text, to_text
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
 from nnlo_common.tune._search import cut_teams
-from nnlo_common.tune._telling import is_to_tell
+from nnlo_common.tune._telling import told_once
 from nnlo_keras.tune._dispatch import Dispatch
 
 __all__ = ["search_over"]
@@ -61,7 +61,7 @@ def search_over(
     mail, part = world.mail(), world.part(mine)
     failure: Exception | None
     office = Office(mail, 0, mine, part.rank)
-    with Interrupts() as interrupts, _told_once(office, mail, world):
+    with Interrupts() as interrupts, told_once(office, mail, world):
         if world.rank == 0:
             dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
             _coordinate(mail, teams, dispatch, interrupts)
@@ -78,16 +78,6 @@ def search_over(
         raise failure
     if interrupted:
         raise SystemExit(EXIT_CODE)
-
-
-@contextmanager
-def _told_once(office: Office, mail: Mail, world: DivisibleWorld) -> Iterator[None]:
-    """Let one rank only tell that a rank has died which the search cannot do without."""
-    try:
-        yield
-    except PeerLostError as lost:
-        lost.said = not is_to_tell(mail, world.rank, world.size, told=office.told)
-        raise
 
 
 def _claim(tuner: Any, world: DivisibleWorld) -> None:

@@ -23,7 +23,8 @@ from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
 
 from nnlo_common import ProtocolError
-from nnlo_common.tune._coordinator import SIGNAL, Post
+from nnlo_common.tune._choosers import Post
+from nnlo_common.tune._coordinator import SIGNAL
 from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]

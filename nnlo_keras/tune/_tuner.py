@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import keras
 import keras_tuner
-import numpy as np
 from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.engine.trial import Trial
 from keras_tuner.src.engine import tuner_utils
@@ -29,18 +28,16 @@ from nnlo_common._interrupts import Interrupts
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
 from nnlo_common.checkpoint._hold import hold
-from nnlo_common.transport._endpoint import RankWorld
 from nnlo_common.transport._mail import DivisibleWorld
-from nnlo_common.tune._coordinator import seed_of
 from nnlo_common.tune._names import quoted_samplers
-from nnlo_keras._distribute import Distribute
-from nnlo_keras._optimizers import any_wrapper_in
+from nnlo_common.tune._seeding import seed_of
 from nnlo_keras.tune import _directory
 from nnlo_keras.tune._blocks import search_over
-from nnlo_keras.tune._data import Folds, held_out, shared
+from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
 from nnlo_keras.tune._leaving import Leaving
 from nnlo_keras.tune._oracle import SamplerOracle
+from nnlo_keras.tune._together import fit_together
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
 __all__ = ["MPITuner"]
@@ -179,21 +176,16 @@ class MPITuner(keras_tuner.Tuner):
         """Train a trial, or the fold of it that is this rank's, as often as it is to be executed."""
         values = trial.hyperparameters.values
         if "tuner/epochs" in values:  # Hyperband's
-            options["epochs"], options["initial_epoch"] = (
-                values["tuner/epochs"],
-                values["tuner/initial_epoch"],
-            )
-        checkpoint = tuner_utils.SaveBestEpoch(
-            self.oracle.objective, self._get_checkpoint_fname(trial.trial_id)
-        )
+            options |= {name: values[f"tuner/{name}"] for name in ("epochs", "initial_epoch")}
+        objective, file = self.oracle.objective, self._get_checkpoint_fname(trial.trial_id)
+        saves = tuner_utils.SaveBestEpoch(objective, file) if self._keeps_files() else None
         folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
         folds = folds if self._fold is None else [self._fold]
-        saves = checkpoint if self._keeps_files() else None
         results = [self._executed(trial, fold, saves, args, options) for fold in folds]
         if self._folds.count == 1 or self._fold is not None:
             return results[0]
-        found = [tuner_utils.convert_to_metrics_dict(result, self.oracle.objective) for result in results]
-        return averaged(found, self.oracle.objective.name)
+        found = [tuner_utils.convert_to_metrics_dict(result, objective) for result in results]
+        return averaged(found, objective.name)
 
     def _keeps_files(self) -> bool:
         """Whether this rank writes the trial's files: of folds side by side only the first does."""
@@ -207,9 +199,8 @@ class MPITuner(keras_tuner.Tuner):
         original = options.pop("callbacks", None) or []
         results = []
         for execution in range(self.executions_per_trial):
-            keras.utils.set_random_seed(
-                seed_of(seed, zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode()))
-            )
+            number = zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode())
+            keras.utils.set_random_seed(seed_of(seed, number))
             callbacks = self._deepcopy_callbacks(list(original))
             self._configure_tensorboard_dir(callbacks, trial, execution)
             if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
@@ -224,14 +215,9 @@ class MPITuner(keras_tuner.Tuner):
         hp, world = trial.hyperparameters, launched()
         model = self._try_build(hp)
         if world is not None:
-            wrapper = any_wrapper_in(model)
-            if wrapper is None:
-                raise _Fatal(_unwrapped(model, self._block_size))
-            if not any(isinstance(one, Distribute) for one in options["callbacks"]):
-                options["callbacks"].append(Distribute())
-            if self._shard:
-                args, options = shared(args, options, wrapper.servers)
-            _fit_together(model, world)
+            args, options = fit_together(
+                model, world, args, options, block_size=self._block_size, shard=self._shard
+            )
         results = self.hypermodel.fit(hp, model, *args, **options)
         if self._keeps_files():
             _directory.write(self._get_build_config_fname(trial.trial_id), model.get_build_config())
@@ -283,10 +269,8 @@ class MPITuner(keras_tuner.Tuner):
             tracked = self.oracle.get_trial(trial.trial_id).metrics
             score = tracked.get_best_value(self.oracle.objective.name)
             if score is None or not math.isfinite(score):
-                trial.status, trial.message = (
-                    "INVALID",
-                    f"the objective {self.oracle.objective.name} is {score}",
-                )
+                trial.status = "INVALID"
+                trial.message = f"the objective {self.oracle.objective.name} is {score}"
         super().on_trial_end(trial)
 
     def save(self) -> None:
@@ -324,41 +308,10 @@ class MPITuner(keras_tuner.Tuner):
             super()._configure_tensorboard_dir(callbacks, trial, execution)
 
 
-class _Fatal(ConfigurationError, keras_tuner.errors.FatalValueError):
-    """What keras-tuner ends a search at."""
-
-
-def _unwrapped(model: Any, block_size: int) -> str:
-    found = type(model.optimizer).__name__
-    return (
-        f"block_size={block_size} trains each trial on {block_size} ranks, but build() returns a model with "
-        f"a plain {found}; wrap it there, e.g. nnlo_keras.Downpour({found}(...)), or give MPITuner "
-        'distribute="downpour", or block_size=1'
-    )
-
-
 def _first_of_block() -> bool:
     """Whether this rank speaks for those that it trains with."""
     world = launched()
     return world is None or world.rank == 0
-
-
-def _fit_together(model: Any, world: RankWorld) -> None:
-    """Let `fit` return the history of the first rank, which has validated, on all ranks."""
-    fit: Callable[..., Any] = model.fit
-
-    def fit_together(*args: Any, **options: Any) -> Any:
-        history = fit(*args, **options)
-        mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
-        told = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
-        history.epoch, history.history = told["epoch"], told["history"]
-        return history
-
-    model.fit = fit_together
-
-
-def _plain(value: Any) -> Any:
-    return np.asarray(value).tolist()
 
 
 def _made(oracle: Any, *, objective: Any, max_trials: int | None, seed: int | None) -> Any:

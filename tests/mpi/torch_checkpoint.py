@@ -19,6 +19,18 @@ import nnlo_torch as nt
 EPOCHS = 3
 
 
+def samples_of_epoch(model, optimizer, loader, after_step=lambda: None):
+    """Train on what a loader has, and return how many samples that was."""
+    taken = 0
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        taken += len(x)
+        after_step()
+    return taken
+
+
 def train(
     folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="static", file=None, **options
 ):

@@ -1,0 +1,78 @@
+"""The `fit` of a trial that several ranks train together: each on its share, with the same history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras_tuner
+import numpy as np
+
+from nnlo_common import ConfigurationError
+from nnlo_common.transport._endpoint import RankWorld
+from nnlo_keras._distribute import Distribute
+from nnlo_keras._optimizers import any_wrapper_in
+from nnlo_keras.tune._data import shared
+
+__all__ = ["fit_together"]
+
+
+class _Fatal(ConfigurationError, keras_tuner.errors.FatalValueError):
+    """What keras-tuner ends a search at."""
+
+
+def fit_together(
+    model: Any,
+    world: RankWorld,
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    block_size: int,
+    shard: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what `fit` of a trial's model is to be given on this rank; its history will be the first rank's.
+
+    Args:
+        model: as it was built.
+        world: who trains it.
+        args: as given to `search`.
+        options: the same, by name, with the callbacks.
+        block_size: how many ranks the user has asked for.
+        shard: whether to deal out the samples.
+
+    Raises:
+        ConfigurationError: the model's optimizer is not wrapped; it ends the search.
+    """
+    wrapper = any_wrapper_in(model)
+    if wrapper is None:
+        found = type(model.optimizer).__name__
+        raise _Fatal(
+            f"block_size={block_size} trains each trial on {block_size} ranks, but build() returns a model "
+            f"with a plain {found}; wrap it there, e.g. nnlo_keras.Downpour({found}(...)), or give MPITuner "
+            'distribute="downpour", or block_size=1'
+        )
+    callbacks = options["callbacks"]
+    if not any(isinstance(one, Distribute) for one in callbacks):
+        callbacks = [*callbacks, Distribute()]
+    _tell_history(model, world)
+    options = {**options, "callbacks": callbacks}
+    return shared(args, options, wrapper.servers) if shard else (args, options)
+
+
+def _tell_history(model: Any, world: RankWorld) -> None:
+    """Let `fit` return the history of the first rank, which has validated, on all ranks."""
+    fit: Callable[..., Any] = model.fit
+
+    def fit_and_tell(*args: Any, **options: Any) -> Any:
+        history = fit(*args, **options)
+        mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
+        told = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
+        history.epoch, history.history = told["epoch"], told["history"]
+        return history
+
+    model.fit = fit_and_tell
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value).tolist()
