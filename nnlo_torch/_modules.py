@@ -19,7 +19,7 @@ __all__ = ["buffers_of", "modules_of"]
 def modules_of(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     """Return the outermost modules that hold any of these parameters, in the order of the parameters."""
     order = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
-    everything = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
+    everything = _all_modules()
     inner = {id(child) for module in everything for child in _attributes(module, "_modules")}
     found: list[tuple[int, int, torch.nn.Module]] = []
     for module in everything:
@@ -43,6 +43,21 @@ def buffers_of(modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tens
                 if buffer is not None and saved and buffer.is_floating_point() and not buffer.is_sparse:
                     buffers.setdefault(id(buffer), (f"{prefix}.{name}".lstrip("."), buffer))
     return list(buffers.values())
+
+
+def _all_modules() -> list[torch.nn.Module]:
+    """All modules of this process, by their classes, to which each of them refers.
+
+    Never by `gc.get_objects`, which takes hold of everything: a tuple that another thread is just
+    filling must have no second owner, or that thread fails with a SystemError.
+    """
+    classes: set[type] = {torch.nn.Module}
+    waiting: list[type] = [torch.nn.Module]
+    while waiting:
+        more: set[type] = set(type.__subclasses__(waiting.pop())) - classes
+        classes |= more
+        waiting += more
+    return [item for item in gc.get_referrers(*classes) if issubclass(type(item), torch.nn.Module)]
 
 
 def _parameters(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
