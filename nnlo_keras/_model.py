@@ -103,18 +103,16 @@ class Weights:
     def changed_since(self, before: Vector) -> str | None:
         """Return the name of a weight that is not what the vector was before, if there is one."""
         vector = self.parameters.vector
-        kept = vector.copy()  # of 16-bit weights it holds more than they do, so those are not compared
+        # Of 16-bit weights the vector holds more than they do, so it keeps that, and they are not compared.
+        exact = [segment for segment in self.layout.segments if segment.dtype == "float32"]
+        rounded = [segment.place for segment in self.layout.segments if segment.dtype != "float32"]
+        kept = [vector[place].copy() for place in rounded]
         self._road.read()
-        changed = next(
-            (
-                segment.name
-                for segment in self.layout.segments
-                if segment.dtype == "float32"
-                and not np.array_equal(vector[segment.place], before[segment.place], equal_nan=True)
-            ),
-            None,
-        )
-        np.copyto(vector, kept)
+        for place, values in zip(rounded, kept, strict=True):
+            vector[place] = values
+        changed = next((s.name for s in exact if not _same(vector[s.place], before[s.place])), None)
+        if changed is not None:
+            np.copyto(vector, before)
         return changed
 
     def _refuse_ties(self) -> None:
@@ -226,6 +224,12 @@ class CenterOptimizer:
     @property
     def _variables(self) -> list[Any]:
         return [variable for optimizer in self._optimizers for variable in optimizer.variables]
+
+
+def _same(one: Vector, other: Vector) -> bool:
+    # Bits are compared fifty times as fast as numbers that may be NaN; but 0.0 and -0.0 are the same.
+    same_bits = np.array_equal(one.view(np.int32), other.view(np.int32))
+    return same_bits or np.array_equal(one, other, equal_nan=True)
 
 
 def _rate(optimizer: Any) -> float:
