@@ -72,6 +72,6 @@ def _parameters(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
 
 
 def _attributes(module: torch.nn.Module, name: str) -> list[Any]:
-    """The values of one of a module's tables; a module that is only half made may have none yet."""
+    """The values of one of a module's tables; another thread may still be making the module."""
     table = vars(module).get(name) or {}
-    return [value for value in table.values() if value is not None]
+    return [value for value in list(table.values()) if value is not None]  # a list is made in one go

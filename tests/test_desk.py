@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,10 +238,10 @@ QUESTION = Message(Kind.ASK, 1, 1, shard=2, vector=packed({"ask": "echo"}, None,
 @pytest.mark.parametrize(
     "wrong",
     [
-        replace(QUESTION, sender=4),
-        replace(QUESTION, kind=Kind.ANSWER),
-        replace(QUESTION, kind=Kind.PULL, vector=None),
-        replace(QUESTION, vector=None),
+        QUESTION._replace(sender=4),
+        QUESTION._replace(kind=Kind.ANSWER),
+        QUESTION._replace(kind=Kind.PULL, vector=None),
+        QUESTION._replace(vector=None),
     ],
     ids=str,
 )
@@ -261,7 +260,7 @@ def test_a_clerk_refuses_what_is_no_answer_to_its_question(changes: dict[str, An
     clerk = Clerk(1, desk=0, shard=2)
     next(clerk.ask({"ask": "echo"}))
     vector = packed({}, None, np.zeros(DESK_NUMBERS, F4))
-    answer = replace(Message(Kind.ANSWER, 0, 1, shard=2, vector=vector), **changes)
+    answer = Message(Kind.ANSWER, 0, 1, shard=2, vector=vector)._replace(**changes)
     with pytest.raises(ProtocolError, match="from the desk; asked 1"):
         clerk.receive(Received(answer, Frame(DESK_NUMBERS)))
     assert clerk.answer is None

@@ -142,7 +142,7 @@ def test_who_has_ended_the_epoch_counts_as_it_was_whether_it_has_left_or_not(lea
 
     def contribute(rank: int, value: float) -> None:
         request = table.request(rank)
-        table.all(table.hear(replace(request, vector=np.array([value], F4))))
+        table.all(table.hear(request._replace(vector=np.array([value], F4))))
 
     contribute(1, 4.0)
     contribute(2, 8.0)
@@ -165,7 +165,7 @@ def test_the_dead_do_not_count_though_they_had_ended_the_epoch() -> None:
     finish(table, 1)
     for expected in (-1, -3):  # by half a displacement of 2, and after the death a whole one
         request = table.request(2)
-        table.all(table.hear(replace(request, vector=np.array([2], F4))))
+        table.all(table.hear(request._replace(vector=np.array([2], F4))))
         assert table.server.rule.center == expected
         table.server.handle(Lost(1))
 

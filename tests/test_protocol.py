@@ -75,6 +75,10 @@ MESSAGES = st.builds(
     weight=st.floats(allow_nan=False),
     shard=RANKS,
     stop=st.booleans(),
+    resume=st.booleans(),
+    samples=COUNTS,
+    vector=st.none(),
+    pause=st.booleans(),
 )
 
 
@@ -84,16 +88,16 @@ def test_a_message_survives_the_wire(message: Message, numbers: list[float], roo
     frame = Frame(len(numbers) + room)
     frame.vector[:] = 77
     if message.kind in WITH_VECTOR:
-        message = replace(message, vector=frame.vector[: len(numbers)])
+        message = message._replace(vector=frame.vector[: len(numbers)])
         message.vector[:] = numbers
     sent = encode(message, frame)
     assert sent == 64 + (4 * len(numbers) if message.kind in WITH_VECTOR else 0)
     arrived = Frame(len(numbers) + room)
     arrived.bytes[:sent] = frame.bytes[:sent]
     received = decode(arrived, sent)
-    for field in dataclasses.fields(Message):
-        if field.name != "vector":
-            assert getattr(received, field.name) == getattr(message, field.name)
+    for field in Message._fields:
+        if field != "vector":
+            assert getattr(received, field) == getattr(message, field)
     if message.vector is None:
         assert received.vector is None
     else:
@@ -170,9 +174,8 @@ def test_more_numbers_than_there_is_room_for_are_refused() -> None:
 )
 def test_messages_events_and_actions_are_frozen_and_slotted(thing: Any) -> None:
     assert not hasattr(thing, "__dict__")
-    name = next((field.name for field in dataclasses.fields(thing)), None)
-    if name is not None:
-        with pytest.raises(dataclasses.FrozenInstanceError):
+    for name in thing.__match_args__:
+        with pytest.raises(AttributeError):
             setattr(thing, name, None)
     with pytest.raises((AttributeError, TypeError)):
         thing.surplus = 1
@@ -288,7 +291,7 @@ PUSHES, PULLS = Downpour(n_push=1, n_fetch=9), Downpour(n_push=9, n_fetch=1, sch
 
 def of_size(size: int | None) -> Callable[[Table], Message]:
     vector = None if size is None else np.zeros(size, F4)
-    return lambda t: replace(t.request(1), vector=vector)
+    return lambda t: t.request(1)._replace(vector=vector)
 
 
 def said_twice(rank: int, what: str = "exchange") -> Callable[[Table], Message]:
@@ -301,7 +304,7 @@ def said_twice(rank: int, what: str = "exchange") -> Callable[[Table], Message]:
 
 
 def in_the_name_of_2(what: str = "exchange") -> Callable[[Table], Message]:
-    return lambda t: replace(t.request(1, what), sender=2)
+    return lambda t: t.request(1, what)._replace(sender=2)
 
 
 def join_after_leaving(t: Table) -> Message:
@@ -313,8 +316,8 @@ def join_after_leaving(t: Table) -> Message:
 
 def contribute_after_leaving(t: Table) -> Message:
     late = t.request(1)
-    t.hear(replace(late, kind=Kind.LEAVE, vector=None))
-    return replace(late, sequence=late.sequence + 1)
+    t.hear(late._replace(kind=Kind.LEAVE, vector=None))
+    return late._replace(sequence=late.sequence + 1)
 
 
 def leave_with_a_reply_due(t: Table) -> Message:
@@ -324,7 +327,7 @@ def leave_with_a_reply_due(t: Table) -> Message:
 
 
 def commit_unasked(t: Table) -> Message:
-    return replace(t.request(1), kind=Kind.COMMIT, vector=np.zeros(2, F4))
+    return t.request(1)._replace(kind=Kind.COMMIT, vector=np.zeros(2, F4))
 
 
 def commit_under_the_lock_of_2(t: Table) -> Message:
@@ -339,25 +342,25 @@ TO_SERVERS: list[tuple[str, Algorithm, tuple[int, ...], Callable[[Table], Messag
         "unknown rank",
         DOWNPOUR,
         ALL,
-        lambda t: replace(t.request(1), sender=9),
+        lambda t: t.request(1)._replace(sender=9),
         r"none of its workers \[1, 2\]",
     ),
-    ("CENTER", DOWNPOUR, ALL, lambda t: replace(t.request(1), kind=Kind.CENTER), "which only servers send"),
+    ("CENTER", DOWNPOUR, ALL, lambda t: t.request(1)._replace(kind=Kind.CENTER), "which only servers send"),
     ("ACK", DOWNPOUR, ALL, lambda t: Message(Kind.ACK, 1, 2), "rank 1 sent ACK, which only servers send"),
     ("a gap", DOWNPOUR, ALL, lambda t: [t.request(1), t.request(1)][1], "lost or doubled"),
     ("repeated", DOWNPOUR, ALL, said_twice(1), "lost or doubled"),
-    ("an old one", DOWNPOUR, ALL, lambda t: replace(t.request(1), sequence=0), "lost or doubled"),
+    ("an old one", DOWNPOUR, ALL, lambda t: t.request(1)._replace(sequence=0), "lost or doubled"),
     (
         "of the future",
         DOWNPOUR,
         ALL,
-        lambda t: replace(t.request(1), pulled_at=1),
+        lambda t: t.request(1)._replace(pulled_at=1),
         "pulled at clock 1, now it is 0",
     ),
     ("too long", DOWNPOUR, ALL, of_size(3), "rank 1 sent 3 numbers for a centre of 2; do all ranks build"),
     ("too short", DOWNPOUR, ALL, of_size(1), "rank 1 sent 1 numbers for a centre of 2"),
     ("no numbers", DOWNPOUR, ALL, of_size(None), "rank 1 sent 0 numbers for a centre of 2"),
-    ("another shard's", DOWNPOUR, ALL, lambda t: replace(t.request(1), shard=1), "shard 1"),
+    ("another shard's", DOWNPOUR, ALL, lambda t: t.request(1)._replace(shard=1), "shard 1"),
     (
         "exchange too early",
         DOWNPOUR,
@@ -516,7 +519,7 @@ def granted(actions: Sequence[Action]) -> list[int]:
 
 
 def commit(request: Message) -> Message:
-    return replace(request, kind=Kind.COMMIT, sequence=request.sequence + 1, vector=np.ones(2, F4))
+    return request._replace(kind=Kind.COMMIT, sequence=request.sequence + 1, vector=np.ones(2, F4))
 
 
 def test_the_lock_goes_round_in_the_order_it_was_asked_for() -> None:

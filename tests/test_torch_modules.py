@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -47,34 +47,52 @@ def test_a_copy_and_a_module_that_is_only_half_made_are_no_obstacle() -> None:
 
 def test_no_other_thread_is_disturbed() -> None:
     # Whoever takes hold of a tuple that is just being filled makes the thread that fills it fail.
-    pair, errors, looked = Pair(), [], threading.Event()
-
     def fill() -> None:
-        try:
-            while not looked.is_set():
-                tuple(number for number in range(300))
-        except SystemError as error:
-            errors.append(error)
+        tuple(number for number in range(300))
 
-    threads = [threading.Thread(target=fill) for _ in range(2)]
-    with hurried_threads():
-        for thread in threads:
-            thread.start()
-        try:
-            found = [modules_of(pair.parameters()) for _ in range(20)]
-        finally:
-            looked.set()
-        for thread in threads:
-            thread.join()
-    assert not errors
+    pair = Pair()
+    with busy(fill, fill):
+        found = [modules_of(pair.parameters()) for _ in range(20)]
     assert found == [[pair]] * 20
 
 
+def test_modules_that_another_thread_is_making_are_no_obstacle() -> None:
+    growing, part = torch.nn.Module(), torch.nn.ReLU()
+
+    def grow() -> None:
+        for number in range(2000):
+            growing.add_module(f"part {number}", part)
+        growing._modules.clear()
+
+    pair = Pair()
+    with busy(grow):
+        found = [modules_of(pair.parameters()) for _ in range(50)]
+    assert found == [[pair]] * 50
+
+
 @contextmanager
-def hurried_threads() -> Iterator[None]:
+def busy(*works: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again in threads that take turns as often as they can; none may fail."""
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def repeat(work: Callable[[], object]) -> None:
+        try:
+            while not over.is_set():
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
+        for thread in threads:
+            thread.start()
         yield
     finally:
+        over.set()
+        for thread in threads:
+            thread.join()
         sys.setswitchinterval(interval)
+    assert not errors

@@ -27,7 +27,7 @@ from nnlo_common._state import Stateful
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
 
 
-class Ask(enum.Enum):
+class Ask(enum.IntEnum):
     """What a worker asks of the centre at the end of a step."""
 
     EXCHANGE = enum.auto()

@@ -38,6 +38,10 @@ class Shard:
     server: int
     place: slice
 
+    def piece(self, vector: Vector) -> Vector:
+        """Return that part of a vector; all of it is the vector itself, which is known where it travels."""
+        return vector if self.place == slice(0, vector.size) else vector[self.place]
+
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
@@ -69,7 +73,7 @@ class Conversation:
         self, rank: int, shard: Shard, rule: WorkerRule, parameters: Vector, gradient: Vector
     ) -> None:
         self.rank, self.shard, self.rule = rank, shard, rule
-        self.parameters, self.gradient = parameters[shard.place], gradient[shard.place]
+        self.parameters, self.gradient = shard.piece(parameters), shard.piece(gradient)
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
@@ -107,6 +111,10 @@ class Conversation:
     def unanswered(self) -> int:
         """How many replies are still under way."""
         return len(self._asked)
+
+    def use_gradient(self, gradient: Vector) -> None:
+        """Take contributions from here from now on; they stay as they are until they have been answered."""
+        self.gradient, self.lent = self.shard.piece(gradient), True
 
     def join(self) -> list[Action]:
         """Ask to be let in."""

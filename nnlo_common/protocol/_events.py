@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from nnlo_common._errors import ProtocolError
 from nnlo_common._flat import Frame
@@ -13,8 +13,7 @@ from nnlo_common.protocol._messages import Message
 __all__ = ["Action", "Compute", "Event", "Lost", "Received", "Release", "Send", "Story", "Wait"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Received:
+class Received(NamedTuple):
     """Event: a message has come in `frame`, which is the machine's until a `Send` or `Release`."""
 
     message: Message
@@ -28,8 +27,7 @@ class Lost:
     rank: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Send:
+class Send(NamedTuple):
     """Action: send `message` to `rank`; `frame`, if given, holds its vector and is given back with it."""
 
     rank: int
@@ -37,8 +35,7 @@ class Send:
     frame: Frame | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Release:
+class Release(NamedTuple):
     """Action: `frame`, which came from `rank`, is not needed any more."""
 
     rank: int

@@ -144,8 +144,7 @@ class Worker:
         """
         self.gradient = gradient
         for conversation in self.conversations:
-            conversation.gradient = gradient.vector[conversation.shard.place]
-            conversation.lent = True
+            conversation.use_gradient(gradient.vector)
 
     @property
     def due(self) -> bool:

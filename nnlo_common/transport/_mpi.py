@@ -123,7 +123,8 @@ class MPIEndpoint:
         # Who computes while we answer, and has a thread asleep on the bell.
         self._absent = {one.link.peer for one in lagging if one.link.serving and not one.patient}
         self._seen_off = False  # whether the owner is to stay until what it has sent last has left
-        self._own = {_address(frame.vector): frame for frame in own}
+        # Where a vector lies, or which it is: that is known at once.
+        self._own = {key: frame for frame in own for key in (_address(frame.vector), id(frame.vector))}
         self._slots: list[_Slot] = []
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
@@ -164,19 +165,26 @@ class MPIEndpoint:
         return news if isinstance(news, Lost) else Received(decode(news), news)
 
     def _wait(self, timeout_s: float | None) -> bool:
-        backoff, looks = Backoff(self.longest_s, sleep=self.bell.wait), _LOOKS
+        if self._comes(_LOOKS):  # as mostly where the worker has computed meanwhile
+            return True
+        backoff = Backoff(self.longest_s, sleep=self.bell.wait)
         while True:
-            for _ in range(looks):
-                done = self._done()
-                if done:
-                    self._take(done)
-                if self._ready:
-                    return True
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return False
             if self._unrung and backoff.waited_s > _PATIENCE_S:
                 self._ring()
-            looks = _LOOKS if backoff.pause(self._moving) else 1
+            if self._comes(_LOOKS if backoff.pause(self._moving) else 1):
+                return True
+
+    def _comes(self, looks: int) -> bool:
+        """Look so many times in a row, or until something has come."""
+        for _ in range(looks):
+            done = self._done()
+            if done:
+                self._take(done)
+            if self._ready:
+                return True
+        return False
 
     def release(self, peer: int, frame: Frame) -> None:  # noqa: ARG002
         """Post the receive of `frame` again; a frame that is not ours needs nothing."""
@@ -258,8 +266,10 @@ class MPIEndpoint:
     def _post(self, slot: _Slot) -> None:
         """Be ready for a message of a living peer."""
         if slot.channel.link.peer not in self._deaths.known:
-            with self._mourning():
+            try:
                 slot.post()
+            except MPI.Exception as error:
+                self._mourn(error)
 
     def _done(self) -> Sequence[int] | None:
         """Which slots something has come to, or left from, since the last look."""
@@ -354,13 +364,17 @@ class MPIEndpoint:
     def _frame_for(self, peer: int, message: Message) -> Frame:
         """The memory to send from: the vector's own where it has one, else a copy."""
         vector = message.vector
-        frame = None if vector is None else self._own.get(_address(vector))
+        frame = None
+        if vector is not None:
+            frame = self._own.get(id(vector)) or self._own.get(_address(vector))
         in_place = frame is not None and vector is not None and frame.vector.size == vector.size
         if frame is None or not in_place:
             frame = self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
-            with self._mourning():
+            try:
                 leaving.Wait()
+            except MPI.Exception as error:
+                self._mourn(error)
         if vector is not None and not in_place:
             np.copyto(frame.vector[: vector.size], vector)
         return frame
