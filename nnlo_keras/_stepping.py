@@ -13,6 +13,10 @@ from nnlo_common._flat import Vector
 
 __all__ = ["stepper"]
 
+# Values of so many numbers come out of a compiled step each by itself, smaller ones in one piece: one copy
+# more, but fewer calls.
+_LARGE = 1 << 16
+
 #: Steps with a gradient; the second argument says of which variables there is one.
 Step: TypeAlias = Callable[[Vector, tuple[bool, ...]], None]
 
@@ -69,36 +73,47 @@ def _tensorflow(
 ) -> Step:
     import tensorflow as tf
 
-    compiled: dict[tuple[bool, ...], Any] = {}
+    compiled: dict[tuple[bool, ...], tuple[Any, list[Vector], list[Vector]]] = {}
     keeps = False  # whether the optimizer keeps gradients as they are
 
-    def make(present: tuple[bool, ...]) -> Any:
-        chosen = [variable for variable, there in zip(variables, present, strict=True) if there]
+    def make(size: int, present: tuple[bool, ...]) -> tuple[Any, list[Vector], list[Vector]]:
+        places = zip(variables, pieces, views, present, strict=True)
+        chosen = [(variable, piece, view) for variable, piece, view, there in places if there]
+        large = [index for index, (_, _, view) in enumerate(chosen) if view.size >= _LARGE]
+        small = [index for index in range(len(chosen)) if index not in large]
 
-        def apply(*gradients: Any) -> list[Any]:
-            optimizer.apply(gradients, chosen)
+        def apply(flat: Any) -> list[Any]:
+            gradients = [tf.reshape(flat[piece], view.shape) for _, piece, view in chosen]
+            optimizer.apply(gradients, [variable for variable, _, _ in chosen])
             # Read here they cost a tenth of what it takes to read them one by one afterwards.
-            return [tf.cast(variable.value, tf.float32) for variable in chosen]
+            values = [tf.cast(variable.value, tf.float32) for variable, _, _ in chosen]
+            packed = [tf.concat([tf.reshape(values[index], [-1]) for index in small], 0)] if small else []
+            return [*(values[index] for index in large), *packed]
 
-        # A call of the concrete function is spared the search for it.
-        signature = [tf.TensorSpec(variable.shape, tf.float32) for variable in chosen]
-        return tf.function(apply, autograph=False).get_concrete_function(*signature)
+        # A call of the concrete function is spared the search for it; each argument would cost something.
+        function = tf.function(apply, autograph=False)
+        concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float32))
+        return concrete, [chosen[index][2] for index in large], [chosen[index][2] for index in small]
 
     def step(gradient: Vector, present: tuple[bool, ...]) -> None:
         nonlocal keeps
         # One graph for each pattern of used variables; there is hardly ever more than one.
         if present not in compiled:
-            compiled[present] = make(present)
-        # These tensors are the message's memory, which is used again.
-        memory = gradient.copy() if keeps else gradient
-        chosen = [(p, view) for p, view, there in zip(pieces, views, present, strict=True) if there]
-        lent = [memory[piece].reshape(view.shape) for piece, view in chosen]
-        values = compiled[present](*(_tensor(tf, array) for array in lent))
-        for value, (_, view) in zip(values, chosen, strict=True):
+            compiled[present] = make(gradient.size, present)
+        function, large, small = compiled[present]
+        # The tensor is the message's memory, which is used again.
+        lent = gradient.copy() if keeps else gradient[:]
+        values = function(_tensor(tf, lent))
+        for view, value in zip(large, values, strict=False):
             np.copyto(view, value._numpy())
-        owners = [weakref.ref(array) for array in lent]
+        if small:
+            packed, start = values[-1]._numpy(), 0
+            for view in small:
+                np.copyto(view, packed[start : start + view.size].reshape(view.shape))
+                start += view.size
+        owner = weakref.ref(lent)
         del lent
-        if not keeps and any(owner() is not None for owner in owners):
+        if not keeps and owner() is not None:
             keeps = True
             for variable in optimizer.variables:
                 variable.assign(np.array(keras.ops.convert_to_numpy(variable)))
