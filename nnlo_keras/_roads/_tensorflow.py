@@ -8,9 +8,9 @@ What shaped this module:
   is updated in place: so a copy of the vector is lent, and copied into again when no tensor is a part of it
   any more. Whatever somebody has read from a variable never changes;
 * if the array does not start on a cache line the process is aborted by the next operation: ours all do;
-* while nobody but us looks at a variable between two steps it may be lent the vector itself. A step that
-  adds to it does so in place; one that assigns to it gives it other memory, so that whoever reads looks where
-  it is.
+* while nobody but us looks at a variable between two steps it may be lent the vector itself. TensorFlow never
+  changes memory that it does not own: a step that changes such a variable gives it other memory, so that
+  whoever reads looks where it is.
 """
 
 from __future__ import annotations
