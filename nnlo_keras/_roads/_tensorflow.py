@@ -4,9 +4,9 @@ What shaped this module:
 
 * every eager operation costs microseconds, so that small variables go through one compiled function, which
   reads or writes them all;
-* a numpy array can be lent to TensorFlow (DLPack), but what is assigned from it *is* the array then, until it
-  is updated in place: so a copy of the vector is lent, and copied into again when no tensor is a part of it
-  any more. Whatever somebody has read from a variable never changes;
+* a numpy array can be lent to TensorFlow (DLPack), but what is assigned from it *is* the array then: so a
+  copy of the vector is lent, and copied into again when no tensor is a part of it any more. Whatever somebody
+  has read from a variable never changes;
 * if the array does not start on a cache line the process is aborted by the next operation: ours all do;
 * while nobody but us looks at a variable between two steps it may be lent the vector itself. TensorFlow never
   changes memory that it does not own: a step that changes such a variable gives it other memory, so that
