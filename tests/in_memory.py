@@ -13,12 +13,12 @@ import numpy as np
 
 from nnlo_common import Participant
 from nnlo_common.protocol import Server
-from nnlo_common.testing import MemoryCluster
+from nnlo_common.testing import InjectedFault, MemoryCluster
 
 sys.path.insert(0, str(Path(__file__).with_name("mpi")))
 from cases import gradient
 
-__all__ = ["flat", "no_new_threads", "ranks", "server_of", "train"]
+__all__ = ["DyingMail", "flat", "no_new_threads", "ranks", "server_of", "train"]
 
 
 @contextmanager
@@ -66,3 +66,26 @@ def train(
             step += 1
         seen.append(after_epoch())
     return seen
+
+
+class DyingMail:
+    """A letter box whose rank dies with a letter of a kind, coming or going, by default the third."""
+
+    def __init__(self, world, kind, left=3):
+        self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, left
+        self.close = self.mail.close
+
+    def send(self, peer, text):
+        self.count(text)
+        self.mail.send(peer, text)
+
+    def receive(self, timeout_s=None):
+        letter = self.mail.receive(timeout_s)
+        if isinstance(letter, tuple):
+            self.count(letter[1])
+        return letter
+
+    def count(self, text):
+        self.left -= f'"kind": "{self.kind}"' in text
+        if not self.left:
+            raise InjectedFault(f"rank {self.world.rank} dies")

@@ -5,21 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import random
 import re
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from in_memory import no_new_threads, ranks
+from in_memory import DyingMail, no_new_threads, ranks
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 import keras
 import keras_tuner
 
 import nnlo_keras.tune._tuner
-from nnlo_common import ConfigurationError
+from nnlo_common import ConfigurationError, PeerLostError
 from nnlo_common._joining import launched
+from nnlo_common.testing import InjectedFault
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
 
@@ -105,6 +108,57 @@ def test_every_oracle_ends_as_it_does_alone_and_all_ranks_know_all(tmp_path, kin
     for tuner in others:
         assert found(tuner) == found(first)
         assert tuner.get_best_hyperparameters()[0].values == first.get_best_hyperparameters()[0].values
+
+
+def in_uneven_time(timing):
+    """A value that takes its time, differently with each number; of some trials there is none."""
+    pace = random.Random(timing)
+
+    def value(hp):
+        time.sleep(pace.choice([0, 0, 0.002, 0.02]))
+        return math.nan if hp.get("x") == 0.5 and not hp.get("more") else hp.get("x") ** 2 + hp.get("more")
+
+    return value
+
+
+LOCKSTEP = [*KINDS, *(pytest.param(name, id=f"sampler {name}") for name in ("tpe", "evolutionary", "grid"))]
+
+
+@pytest.mark.parametrize("kind", LOCKSTEP)
+def test_in_lockstep_the_pace_of_blocks_does_not_matter(tmp_path, kind):
+    def repeated(timing):
+        options = {} if kind in STOCK else {"objective": "loss", "max_trials": 14, "seed": 3}
+        first, *_ = searched(
+            4,
+            tmp_path / str(timing),
+            STOCK.get(kind, lambda: kind),
+            lockstep=True,
+            value=in_uneven_time(timing),
+            **options,
+        )
+        return found(first), first.oracle.start_order, first.oracle.end_order
+
+    once = repeated(1)
+    trials, started, ended = once
+    assert ended == started == list(trials)
+    assert [repeated(timing) for timing in (2, 3)] == [once, once]
+
+
+def test_without_lockstep_an_oracle_hears_of_trials_as_they_end(tmp_path):
+    def program(world):
+        first_is_slow = iter([0.3])
+        tuner = Formula(
+            STOCK["random"](),
+            directory=tmp_path,
+            world=world,
+            value=lambda hp: time.sleep(next(first_is_slow, 0.0) if world.rank == 1 else 0.0) or 0.0,
+        )
+        tuner.search(verbose=0)
+        return tuner.oracle.start_order, tuner.oracle.end_order
+
+    with ranks(3) as cluster:
+        started, ended = cluster.run(program, timeout_s=60)[0]
+    assert sorted(ended) == started != ended
 
 
 def test_conditional_parameters_that_a_block_has_found_reach_the_oracle(tmp_path):
@@ -264,6 +318,65 @@ def test_a_training_that_leaves_at_a_signal_ends_the_search_and_is_no_failure(tm
     assert len(found(first)) == len(first.oracle.end_order) == 15
 
 
+def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, **options):
+    """The tuners of all ranks, of which one dies with a letter of a kind."""
+
+    def program(world):
+        if world.rank == victim:
+            world.mail = lambda: DyingMail(world, kind, left)
+        tuner = Formula(oracle(), directory=folder, project_name="p", world=world, block_size=2, **options)
+        tuner.search(verbose=0)
+        return tuner
+
+    with ranks(size) as cluster:
+        return cluster.run(program, timeout_s=60)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize(("kind", "folds"), [("Start", 1), ("Outcome", 1), ("Start", 2)])
+@pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
+def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockstep):
+    def oracle():
+        return keras_tuner.oracles.RandomSearchOracle("loss", max_trials=8, seed=1, max_retries_per_trial=1)
+
+    with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block takes no more"):
+        tuners = struck(5, tmp_path, victim, kind, oracle, folds=folds, lockstep=lockstep)
+    assert isinstance(tuners.pop(victim), InjectedFault)
+    for tuner in tuners:
+        assert [status for status, _, _ in found(tuner).values()] == ["COMPLETED"] * 8
+    assert sorted(tuners[0].oracle._run_times.values()) == [1] * 7 + [2]
+
+
+def test_a_trial_whose_rank_dies_has_failed_where_none_is_tried_again(tmp_path):
+    with pytest.warns(RuntimeWarning, match="rank 1 on memory has died"):
+        first, *_ = struck(5, tmp_path, 1, "Outcome")
+    (failed,) = [one for one in first.oracle.trials.values() if one.status != "COMPLETED"]
+    assert failed.status == "FAILED"
+    assert failed.message == "rank 1 on memory, which trained it, has died (killed, crashed or out of memory)"
+
+
+def test_the_last_block_ends_the_job_and_the_same_command_goes_on(tmp_path):
+    goes_on = f"has died, and with it the last block. The same command goes on from {tmp_path}/p"
+    with (
+        pytest.warns(RuntimeWarning, match="Blocks that go on: 0"),
+        pytest.raises(PeerLostError, match=re.escape(f"rank 2: on memory {goes_on}")),
+    ):
+        struck(3, tmp_path, 2, "Outcome")
+    first, *_ = searched(3, tmp_path, block_size=2)
+    assert sorted(status for status, _, _ in found(first).values()) == ["COMPLETED"] * 7 + ["FAILED"]
+
+
+def test_a_rank_that_dies_when_all_is_done_is_not_missed(tmp_path):
+    first, *_ = struck(3, tmp_path, 2, "End", left=1)
+    assert [status for status, _, _ in found(first).values()] == ["COMPLETED"] * 8
+
+
+def test_without_its_first_rank_a_search_ends(tmp_path):
+    problem = "rank 0: on memory has died, which coordinated the search. The same command goes on from "
+    with pytest.raises(PeerLostError, match=problem):
+        struck(5, tmp_path, 0, "Done")
+
+
 def test_a_directory_that_another_job_has_is_refused_on_all_ranks(tmp_path, monkeypatch):
     def taken(folder, doing):
         raise ConfigurationError(f"another job is {doing} in {folder}")
@@ -344,6 +457,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         ({"distribute": "down"}, "distribute='down' is not known: use 'agn'"),
         ({"block_size": 0}, "block_size"),
         ({"folds": 0}, "folds"),
+        ({"oracle": "tpe", "lockstep": True}, "MPITuner(lockstep=True) without seed="),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(problem)):
             MPITuner(lambda hp: None, **({"directory": tmp_path} | options))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from launch import mpiexec
+from launch import mpiexec, running_mpi
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 PROGRAM = Path(__file__).with_name("mpi") / "tune_keras.py"
@@ -37,3 +37,13 @@ def test_rounds_of_hyperband_go_on_from_their_checkpoints_and_folds_train_side_b
     assert "6 trials" in folds[0]
     assert "'val_loss of fold 1'" in folds[0]
     assert "'val_loss of fold 2'" in folds[1]
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
+def test_a_search_outlives_a_rank_that_is_killed():
+    program = PROGRAM.with_name("tune_keras_deaths.py")
+    done = mpiexec(5, program, timeout_s=180, options=["--with-ft", "ulfm"], env=KERAS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has died; its block takes no more trials. Blocks that go on: 1") == 1
+    assert done.stdout.count("5 completed in 6 tries\n") == 4

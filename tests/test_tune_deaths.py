@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_memory import ranks
+from in_memory import DyingMail, ranks
 from launch import mpiexec, running_mpi
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
@@ -30,29 +30,6 @@ def training(trial):
             me.gradients[0][:] = me.point[0]
             me.step()
     return float(me.parameters[0][0])
-
-
-class DyingMail:
-    """A letter box whose rank dies with the third letter of a kind, coming or going."""
-
-    def __init__(self, world, kind):
-        self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, 3
-        self.close = self.mail.close
-
-    def send(self, peer, text):
-        self.count(text)
-        self.mail.send(peer, text)
-
-    def receive(self, timeout_s=None):
-        letter = self.mail.receive(timeout_s)
-        if isinstance(letter, tuple):
-            self.count(letter[1])
-        return letter
-
-    def count(self, text):
-        self.left -= f'"kind": "{self.kind}"' in text
-        if not self.left:
-            raise InjectedFault(f"rank {self.world.rank} dies")
 
 
 def searched(size, victim, kind, objective=training, **options):

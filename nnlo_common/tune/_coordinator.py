@@ -23,6 +23,7 @@ from nnlo_common._errors import PeerLostError, ProtocolError
 from nnlo_common.tune._afar import Afar
 from nnlo_common.tune._choosers import Here, InOrder, Post
 from nnlo_common.tune._endings import Failures, log_best
+from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Start
 from nnlo_common.tune._progress import Progress, checked
 from nnlo_common.tune._record import Record, packed
@@ -93,7 +94,7 @@ class Coordinator:
         self._seed, self._time = seed, time_left or TimeLeft()
         self._clock, self._record = clock, record or Record()
         self._trials: dict[int, UnderWay] = {}  # by block
-        self._lost: dict[int, tuple[int, str]] = {}  # who has died: team and place, by rank
+        self._lost: list[Death] = []
         self._known = known_to_all(study) if known is None else known
         self._progress = Progress(study, folds, self._record)
         self._stopped = False
@@ -137,7 +138,7 @@ class Coordinator:
         self.interrupted = reason
         return self._stop(reason)
 
-    def lost(self, team: int, rank: int, host: str) -> list[Post]:
+    def lost(self, death: Death) -> list[Post]:
         """Go on without a block of which a rank has died, or without a search rank.
 
         The trial of the block fails, or is tried again by another.
@@ -145,23 +146,20 @@ class Coordinator:
         Raises:
             PeerLostError: that was the last block, and there is something left to train.
         """
-        self._lost[rank] = team, f"rank {rank} on {host}"
+        team = death.team
+        self._lost.append(death)
         if team in self._searchers:
             assert isinstance(self._chooser, Afar)
             left = self._chooser.lost(team)
-            _LOG.warning("search rank %d on %s has died. Search ranks that go on: %d", rank, host, left)
+            _LOG.warning("search %s has died. Search ranks that go on: %d", death, left)
             return [] if self.over else self._fed()
-        _LOG.warning(
-            "rank %d on %s has died; its block takes no more trials. Blocks that go on: %d",
-            *(rank, host, len(self._living)),
-        )
+        _LOG.warning(death.of_block(len(self._living)))
         under = self._trials.get(team // self._teams)
         if under is None or team not in under.running:
             return []
-        error = f"rank {rank} on {host}, which trained it, has died (killed, crashed or out of memory)"
         state = "halted" if under.halted else "failed"
         run = under.run(under.running[team])
-        return self._done(team, under, Done(run, state, error=error, failure="died"))
+        return self._done(team, under, Done(run, state, error=death.error, failure="died"))
 
     def handle(self, team: int, message: Message) -> list[Post]:
         """Take in what the leader of a team says, and return what to answer.
@@ -188,7 +186,7 @@ class Coordinator:
     @property
     def _short(self) -> set[int]:
         """The teams that lack a rank."""
-        return {team for team, _ in self._lost.values()}
+        return {death.team for death in self._lost}
 
     @property
     def _living(self) -> list[int]:
@@ -216,8 +214,9 @@ class Coordinator:
         if self._trials or self.over or (living and self._chooser.pending):
             return posts
         if not living and (left := self._chooser.open):
-            last = [*self._lost][-1]
-            raise PeerLostError(last, f"has died, and with it the last block; trials left: {left}")
+            raise PeerLostError(
+                self._lost[-1].rank, f"has died, and with it the last block; trials left: {left}"
+            )
         return posts + self._ended()
 
     def _begun(self, block: int, trial: Trial, now_s: float) -> list[Post]:
@@ -248,10 +247,8 @@ class Coordinator:
         self.over = True
         log_best(self._study)
         if self._lost:
-            _LOG.warning(
-                "the search has ended without %s, which died",
-                "; ".join(place for _, place in self._lost.values()),
-            )
+            died = "; ".join(map(str, self._lost))
+            _LOG.warning("the search has ended without %s, which died", died)
         self._study._thread_local.in_optimize_loop = False
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())

@@ -27,6 +27,18 @@ class Death:
     rank: int
     host: str
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def error(self) -> str:
+        """What has become of the trial that it trained."""
+        return f"{self}, which trained it, has died (killed, crashed or out of memory)"
+
+    def of_block(self, living: int) -> str:
+        """Say what its death means, with so many blocks that go on."""
+        return f"{self} has died; its block takes no more trials. Blocks that go on: {living}"
+
 
 class Letters:
     """The coordinator's letters.

@@ -14,7 +14,7 @@ import optuna
 from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
-from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._errors import ConfigurationError
 from nnlo_common._interrupts import Interrupts
 from nnlo_common.transport._mail import DivisibleWorld, Mail, PartWorld
 from nnlo_common.tune._alone import DirectLine, noticed
@@ -154,22 +154,17 @@ class Search:
         hosts = world.gather_text(world.host)
         mail, part = world.mail(), world.part(mine)
         office = Office(mail, 0, mine, part.rank)
-        try:
-            with Interrupts() as interrupts, told_once(office, mail, world):
-                if world.rank == 0:
-                    letters = Letters(mail, teams, hosts)
-                    each = (len(teams) - len(searchers)) // len(blocks)
-                    interrupted = self._coordinate(letters, len(blocks), each, interrupts)
-                    letters.await_leaving()  # before the post closes
-                elif mine in searchers:
-                    interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
-                else:
-                    interrupted = self._take_part(office, part)
-        except PeerLostError as lost:
-            problem = f"on {hosts[lost.rank]} {lost.problem}. {self._goes_on}"
-            end = PeerLostError(lost.rank, problem)
-            end.said = lost.said
-            raise end from lost.__cause__
+        telling = told_once(office, mail, world, hosts=hosts, goes_on=self._goes_on)
+        with Interrupts() as interrupts, telling:
+            if world.rank == 0:
+                letters = Letters(mail, teams, hosts)
+                each = (len(teams) - len(searchers)) // len(blocks)
+                interrupted = self._coordinate(letters, len(blocks), each, interrupts)
+                letters.await_leaving()  # before the post closes
+            elif mine in searchers:
+                interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
+            else:
+                interrupted = self._take_part(office, part)
         mail.close()
         part.close()
         return interrupted == SIGNAL
@@ -251,7 +246,7 @@ class Search:
                     continue
                 letter = letter or letters.receive(_LOOK_EVERY_S)
                 if isinstance(letter, Death):
-                    letters.deliver(coordinator.lost(letter.team, letter.rank, letter.host))
+                    letters.deliver(coordinator.lost(letter))
                 elif letter is not None:
                     letters.deliver(coordinator.handle(*letter))
                 letters.deliver(noticed(coordinator, interrupts))

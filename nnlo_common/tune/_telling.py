@@ -6,7 +6,7 @@ Under ULFM MPI_Abort ends the rank that calls it and leaves the others, which fi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from nnlo_common._errors import PeerLostError
@@ -22,20 +22,27 @@ _TURN_S, _LAST_TURN, _DELIVERY_S = 0.4, 25, 0.3
 
 
 @contextmanager
-def told_once(office: Office, mail: Mail, world: RankWorld) -> Iterator[None]:
+def told_once(
+    office: Office, mail: Mail, world: RankWorld, *, hosts: Sequence[str], goes_on: str
+) -> Iterator[None]:
     """Let one rank only tell that a rank has died which the search cannot do without.
 
     Args:
         office: what this rank has heard from the others.
         mail: its letter box.
         world: all ranks, dead ones too.
+        hosts: of every rank.
+        goes_on: what the same command would do.
+
+    Raises:
+        PeerLostError: it has, there.
     """
     try:
         yield
     except PeerLostError as lost:
-        told = office.told or lost.said
-        lost.said = not _is_to_tell(mail, world.rank, world.size, told=told)
-        raise
+        end = PeerLostError(lost.rank, f"on {hosts[lost.rank]} {lost.problem}. {goes_on}")
+        end.said = not _is_to_tell(mail, world.rank, world.size, told=office.told or lost.said)
+        raise end from lost.__cause__
 
 
 def _is_to_tell(mail: Mail, rank: int, size: int, *, told: bool) -> bool:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from nnlo_common._errors import ConfigurationError, PeerLostError
+from nnlo_common._errors import ConfigurationError
 from nnlo_common._interrupts import EXIT_CODE, Interrupts
-from nnlo_common.protocol import Lost
-from nnlo_common.transport._mail import DivisibleWorld, Mail
+from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._block import run_block
-from nnlo_common.tune._choosers import Post
 from nnlo_common.tune._coordinator import SIGNAL
-from nnlo_common.tune._messages import End, from_text, to_text
+from nnlo_common.tune._letters import Death, Letters
+from nnlo_common.tune._messages import End, Left
 from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
 from nnlo_common.tune._search import cut_teams
@@ -32,7 +31,13 @@ _LOOK_EVERY_S = 0.2
 
 
 def search_over(
-    tuner: Any, world: DivisibleWorld, *, block_size: int, folds: int, train: Callable[[Any], float]
+    tuner: Any,
+    world: DivisibleWorld,
+    *,
+    block_size: int,
+    folds: int,
+    lockstep: bool,
+    train: Callable[[Any], float],
 ) -> None:
     """Do this rank's part in a search; on return all ranks have its results (collective).
 
@@ -41,11 +46,13 @@ def search_over(
         world: the ranks.
         block_size: how many ranks train one trial.
         folds: how many folds it has.
+        lockstep: whether the search is to repeat, whatever the pace of the blocks.
         train: trains one fold of a trial on this rank.
 
     Raises:
         ConfigurationError: the ranks cannot be cut into blocks, do not agree on what is asked, or another job
             has the directory.
+        PeerLostError: the first rank has died, or with another one the last block.
         SystemExit: with status 75, after SIGTERM or SIGUSR1.
     """
     release = world.engage()
@@ -58,18 +65,23 @@ def search_over(
         raise
     teams = cut_teams(blocks, folds)
     mine = next((team for team in teams if world.rank in team), (world.rank,))
+    hosts = world.gather_text(world.host)
     mail, part = world.mail(), world.part(mine)
     failure: Exception | None
     office = Office(mail, 0, mine, part.rank)
-    with Interrupts() as interrupts, told_once(office, mail, world):
+    goes_on = f"The same command goes on from {tuner.project_dir}"
+    with Interrupts() as interrupts, told_once(office, mail, world, hosts=hosts, goes_on=goes_on):
         if world.rank == 0:
-            dispatch = Dispatch(tuner, blocks=len(blocks), teams=len(teams) // len(blocks), folds=folds)
-            _coordinate(mail, teams, dispatch, interrupts)
+            each = len(teams) // len(blocks)
+            dispatch = Dispatch(tuner, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep)
+            letters = Letters(mail, teams, hosts)
+            _coordinate(letters, dispatch, interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
+            letters.await_leaving()  # before the post closes
         else:
             end = run_block(office, part, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
-        world.gather_text("")  # nobody may have a letter under way when the post closes
+            office.tell_coordinator(Left(-1))
     mail.close()
     part.close()
     release()
@@ -92,31 +104,19 @@ def _claim(tuner: Any, world: DivisibleWorld) -> None:
         raise ConfigurationError(problem)
 
 
-def _coordinate(
-    mail: Mail, teams: Sequence[tuple[int, ...]], dispatch: Dispatch, interrupts: Interrupts
-) -> None:
-    team_of = {rank: index for index, team in enumerate(teams) for rank in team}
-    posts = dispatch.ask()
-    while True:
-        _deliver(mail, teams, posts)
-        if dispatch.over:
-            return
-        letter = mail.receive(_THINKING_S if dispatch.idle else _LOOK_EVERY_S)
-        if isinstance(letter, Lost):
-            problem = "has died, so the search ends; the same command goes on from the tuner's directory"
-            raise PeerLostError(letter.rank, problem)
-        if letter is not None:
-            posts = dispatch.handle(team_of[letter[0]], from_text(letter[1]))
-        else:
-            posts = dispatch.ask() if dispatch.idle else []
+def _coordinate(letters: Letters, dispatch: Dispatch, interrupts: Interrupts) -> None:
+    """Hand out the trials until the search has ended."""
+    letters.deliver(dispatch.ask())
+    while not dispatch.over:
+        letter = letters.receive(_THINKING_S if dispatch.idle else _LOOK_EVERY_S)
+        if isinstance(letter, Death):
+            letters.deliver(dispatch.lost(letter))
+        elif letter is not None:
+            letters.deliver(dispatch.handle(*letter))
+        elif dispatch.idle:
+            letters.deliver(dispatch.ask())
         if interrupts.came:
-            posts += dispatch.interrupt(SIGNAL)
-
-
-def _deliver(mail: Mail, teams: Sequence[tuple[int, ...]], posts: Sequence[Post]) -> None:
-    for post in posts:
-        for rank in teams[post.team]:
-            mail.send(rank, to_text(post.message))
+            letters.deliver(dispatch.interrupt(SIGNAL))
 
 
 def _take_over(tuner: Any, end: End) -> Exception | None:

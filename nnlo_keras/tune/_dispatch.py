@@ -5,7 +5,9 @@
     nothing left, nobody trains ──► End to all, with the state of the oracle
 
 A team is what trains together: a block, or its part for one fold. The oracle lives here only, and hears of a
-trial what it hears of one in a search without blocks.
+trial what it hears of one in a search without blocks. In lock-step it hears of trials in the order in which
+it has chosen them, and chooses the next when it has heard of the oldest, so that the pace of blocks does not
+matter.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +24,11 @@ import keras_tuner
 from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
 
-from nnlo_common import ProtocolError
+from nnlo_common import PeerLostError, ProtocolError
+from nnlo_common._warning import warn
 from nnlo_common.tune._choosers import Post
 from nnlo_common.tune._coordinator import SIGNAL
+from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
@@ -45,19 +49,23 @@ class _Trial:
 
     Attributes:
         trial: the oracle's.
+        name: of who trains it, as the oracle knows them.
         waiting: the folds that have not begun.
         running: the number of the run on each team, with its fold.
         results: of the folds that have ended well.
         problem: why it is not to go on.
         halted: whether it was broken off by others.
+        ended: whether nothing of it runs any more.
     """
 
     trial: Any
+    name: str
     waiting: deque[int]
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     problem: str = ""
     halted: bool = False
+    ended: bool = False
 
 
 class Dispatch:
@@ -68,6 +76,7 @@ class Dispatch:
         blocks: how many blocks there are.
         teams: how many teams each block has.
         folds: how many folds each trial has.
+        lockstep: whether the oracle is to hear of trials in the order in which it has chosen them.
 
     Attributes:
         over: whether all has been said.
@@ -76,10 +85,15 @@ class Dispatch:
         interrupted: why trials were broken off that the same command trains again; empty where none was.
     """
 
-    def __init__(self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1) -> None:
+    def __init__(
+        self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1, lockstep: bool = False
+    ) -> None:
         self._tuner, self._blocks, self._teams, self._folds = tuner, blocks, teams, folds
-        self._trials: dict[int, _Trial] = {}
+        self._lockstep = lockstep
+        self._trials: dict[int, _Trial] = {}  # of each block
+        self._untold: list[_Trial] = []  # of which the oracle does not know what has become, as they began
         self._runs = self._idle_asks = 0
+        self._lost: list[Death] = []
         self.over = self.idle = False
         self.failure: Exception | None = None
         self.interrupted = ""
@@ -91,12 +105,34 @@ class Dispatch:
         self.interrupted = reason
         return self.ask()
 
+    def lost(self, death: Death) -> list[Post]:
+        """Go on without a block of which a rank has died; its trial fails, or is tried again by another.
+
+        Raises:
+            PeerLostError: that was the last block, and there is something left to train.
+        """
+        self._lost.append(death)
+        warn(death.of_block(len(self._living)))
+        block = death.team // self._teams
+        of_block = self._trials.get(block)
+        if of_block is None or death.team not in of_block.running:
+            return self.ask()
+        run, _ = of_block.running[death.team]
+        state = "halted" if of_block.halted else "failed"
+        return self._done(block, of_block, death.team, Done(run, state, error=death.error))
+
     def ask(self) -> list[Post]:
-        """Give a trial to every idle block for which there is one."""
+        """Give a trial to every idle block for which there is one.
+
+        Raises:
+            PeerLostError: there is one, but no block is left.
+        """
         posts: list[Post] = []
         self.idle = False
-        for block in range(self._blocks):
-            if block not in self._trials and not self._stopped:
+        living = self._living
+        for block in living:
+            room = block not in self._trials and len(self._untold) < len(living)
+            if room and not self._stopped:
                 posts += self._guarded(self._begin, block)
         if self._stopped:
             posts += self._broken_off()
@@ -104,8 +140,10 @@ class Dispatch:
         if self._idle_asks > _PATIENCE and not self._stopped:
             self.idle = False
             self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
-        if self._trials or self.idle:
+        if self._untold or self.idle:
             return posts
+        if not (living or self._stopped) and self._next()[0].status != "STOPPED":
+            raise PeerLostError(self._lost[-1].rank, "has died, and with it the last block")
         self.over = True
         end = End(-1, (self._summary(),), self.interrupted)
         return [*posts, *(Post(team, end) for team in range(self._blocks * self._teams))]
@@ -116,6 +154,8 @@ class Dispatch:
         Raises:
             ProtocolError: the team does not train that.
         """
+        if any(team == death.team for death in self._lost):  # written before its ranks knew of the death
+            return []
         block = team // self._teams
         of_block = self._trials.get(block)
         run, fold = (-1, 0) if of_block is None else of_block.running.get(team, (-1, 0))
@@ -134,6 +174,12 @@ class Dispatch:
     def _stopped(self) -> bool:
         return self.failure is not None or bool(self.interrupted)
 
+    @property
+    def _living(self) -> list[int]:
+        """The blocks that have all of their ranks."""
+        short = {death.team // self._teams for death in self._lost}
+        return [block for block in range(self._blocks) if block not in short]
+
     def _guarded(self, call: Callable[..., list[Post]], *args: Any) -> list[Post]:
         """Let an error of the oracle, or of the disk, end the search on all ranks."""
         try:
@@ -143,28 +189,32 @@ class Dispatch:
             return []
 
     def _begin(self, block: int) -> list[Post]:
-        self._tuner.pre_create_trial()
-        oracle = self._tuner.oracle
-        for trial in oracle.trials.values():
-            if trial.status in {
-                "FAILED",
-                "INVALID",
-            }:  # perhaps before it had all parameters, which a grid wants
-                known = trial.hyperparameters
-                known.merge(
-                    [hp for hp in oracle.get_space().space if not known._exists(hp.name, hp.conditions)]
-                )
-                known.ensure_active_values()
-        trial = oracle.create_trial(f"block{block}")
-        self.idle |= trial.status == "IDLE" and not self._trials
+        trial, name = self._next()
+        self.idle |= trial.status == "IDLE" and not self._untold
         if trial.status != "RUNNING":
             return []
         self.idle = False
         trial.metrics = type(trial.metrics)()  # of an earlier try
-        self._trials[block] = _Trial(trial, deque(range(self._folds)))
+        begun = self._trials[block] = _Trial(trial, name, deque(range(self._folds)))
+        self._untold.append(begun)
         self._tuner.on_trial_begin(trial)
         teams = range(block * self._teams, (block + 1) * self._teams)
-        return [self._started(self._trials[block], team) for team in teams]
+        return [self._started(begun, team) for team in teams]
+
+    def _next(self) -> tuple[Any, str]:
+        """Ask the oracle for a trial; return it with the name of who asked."""
+        self._tuner.pre_create_trial()
+        oracle = self._tuner.oracle
+        for trial in oracle.trials.values():
+            if trial.status in {"FAILED", "INVALID"}:
+                # Perhaps before it had all parameters, which a grid wants.
+                known, space = trial.hyperparameters, oracle.get_space().space
+                known.merge([hp for hp in space if not known._exists(hp.name, hp.conditions)])
+                known.ensure_active_values()
+        # The oracle would give a name's trial again until it has heard what became of it.
+        taken = {one.name for one in self._untold}
+        name = next(name for index in range(self._blocks) if (name := f"block{index}") not in taken)
+        return oracle.create_trial(name), name
 
     def _started(self, of_block: _Trial, team: int) -> Post:
         fold, trial = of_block.waiting.popleft(), of_block.trial
@@ -196,10 +246,22 @@ class Dispatch:
         if of_block.running:
             return posts
         del self._trials[block]
-        return posts + self._guarded(self._ended, of_block) + self.ask()
+        of_block.ended = True
+        for one in self._due(of_block):
+            posts += self._guarded(self._tell, one) + self.ask()
+        return posts
 
-    def _ended(self, of_block: _Trial) -> list[Post]:
-        if of_block.halted:
+    def _due(self, ended: _Trial) -> Iterator[_Trial]:
+        """Give those of which the oracle is to hear now that one has ended, one after another."""
+        if not self._lockstep:
+            self._untold.remove(ended)
+            yield ended
+            return
+        while self._untold and self._untold[0].ended:
+            yield self._untold.pop(0)
+
+    def _tell(self, of_block: _Trial) -> list[Post]:
+        if of_block.halted or self.failure is not None:
             return []  # with the next start it is trained again
         trial = of_block.trial
         if of_block.problem:

@@ -68,6 +68,8 @@ class MPITuner(keras_tuner.Tuner):
         distribute: wraps the optimizer of every model that is built: "downpour", "easgd", ... or e.g.
             `lambda optimizer: nk.EASGD(optimizer, every=5)`. None: the model has a wrapped one.
         shard: deal out what `search` is given; False: the HyperModel's `fit` does it.
+        lockstep: whether the search is to repeat with as many blocks, whatever their pace: the oracle hears
+            of trials in the order in which it has chosen them. It takes a seed.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: what any tuner takes: `directory`, `project_name`, `overwrite`, `executions_per_trial`, ...
 
@@ -99,13 +101,17 @@ class MPITuner(keras_tuner.Tuner):
         folds: int | Sequence[tuple[Any, Any]] = 1,
         distribute: str | Wrap | None = None,
         shard: bool = True,
+        lockstep: bool = False,
         world: DivisibleWorld | None = None,
         **options: Any,
     ) -> None:
         whole_number("block_size", block_size, 1)
         if isinstance(folds, int):
             whole_number("folds", folds, 1)
+        if lockstep and seed is None and not isinstance(oracle, keras_tuner.Oracle):
+            raise ConfigurationError("MPITuner(lockstep=True) without seed=, so that nothing would repeat")
         oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
+        self._lockstep = lockstep
         self._world = world
         self._owner = (ranks := world or launched()) is None or ranks.rank == 0
         self._starting, self._interrupts = True, Interrupts()
@@ -142,6 +148,7 @@ class MPITuner(keras_tuner.Tuner):
             cast("DivisibleWorld", world),
             block_size=self._block_size,
             folds=self._folds.count,
+            lockstep=self._lockstep,
             train=lambda run: self._train(run, args, options),
         )
         if self._owner:
@@ -168,6 +175,7 @@ class MPITuner(keras_tuner.Tuner):
             "directory": str(self.directory),
             "project_name": self.project_name,
             "executions_per_trial": self.executions_per_trial,
+            "lockstep": self._lockstep,
         }
 
     # -- a trial, on any rank -------------------------------------------------------------------------

@@ -12,10 +12,26 @@ from mpi4py import MPI
 
 import nnlo_keras
 
-# Keras would import them when it trains, though it runs on torch; that takes longer than the training.
-sys.modules["tensorflow"] = sys.modules["jax"] = None
+# Keras would import the others when it trains, whichever it runs on; that takes longer than the training.
+sys.modules.update(dict.fromkeys({"tensorflow", "jax"} - {keras.backend.backend()}))
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
+
+
+def note(numbers):
+    """Write down which samples a step is made with."""
+    used.write(f"{time.monotonic()} {' '.join(map(str, numbers.tolist()))}\n")
+    used.flush()
+
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow
+
+    def note_at_each_step(numbers):
+        """The graph of a step is made once, and calls this whenever it runs."""
+        tensorflow.numpy_function(note, [numbers], [])
+else:
+    note_at_each_step = note
 
 
 class Count(keras.layers.Layer):
@@ -27,8 +43,7 @@ class Count(keras.layers.Layer):
     def call(self, inputs, training=False):
         if training:
             numbers = keras.ops.cast(inputs[:, -1], "int32")
-            used.write(f"{time.monotonic()} {' '.join(map(str, numbers.tolist()))}\n")
-            used.flush()
+            note_at_each_step(numbers)
             self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
         return inputs[:, :-1]
 
@@ -55,7 +70,7 @@ keras.utils.set_random_seed(1)
 count = Count()
 model = keras.Sequential([keras.Input((4,)), count, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
 plain = keras.optimizers.SGD(1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
-model.compile(optimizer=getattr(nnlo_keras, algorithm)(plain, servers=servers), loss="mse")
+model.compile(optimizer=getattr(nnlo_keras, algorithm)(plain, servers=servers), loss="mse", jit_compile=False)
 data = nnlo_keras.H5Sequence(
     folder / "data.h5", features="x", labels="y", batch_size=10, assignment="dynamic", servers=servers
 )
