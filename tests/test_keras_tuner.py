@@ -21,10 +21,15 @@ import keras_tuner
 
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
+from nnlo_common._interrupts import Interrupts
 from nnlo_common._joining import launched
 from nnlo_common.testing import InjectedFault
+from nnlo_common.tune._messages import Done, End, Note, Start
+from nnlo_common.tune._time_left import TimeLeft
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
+from nnlo_keras.tune._dispatch import RESULT, Dispatch
+from nnlo_keras.tune._leaving import Leaving
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -371,6 +376,72 @@ def test_a_rank_that_dies_when_all_is_done_is_not_missed(tmp_path):
     assert [status for status, _, _ in found(first).values()] == ["COMPLETED"] * 8
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_without_time_nothing_is_begun_and_the_same_command_goes_on(tmp_path, size):
+    with pytest.warns(
+        RuntimeWarning, match="no more trials are begun: the longest has taken 0 s, and there is"
+    ):
+        tuners = searched(size, tmp_path, until=1e-9)
+    assert [found(tuner) for tuner in tuners] == [{}] * size
+    first, *_ = searched(size, tmp_path, until=3600)
+    assert len(found(first)) == 8
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_what_runs_when_the_time_is_up_is_trained_again(tmp_path, size):
+    def program(world):
+        def value(hp):
+            if hp.get("x") == 0 and launched() is None:
+                Leaving(Interrupts(), TimeLeft(end_s=0.0)).on_train_batch_begin(0)
+            while hp.get("x") == 0 and time.monotonic() < until_s:
+                launched().gather_text("")
+            return hp.get("x") ** 2
+
+        tuner = Formula(
+            STOCK["grid"](),
+            directory=tmp_path,
+            project_name="p",
+            world=world,
+            value=value,
+            block_size=2,
+            until=1.0,
+        )
+        until_s = time.monotonic() + 20
+        tuner.search(verbose=0)
+        return [one.status for one in tuner.oracle.trials.values()]
+
+    with ranks(size) as cluster:
+        states = cluster.run(program, timeout_s=60)
+    assert "RUNNING" in states[0]
+    first, *_ = searched(size, tmp_path, STOCK["grid"], block_size=2)
+    assert [status for status, _, _ in found(first).values()] == ["COMPLETED"] * 15
+
+
+def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
+    tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
+    tuner.oracle.verbose = 0
+    now_s = [0.0]
+    dispatch = Dispatch(tuner, blocks=1, time_left=TimeLeft(end_s=100.0), clock=lambda: now_s[0])
+
+    def trained(posts, seconds):
+        now_s[0] += seconds
+        (run,) = [post.message.run for post in posts]
+        space = tuner.oracle.get_space().get_config()
+        result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space}
+        assert dispatch.handle(0, Note(run, RESULT, result)) == []
+        return dispatch.handle(0, Done(run, "complete", (0.0,)))
+
+    posts = trained(trained(dispatch.ask(), 30.0), 20.0)
+    assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
+    with pytest.warns(RuntimeWarning, match="the longest has taken 40 s"):
+        posts = trained(posts, 40.0)
+    assert [type(post.message) for post in posts] == [End]
+    assert dispatch.look() == []
+    tuner.save()
+    again = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
+    assert again.get_state() == tuner.get_state()
+
+
 def test_without_its_first_rank_a_search_ends(tmp_path):
     problem = "rank 0: on memory has died, which coordinated the search. The same command goes on from "
     with pytest.raises(PeerLostError, match=problem):
@@ -457,6 +528,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         ({"distribute": "down"}, "distribute='down' is not known: use 'agn'"),
         ({"block_size": 0}, "block_size"),
         ({"folds": 0}, "folds"),
+        ({"until": "noon"}, "until='noon': give seconds"),
         ({"oracle": "tpe", "lockstep": True}, "MPITuner(lockstep=True) without seed="),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(problem)):

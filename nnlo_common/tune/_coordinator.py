@@ -294,10 +294,7 @@ class Coordinator:
         return posts
 
     def _out_of_time(self) -> None:
-        _LOG.warning(
-            "%d trials are not begun: the longest has taken %.0f s, and there is less time left",
-            *(self._chooser.open, self._time.longest_s),
-        )
+        _LOG.warning("%d trials are not begun: %s", self._chooser.open, self._time.told)
         self._begin_nothing("the time does not suffice")
 
     def _begin_nothing(self, reason: str) -> None:

@@ -43,6 +43,11 @@ class TimeLeft:
         """Note how long a trial has taken."""
         self.longest_s = max(self.longest_s, seconds)
 
+    @property
+    def told(self) -> str:
+        """Why no trial is begun any more."""
+        return f"the longest has taken {self.longest_s:.0f} s, and there is less time left"
+
     def over(self, now_s: float) -> bool:
         """Say whether the time is up."""
         return now_s >= self._end_s

@@ -20,6 +20,7 @@ from nnlo_common.tune._office import Office
 from nnlo_common.tune._optimize import _agree
 from nnlo_common.tune._search import cut_teams
 from nnlo_common.tune._telling import told_once
+from nnlo_common.tune._time_left import TimeLeft
 from nnlo_keras.tune._dispatch import Dispatch
 
 __all__ = ["search_over"]
@@ -37,6 +38,7 @@ def search_over(
     block_size: int,
     folds: int,
     lockstep: bool,
+    time_left: TimeLeft,
     train: Callable[[Any], float],
 ) -> None:
     """Do this rank's part in a search; on return all ranks have its results (collective).
@@ -47,6 +49,7 @@ def search_over(
         block_size: how many ranks train one trial.
         folds: how many folds it has.
         lockstep: whether the search is to repeat, whatever the pace of the blocks.
+        time_left: how long there is.
         train: trains one fold of a trial on this rank.
 
     Raises:
@@ -73,7 +76,9 @@ def search_over(
     with Interrupts() as interrupts, told_once(office, mail, world, hosts=hosts, goes_on=goes_on):
         if world.rank == 0:
             each = len(teams) // len(blocks)
-            dispatch = Dispatch(tuner, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep)
+            dispatch = Dispatch(
+                tuner, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
+            )
             letters = Letters(mail, teams, hosts)
             _coordinate(letters, dispatch, interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
@@ -88,7 +93,7 @@ def search_over(
     if failure is not None:
         failure.collective = True  # type: ignore[attr-defined]
         raise failure
-    if interrupted:
+    if interrupted == SIGNAL:
         raise SystemExit(EXIT_CODE)
 
 
@@ -115,8 +120,7 @@ def _coordinate(letters: Letters, dispatch: Dispatch, interrupts: Interrupts) ->
             letters.deliver(dispatch.handle(*letter))
         elif dispatch.idle:
             letters.deliver(dispatch.ask())
-        if interrupts.came:
-            letters.deliver(dispatch.interrupt(SIGNAL))
+        letters.deliver(dispatch.interrupt(SIGNAL) if interrupts.came else dispatch.look())
 
 
 def _take_over(tuner: Any, end: End) -> Exception | None:

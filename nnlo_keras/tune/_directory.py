@@ -51,8 +51,11 @@ def read(tuner: Any) -> None:
     Raises:
         ConfigurationError: a file is not whole; one of ours always is.
     """
+    state = Path(tuner._get_tuner_fname())
     try:
         tuner.oracle.reload()
+        if state.exists():  # not if the tuner is not ours
+            tuner.set_state(json.loads(state.read_text()))
     except json.JSONDecodeError as error:
         raise ConfigurationError(
             f"the search in {tuner.project_dir} cannot go on: a file of it is not JSON ({error}). Mend or "

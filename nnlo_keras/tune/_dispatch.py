@@ -1,4 +1,4 @@
-"""Trials of an oracle on blocks of ranks, as a state machine: messages in, messages out; no MPI and no clock.
+"""Trials of an oracle on blocks of ranks, as a state machine: messages in, messages out; no MPI.
 
     team: Note (its result), Done ─► Start to that team, or to others     the next fold, the next trial
                                   └► Halt to the trial's other teams      one of its folds has failed
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from nnlo_common.tune._choosers import Post
 from nnlo_common.tune._coordinator import SIGNAL
 from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
+from nnlo_common.tune._time_left import TimeLeft
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
 
@@ -51,6 +53,7 @@ class _Trial:
         trial: the oracle's.
         name: of who trains it, as the oracle knows them.
         waiting: the folds that have not begun.
+        began_s: when it has.
         running: the number of the run on each team, with its fold.
         results: of the folds that have ended well.
         problem: why it is not to go on.
@@ -61,6 +64,7 @@ class _Trial:
     trial: Any
     name: str
     waiting: deque[int]
+    began_s: float
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     problem: str = ""
@@ -77,6 +81,8 @@ class Dispatch:
         teams: how many teams each block has.
         folds: how many folds each trial has.
         lockstep: whether the oracle is to hear of trials in the order in which it has chosen them.
+        time_left: how long there is; None: as long as it takes.
+        clock: the time, in the seconds that `time_left` goes by.
 
     Attributes:
         over: whether all has been said.
@@ -86,10 +92,19 @@ class Dispatch:
     """
 
     def __init__(
-        self, tuner: Any, *, blocks: int, teams: int = 1, folds: int = 1, lockstep: bool = False
+        self,
+        tuner: Any,
+        *,
+        blocks: int,
+        teams: int = 1,
+        folds: int = 1,
+        lockstep: bool = False,
+        time_left: TimeLeft | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._tuner, self._blocks, self._teams, self._folds = tuner, blocks, teams, folds
-        self._lockstep = lockstep
+        self._lockstep, self._time_left, self._clock = lockstep, time_left or TimeLeft(), clock
+        self._late = False  # whether there is no time for another trial
         self._trials: dict[int, _Trial] = {}  # of each block
         self._untold: list[_Trial] = []  # of which the oracle does not know what has become, as they began
         self._runs = self._idle_asks = 0
@@ -97,6 +112,10 @@ class Dispatch:
         self.over = self.idle = False
         self.failure: Exception | None = None
         self.interrupted = ""
+
+    def look(self) -> list[Post]:
+        """Break off what is running when the time is up."""
+        return self.interrupt("the time is up") if self._time_left.over(self._clock()) else []
 
     def interrupt(self, reason: str) -> list[Post]:
         """Break off what is running, and begin nothing any more, so that the same command goes on."""
@@ -132,7 +151,7 @@ class Dispatch:
         living = self._living
         for block in living:
             room = block not in self._trials and len(self._untold) < len(living)
-            if room and not self._stopped:
+            if room and self._begins:
                 posts += self._guarded(self._begin, block)
         if self._stopped:
             posts += self._broken_off()
@@ -142,7 +161,7 @@ class Dispatch:
             self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
         if self._untold or self.idle:
             return posts
-        if not (living or self._stopped) and self._next()[0].status != "STOPPED":
+        if not living and self._begins and self._next()[0].status != "STOPPED":
             raise PeerLostError(self._lost[-1].rank, "has died, and with it the last block")
         self.over = True
         end = End(-1, (self._summary(),), self.interrupted)
@@ -175,6 +194,17 @@ class Dispatch:
         return self.failure is not None or bool(self.interrupted)
 
     @property
+    def _begins(self) -> bool:
+        """Whether another trial is to be begun, if there is one."""
+        if self._stopped or self._late:
+            return False
+        began_s = [one.began_s for one in self._trials.values()]
+        self._late = not self._time_left.suffices(self._clock(), began_s)
+        if self._late:
+            warn(f"no more trials are begun: {self._time_left.told}")
+        return not self._late
+
+    @property
     def _living(self) -> list[int]:
         """The blocks that have all of their ranks."""
         short = {death.team // self._teams for death in self._lost}
@@ -195,7 +225,8 @@ class Dispatch:
             return []
         self.idle = False
         trial.metrics = type(trial.metrics)()  # of an earlier try
-        begun = self._trials[block] = _Trial(trial, name, deque(range(self._folds)))
+        begun = _Trial(trial, name, deque(range(self._folds)), self._clock())
+        self._trials[block] = begun
         self._untold.append(begun)
         self._tuner.on_trial_begin(trial)
         teams = range(block * self._teams, (block + 1) * self._teams)
@@ -247,6 +278,8 @@ class Dispatch:
             return posts
         del self._trials[block]
         of_block.ended = True
+        if not (of_block.problem or of_block.halted):
+            self._time_left.took(self._clock() - of_block.began_s)
         for one in self._due(of_block):
             posts += self._guarded(self._tell, one) + self.ask()
         return posts

@@ -1,28 +1,37 @@
-"""How a search without blocks ends at a signal."""
+"""How a search without blocks ends before its time: at a signal, or when there is none left."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import keras
 
 from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common.tune._time_left import TimeLeft
 
-__all__ = ["Leaving"]
+__all__ = ["Leaving", "OutOfTimeError"]
+
+
+class OutOfTimeError(BaseException):
+    """The search is to end here; no fault of a trial, which keras-tuner would take an `Exception` for."""
 
 
 class Leaving(keras.callbacks.Callback):
-    """Leaves a trial at a signal; the directory has all that the same command needs to go on.
+    """Leaves a trial; the directory has all that the same command needs to go on.
 
     Args:
         interrupts: the signals.
+        time_left: how long there is.
     """
 
-    def __init__(self, interrupts: Interrupts) -> None:
+    def __init__(self, interrupts: Interrupts, time_left: TimeLeft) -> None:
         super().__init__()
-        self._interrupts = interrupts
+        self._interrupts, self._time_left = interrupts, time_left
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' signature
         """Leave, if it is time to; a `Checkpoint` has been asked before, and has saved."""
         if self._interrupts.came:
             raise SystemExit(EXIT_CODE)
+        if self._time_left.over(time.time()):
+            raise OutOfTimeError

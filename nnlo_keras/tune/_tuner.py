@@ -9,8 +9,10 @@ Keras-tuner's own classes do the rest; nothing of its gRPC service is used.
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,15 +29,17 @@ from nnlo_common import ConfigurationError
 from nnlo_common._interrupts import Interrupts
 from nnlo_common._joining import launched
 from nnlo_common._numbers import whole_number
+from nnlo_common._warning import warn
 from nnlo_common.checkpoint._hold import hold
 from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._names import quoted_samplers
 from nnlo_common.tune._seeding import seed_of
+from nnlo_common.tune._time_left import TimeLeft, end_of
 from nnlo_keras.tune import _directory
 from nnlo_keras.tune._blocks import search_over
 from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
-from nnlo_keras.tune._leaving import Leaving
+from nnlo_keras.tune._leaving import Leaving, OutOfTimeError
 from nnlo_keras.tune._oracle import SamplerOracle
 from nnlo_keras.tune._together import fit_together
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
@@ -70,6 +74,8 @@ class MPITuner(keras_tuner.Tuner):
         shard: deal out what `search` is given; False: the HyperModel's `fit` does it.
         lockstep: whether the search is to repeat with as many blocks, whatever their pace: the oracle hears
             of trials in the order in which it has chosen them. It takes a seed.
+        until: when a search is to be over: seconds from its beginning, a time, or "slurm" for the end of its
+            job. No trial is begun that would take longer, as far as the trials so far can tell.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: what any tuner takes: `directory`, `project_name`, `overwrite`, `executions_per_trial`, ...
 
@@ -102,6 +108,7 @@ class MPITuner(keras_tuner.Tuner):
         distribute: str | Wrap | None = None,
         shard: bool = True,
         lockstep: bool = False,
+        until: float | str | datetime.datetime | None = None,
         world: DivisibleWorld | None = None,
         **options: Any,
     ) -> None:
@@ -111,9 +118,10 @@ class MPITuner(keras_tuner.Tuner):
         if lockstep and seed is None and not isinstance(oracle, keras_tuner.Oracle):
             raise ConfigurationError("MPITuner(lockstep=True) without seed=, so that nothing would repeat")
         oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
-        self._lockstep = lockstep
+        self._lockstep, self._until, self._time_left = lockstep, until, TimeLeft(end_of(until, time.time()))
         self._world = world
         self._owner = (ranks := world or launched()) is None or ranks.rank == 0
+        self._alone = ranks is None or ranks.size == 1
         self._starting, self._interrupts = True, Interrupts()
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
@@ -134,10 +142,14 @@ class MPITuner(keras_tuner.Tuner):
             SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on.
         """
         world = self._world or launched()
-        if world is None or world.size == 1:
+        self._time_left = TimeLeft(end_of(self._until, time.time()), self._time_left.longest_s)
+        if self._alone:
             self.claim()
             with Interrupts() as self._interrupts:
-                super().search(*args, **options)
+                try:
+                    super().search(*args, **options)
+                except OutOfTimeError:
+                    self.on_search_end()
             return
         self.oracle.verbose = options.get("verbose", "auto")
         options["verbose"] = 0
@@ -149,6 +161,7 @@ class MPITuner(keras_tuner.Tuner):
             block_size=self._block_size,
             folds=self._folds.count,
             lockstep=self._lockstep,
+            time_left=self._time_left,
             train=lambda run: self._train(run, args, options),
         )
         if self._owner:
@@ -176,6 +189,7 @@ class MPITuner(keras_tuner.Tuner):
             "project_name": self.project_name,
             "executions_per_trial": self.executions_per_trial,
             "lockstep": self._lockstep,
+            "until": str(self._until),
         }
 
     # -- a trial, on any rank -------------------------------------------------------------------------
@@ -215,7 +229,7 @@ class MPITuner(keras_tuner.Tuner):
                 callbacks.append(tuner_utils.TunerCallback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # A block's ranks leave together, when the coordinator says so.
-            callbacks += [Leaving(self._interrupts)] if launched() is None else []
+            callbacks += [Leaving(self._interrupts, self._time_left)] if launched() is None else []
             results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 
@@ -270,6 +284,28 @@ class MPITuner(keras_tuner.Tuner):
         return 0.0
 
     # -- the directory and the oracle, which are rank 0's ---------------------------------------------
+
+    def pre_create_trial(self) -> None:
+        """End a search without blocks when there is no time for another trial; blocks are asked elsewhere."""
+        super().pre_create_trial()
+        if self._alone and not self._time_left.suffices(time.time(), []):
+            warn(f"no more trials are begun: {self._time_left.told}")
+            raise OutOfTimeError
+
+    def _try_run_and_update_trial(self, trial: Any, *args: Any, **options: Any) -> None:
+        began_s = time.time()
+        super()._try_run_and_update_trial(trial, *args, **options)
+        if trial.status == "COMPLETED":
+            self._time_left.took(time.time() - began_s)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what the directory keeps of this tuner."""
+        return {**super().get_state(), "longest_s": self._time_left.longest_s}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on with what the directory has kept."""
+        super().set_state(state)
+        self._time_left.took(state.get("longest_s", 0.0))
 
     def on_trial_end(self, trial: Any) -> None:
         """Tell the oracle what has become of a trial; a score that is not finite is none."""
