@@ -106,6 +106,9 @@ WRONG_FLAGS = {
     "half a quote": (["--cache", "c", "--copy-command", "cp '{src}"], "mend its quotes"),
     "stops by, never": (["--early-stopping-metric", "loss"], "add --early-stopping EPOCHS"),
     "checkpoint nowhere": (["--checkpoint"], "--checkpoint needs --run"),
+    "checkpoint never": (["--checkpoint", "0", "--run", "r"], "at least 1"),
+    "checkpoint half": (["--checkpoint", "0.5"], "at least 1"),
+    "two folders": (["--checkpoint", "a", "--run", "r"], "--checkpoint 'a' is not possible"),
     "no pairs": (["--optimizer-option", "nesterov"], "pairs like depth=3"),
     "a pair twice": (["--optimizer-option", "a=1", "a=2"], "'a' twice"),
     "params for a JSON": (["--model-params", "depth=3"], "net.json is none"),
@@ -324,6 +327,14 @@ def test_a_flag_counts_more_than_the_file():
     settings = read({"config": "run.toml", "epochs": "4", "optimizer_option": ["b=3"]}, [])
     assert (settings.epochs, settings.learning_rate) == (4, 1e-3)
     assert settings.optimizer_option == {"a": 1, "b": 3}
+
+
+def test_a_folder_of_checkpoints_is_the_folder_of_the_run():
+    Path("run.toml").write_text("model = 'net.json'\nloss = 'mse'\ncheckpoint = 'there'\n")
+    by_file = read({"config": "run.toml"}, [])
+    by_flag = read({"config": "run.toml", "checkpoint": "here"}, [])
+    assert (by_file.run, by_file.checkpoint) == ("there", 1)
+    assert (by_flag.run, by_flag.checkpoint) == ("here", 1)
 
 
 def test_both_kinds_of_file_say_the_same():

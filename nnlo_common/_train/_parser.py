@@ -126,13 +126,29 @@ def given_by(
     given = {name: Given(value) for name, value in flags.items()}
     config = given.pop("config", None)
     if config is None:
-        return given
+        return _with_folder(given)
     by_file = read_config(config.read(CONFIG))
     for name in given.keys() & by_file.keys():
         if name in options and options[name].kind is Kind.PAIRS:
             table = by_file[name].read(options[name]) | given[name].read(options[name])
             given[name] = Given(table)
-    return by_file | given
+    return _with_folder(by_file | given)
+
+
+def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
+    """Read `--checkpoint FOLDER` as what it is short for: `--run FOLDER --checkpoint 1`."""
+    folder = given.get("checkpoint")
+    if folder is None or "run" in given or not isinstance(folder.value, str) or _is_number(folder.value):
+        return given
+    return given | {"run": folder, "checkpoint": Given("1", folder.place)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:

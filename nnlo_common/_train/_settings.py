@@ -178,8 +178,8 @@ class Settings:
         *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
     )
     checkpoint: int | None = option(
-        *(OUTPUT, _WHOLE, "save all ranks every N epochs (1); the same command goes on"),
-        metavar="N",
+        *(OUTPUT, _WHOLE, "save all ranks every N epochs (1); the same command goes on. FOLDER: as --run"),
+        metavar="N|FOLDER",
         bare="1",
         least=1,
     )
