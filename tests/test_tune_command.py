@@ -487,6 +487,7 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     best = finished(0, 0.5)
     assert "val_accuracy 0.5000 (best)  4.0 s  width 4" in board.line(best, best)
     assert "failed: it & <all> failed" in board.line(finished(1, None), best)
+    assert "trial 1  broken off  4.0 s" in board.line(finished(1, None, problem="broken off: a signal"), best)
 
 
 def test_a_trial_from_the_journal_took_as_long_as_it_did():

@@ -19,6 +19,7 @@ from nnlo_common._tune_command._space import Space
 __all__ = ["Facts", "Finished", "finished", "last_problem"]
 
 _ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
+_BROKEN_OFF = ("broken off: ", "not begun: ")
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
@@ -76,6 +77,11 @@ class Finished:
     began_s: float
     ended_s: float
     problem: str
+
+    @property
+    def fate(self) -> str:
+        """Its state for people, to whom it has not failed if it was only broken off."""
+        return "broken off" if self.problem.startswith(_BROKEN_OFF) else self.state
 
     def described(self) -> dict[str, Any]:
         """Return it as JSON has it."""

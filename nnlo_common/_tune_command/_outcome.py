@@ -144,7 +144,7 @@ def _said(
     rows = {name: short(value) for name, value in best.params.items()}
     others = "" if facts.request.search.keep_models else ", the only one whose model is kept"
     home = facts.folder / TRIAL / best.folder
-    failed = sum(one.state == "failed" for one in trials)
+    failed = sum(one.fate == "failed" for one in trials)
     return "\n".join(
         [
             f"nnlo tune: best of {len(trials)} trials is {best.number}, {facts.figure.name} "

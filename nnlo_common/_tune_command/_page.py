@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -92,8 +93,9 @@ def _heading(facts: Facts, best: Finished | None) -> str:
 
 
 def _told(facts: Facts, trials: Sequence[Finished]) -> str:
-    states = {state: sum(one.state == state for one in trials) for state in ("complete", "pruned", "failed")}
-    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    fates = Counter(one.fate for one in trials)
+    known = ("complete", "pruned", "failed", "broken off")
+    counts = ", ".join(f"{fates[fate]} {fate}" for fate in known if fates[fate])
     folds = facts.request.search.n_fold
     split = f", {folds} folds each" if folds > 1 else ""
     began = min((one.began_s for one in trials), default=0.0)
@@ -134,7 +136,7 @@ def _failures(trials: Sequence[Finished]) -> list[str]:
     """Why trials have failed, each reason once."""
     reasons: dict[str, list[str]] = {}
     for one in trials:
-        if one.state == "failed":
+        if one.fate == "failed":
             reasons.setdefault(one.problem, []).append(str(one.number))
     if not reasons:
         return []
@@ -160,7 +162,7 @@ def _table(facts: Facts, trials: Sequence[Finished]) -> str:
     rows = [
         [
             str(one.number),
-            one.state if one.value is None else f"{one.value:.5g}",
+            one.fate if one.value is None else f"{one.value:.5g}",
             " ".join(f"{value:.4g}" for value in one.folds),
             *(short(one.params.get(name, "")) for name in names),
             str(one.block),

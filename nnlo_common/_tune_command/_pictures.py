@@ -57,7 +57,7 @@ def _dot(x: float, y: float, one: Finished, best: int | None, style: str = "") -
 
 
 def _said(one: Finished) -> str:
-    value = one.state if one.value is None else f"{one.value:.5g}"
+    value = one.fate if one.value is None else f"{one.value:.5g}"
     params = ", ".join(f"{name} {short(value)}" for name, value in one.params.items())
     return f"trial {one.number}: {value}; {params}"
 

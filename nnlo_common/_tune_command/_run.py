@@ -12,10 +12,11 @@ from typing import Any, cast
 
 from nnlo_common._errors import ConfigurationError, MissingExtraError
 from nnlo_common._files import usable
+from nnlo_common._interrupts import EXIT_CODE
 from nnlo_common._joining import within
 from nnlo_common._roles import say
 from nnlo_common._train._conduct import conduct
-from nnlo_common._train._job import Job
+from nnlo_common._train._job import Job, tell
 from nnlo_common._train._model import check_model, load_model, plug_in
 from nnlo_common._train._module import asked, frameworks_in, import_file
 from nnlo_common._train._plan import Plan, check_exchanges, check_files, data_of
@@ -114,7 +115,12 @@ class _Course:
         servers = self.request.draft().servers
         told = self.layout.told(servers, self.request.search.n_fold)
         say(speaker, f"nnlo tune: {told}; {self._folder}")
-        return search(self._job, facts, self._path, self.framework, self._found)
+        try:
+            return search(self._job, facts, self._path, self.framework, self._found)
+        except SystemExit as left:
+            if left.code == EXIT_CODE and self._job.speaks:
+                tell(f"a signal has ended the search{self.advice}", "tune")
+            raise
 
     def undo(self) -> None:
         """Leave nothing of a search that has not begun."""

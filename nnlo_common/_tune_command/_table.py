@@ -64,9 +64,9 @@ class Board:
             one: the trial.
             best: the best one so far.
         """
-        came_to = one.state if one.value is None else f"{self._facts.figure.name} {one.value:.4f}"
+        came_to = one.fate if one.value is None else f"{self._facts.figure.name} {one.value:.4f}"
         star = " (best)" if best is not None and one.number == best.number else ""
-        problem = f": {one.problem}" if one.state == "failed" else ""
+        problem = f": {one.problem}" if one.fate == "failed" else ""
         seconds = lasting(one.ended_s - one.began_s)
         parts = [f"trial {one.number}", f"{came_to}{star}{problem}", f"{seconds}", _params(one.params)]
         return _cut(f"nnlo tune: {'  '.join(parts)}", 3 * _WIDTH)
