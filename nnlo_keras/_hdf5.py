@@ -138,7 +138,7 @@ class H5Sequence(keras.utils.PyDataset):
 
     def turn_to(self, epoch: int) -> None:
         """Turn to this epoch, or to the one after the last, whichever is later; `Distribute` does it."""
-        # To build the model Keras may have looked at the data as if that were an epoch.
+        # Keras may have looked at more of the data than one batch to build the model.
         self._epoch = max(self._following, epoch)
         self._following = self._epoch + 1
 
@@ -175,14 +175,19 @@ class H5Sequence(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: what was looked at before has not been trained on."""
-        self._looks = 0
+        self._looks, self._begun = 0, True
         self._given.clear()
 
     def on_epoch_end(self) -> None:
         """Turn to the next epoch."""
-        self._epoch += 1
-        self._taken = 0
+        # Before it trains Keras ends epochs that it has not begun, and one after a batch, to build the model.
+        look = not self._begun or (not self._looked and len(self._given) < len(self))
+        self._looked |= self._begun
+        self._begun = False
         self._given.clear()
+        if not look:
+            self._epoch += 1
+            self._taken = 0
 
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
@@ -211,7 +216,7 @@ class H5Sequence(keras.utils.PyDataset):
         # Keras asks from threads of its own, and shuffles the indices; blocks are read in their own order.
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
-        self._looks, self.fed = 0, False
+        self._looks, self._begun, self._looked, self.fed = 0, False, False, False
 
 
 def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple[int, int]:

@@ -134,7 +134,6 @@ def test_the_taggers_train_with_keras_on_three_ranks(folder, script):
 
 @with_keras
 @extended
-@extended
 @pytest.mark.parametrize("script", ["jedi_keras.py", "tagger_keras.py"])
 def test_alone_a_wrapped_tagger_is_a_plain_one(folder, script):
     wrapped, plain = (

@@ -220,6 +220,16 @@ def test_a_training_that_goes_on_has_the_order_of_its_epoch(files, make):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [dense, unbuilt])
+def test_a_plain_fit_begins_with_the_order_of_the_first_epoch_too(files, make):
+    data = Noted(files, features="x", labels="y", batch_size=4, window=2)
+    data.asked = []
+    model = fitted(make(), data)
+    model.fit(data, verbose=0)
+    assert data.asked[-3:] == [0, 1, 2]  # what Keras has looked at to build the model was no epoch
+
+
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_order_of_the_next_epoch(files, tmp_path):
     def fit(epochs):
         data = Noted(files, features="x", labels="y", batch_size=4, window=2)
