@@ -38,7 +38,6 @@ class Plan:
         algorithm: how workers and centre exchange.
         parameters: the model.
         gradient: where gradients are put.
-        gradients: all vectors that they are put into in turn, if there are several.
         servers: how many ranks share the serving of the centre.
         center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
         local_optimizer: what moves a worker's parameters; None where something else does.
@@ -54,7 +53,6 @@ class Plan:
     algorithm: Algorithm
     parameters: FlatVector
     gradient: FlatVector
-    gradients: Sequence[FlatVector] = ()
     servers: int = 1
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None

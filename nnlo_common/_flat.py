@@ -22,7 +22,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._layout import Layout, Segment, described
 from nnlo_common._pages import zeroed
 
-__all__ = ["PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
+__all__ = ["HEADER_BYTES", "PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 #: Returns so many zeroed bytes.
@@ -61,9 +61,13 @@ class Frame:
     def __init__(self, size: int, allocate: Allocate = zeroed) -> None:
         raw = allocate(ALIGNMENT + HEADER_BYTES + 4 * size)
         start = -raw.ctypes.data % ALIGNMENT
-        self.bytes: npt.NDArray[np.uint8] = raw[start : start + HEADER_BYTES + 4 * size]
-        self.header: memoryview[int] = self.bytes.data[:HEADER_BYTES]
-        self.vector: Vector = self.bytes[HEADER_BYTES:].view(np.float32)
+        self.lie_in(raw[start : start + HEADER_BYTES + 4 * size])
+
+    def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Be this memory from now on: header room, which may be written to, and numbers."""
+        self.bytes = memory
+        self.header: memoryview[int] = memory.data[:HEADER_BYTES]
+        self.vector: Vector = memory[HEADER_BYTES:].view(np.float32)
 
 
 class FlatVector:
@@ -114,6 +118,11 @@ class FlatVector:
         part = copy(self)
         part.layout, part.vector = layout, vector
         return part
+
+    def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Be this memory from now on, as `Frame.lie_in` has it; views show what was before."""
+        self.frame.lie_in(memory)
+        self.vector = self.frame.vector
 
     def views(self) -> list[Vector]:
         """Return a view of the vector for each array, in its shape; tied arrays get the same memory."""

@@ -168,9 +168,7 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
         local=plan.local_optimizer,
     )
     clerk = _clerk(world, plan, cell, shards)
-    gradients = [gradient.frame for gradient in plan.gradients or [plan.gradient]]
-    own = (plan.parameters.frame, *gradients, *worker.outgoing_frames())
-    return Working(world.open(links, own), worker, clerk)
+    return Working(world.open(links), worker, clerk)
 
 
 def _join_as_server(

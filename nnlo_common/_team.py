@@ -101,7 +101,6 @@ class Team:
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
-            gradients=model.gradients,
             servers=servers,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,

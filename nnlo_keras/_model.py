@@ -51,7 +51,8 @@ class Weights:
         if self._sums:
             self._refuse_ties()
         for one, part, place in zip(self._sums, parts, self.places, strict=False):
-            one.tie([flat.part(part, place) for flat in self.gradients], model)
+            alone = len(parts) == 1
+            one.tie([flat if alone else flat.part(part, place) for flat in self.gradients], model)
             one.restart(self._turn)
         self.absorb()
 

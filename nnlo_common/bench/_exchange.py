@@ -155,7 +155,7 @@ class _Pair:
         x, g = FlatVector.of(arrays), FlatVector.of(arrays)
         g.vector[:] = 1e-3
         link = Link(WORKER if serving else SERVER, 0, size, 1, serving)
-        self._endpoint = MPIWorld(world).open([link], own=(x.frame, g.frame))
+        self._endpoint = MPIWorld(world).open([link])
         self._server = (
             Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER]) if serving else None
         )

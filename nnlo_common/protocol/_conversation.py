@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Frame, Vector
+from nnlo_common._flat import FlatVector, Frame, Vector
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import Ask, WorkerRule
 from nnlo_common.protocol._events import Action, Received, Release, Send, Story
@@ -39,7 +39,7 @@ class Shard:
     place: slice
 
     def piece(self, vector: Vector) -> Vector:
-        """Return that part of a vector; all of it is the vector itself, which is known where it travels."""
+        """Return that part of a vector; all of it is the vector itself, which can travel as it lies."""
         return vector if self.place == slice(0, vector.size) else vector[self.place]
 
 
@@ -70,10 +70,11 @@ class Conversation:
     """
 
     def __init__(
-        self, rank: int, shard: Shard, rule: WorkerRule, parameters: Vector, gradient: Vector
+        self, rank: int, shard: Shard, rule: WorkerRule, parameters: FlatVector, gradient: FlatVector
     ) -> None:
         self.rank, self.shard, self.rule = rank, shard, rule
-        self.parameters, self.gradient = shard.piece(parameters), shard.piece(gradient)
+        self.parameters = shard.piece(parameters.vector)
+        self._parameters, self._gradient = parameters, gradient
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
@@ -112,9 +113,14 @@ class Conversation:
         """How many replies are still under way."""
         return len(self._asked)
 
-    def use_gradient(self, gradient: Vector) -> None:
+    @property
+    def gradient(self) -> Vector:
+        """Its part of the gradient, wherever that lies now."""
+        return self.shard.piece(self._gradient.vector)
+
+    def use_gradient(self, gradient: FlatVector) -> None:
         """Take contributions from here from now on; they stay as they are until they have been answered."""
-        self.gradient, self.lent = self.shard.piece(gradient), True
+        self._gradient, self.lent = gradient, True
 
     def join(self) -> list[Action]:
         """Ask to be let in."""
@@ -129,19 +135,21 @@ class Conversation:
         if ask is None:
             return []
         slot = self._opened % (self.rule.pipeline + 1)
-        vector = None
+        vector, frame = None, None
         if ask in (Ask.EXCHANGE, Ask.PUSH):
-            vector = self.rule.outgoing(self.parameters, self.gradient)
-            lent = self.lent and vector is self.gradient
-            if self.outgoing_frames and not lent:  # the worker goes on while this one travels
-                frame = self.outgoing_frames[slot]
+            gradient = self.gradient
+            vector = self.rule.outgoing(self.parameters, gradient)
+            if self.outgoing_frames and not (self.lent and vector is gradient):
+                frame = self.outgoing_frames[slot]  # the worker goes on while this one travels
                 np.copyto(frame.vector, vector)
                 vector = frame.vector
+            else:
+                frame = self._frame_of(vector)
         if self._sent_at:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
         self.put_off = False
-        return [self._request(_ASKS[ask], vector), *self._absorb(self.rule.pipeline)]
+        return [self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
         """Take a reply.
@@ -357,7 +365,14 @@ class Conversation:
             return []
         return [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
 
-    def _request(self, kind: Kind, vector: Vector | None = None) -> Send:
+    def _frame_of(self, vector: Vector) -> Frame | None:
+        """The memory that a whole vector lies in, with room for a header before it."""
+        for flat in (self._gradient, self._parameters):
+            if vector is flat.frame.vector:
+                return flat.frame
+        return None
+
+    def _request(self, kind: Kind, vector: Vector | None = None, frame: Frame | None = None) -> Send:
         joining = kind is Kind.JOIN
         # A pause leaves no trace: a training with pauses has the same state as one without.
         self._sequence += not joining and kind is not Kind.PAUSE
@@ -377,7 +392,7 @@ class Conversation:
         self.story.tell("sent", message)
         if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
-        return Send(self.shard.server, message)
+        return Send(self.shard.server, message, frame)
 
     def _expect(self, phase: Phase, what: str) -> None:
         if self.phase is not phase:

@@ -28,7 +28,7 @@ class Lost:
 
 
 class Send(NamedTuple):
-    """Action: send `message` to `rank`; `frame`, if given, holds its vector and is given back with it."""
+    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may have come from there."""
 
     rank: int
     message: Message

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnlo_common._errors import ConfigurationError, ProtocolError
-from nnlo_common._flat import FlatVector, Frame, Vector
+from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
@@ -65,8 +65,8 @@ class Worker:
                 rank,
                 shard,
                 algorithm.worker(shard.place.stop - shard.place.start, workers),
-                parameters.vector,
-                gradient.vector,
+                parameters,
+                gradient,
             )
             for shard in shards
         ]
@@ -97,10 +97,6 @@ class Worker:
         """Return where the next gradient is to be taken: the parameters, or ahead of them (EAMSGD)."""
         point = getattr(self.local, "gradient_point", None)
         return self.parameters.vector if point is None else point(self.parameters.vector)
-
-    def outgoing_frames(self) -> list[Frame]:
-        """Return the memory that contributions travel from while the worker goes on."""
-        return [frame for conversation in self.conversations for frame in conversation.outgoing_frames]
 
     def set_weight(self, weight: float) -> None:
         """Set this worker's share in a mean, e.g. its number of samples."""
@@ -144,7 +140,7 @@ class Worker:
         """
         self.gradient = gradient
         for conversation in self.conversations:
-            conversation.use_gradient(gradient.vector)
+            conversation.use_gradient(gradient)
 
     @property
     def due(self) -> bool:

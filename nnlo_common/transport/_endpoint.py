@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -39,7 +39,11 @@ class Endpoint(Protocol):
     """
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
-        """Send `message`; `frame`, in which it came, is given back once it has left."""
+        """Send `message`, from the `frame` that holds its vector, if there is one.
+
+        A frame that came from `peer` is given back once the message has left. In any other one the vector
+        stays as it is until then.
+        """
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the next event, without burning a core; None if there was none in time.
@@ -83,8 +87,8 @@ class RankWorld(Protocol):
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
 
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
-        """Open this rank's door (collective); messages may be sent from the memory of `own` directly."""
+    def open(self, links: Sequence[Link]) -> Endpoint:
+        """Open this rank's door (collective)."""
 
     def engage(self) -> Callable[[], None]:
         """Make this rank's failure or early end everybody's, until the returned function is called."""

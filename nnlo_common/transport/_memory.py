@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -228,7 +228,7 @@ class MemoryWorld:
         self.reach("gather")
         return self._cluster.gather(self.rank, text)
 
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> MemoryEndpoint:  # noqa: ARG002
+    def open(self, links: Sequence[Link]) -> MemoryEndpoint:
         """Open this rank's next door (collective)."""
         self._doors += 1
         return MemoryEndpoint(self._cluster, self, links, self._doors)
@@ -280,7 +280,7 @@ class MemoryPart(MemoryWorld):
         """Name a point of the program."""
         self._world.reach(point)
 
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> MemoryEndpoint:  # noqa: ARG002
+    def open(self, links: Sequence[Link]) -> MemoryEndpoint:
         """Open this rank's next door (collective)."""
         self._doors += 1
         return MemoryEndpoint(self._cluster, self._world, links, self._doors, self._ranks)

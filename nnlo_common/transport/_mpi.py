@@ -3,8 +3,8 @@
 Requirements that shaped this module:
 
 * Nothing is pickled and nothing is packed. A message is the bytes of a `Frame`, sent as it lies. A vector
-  that has a frame of its own (a worker's parameters or gradient) leaves from there; only pieces of a
-  vector (several servers) and one-way updates are copied into a frame first.
+  that has a frame (a worker's parameters or gradient) leaves from there; only pieces of a vector (several
+  servers) and one-way updates are copied into a frame first.
 * A server has memory for every worker's next request, with the receive already posted; the request is
   answered from that same memory, and the receive posted again when the answer has left.
 * Nobody spins: a wait looks with growing pauses (`Backoff`), since blocking MPI calls burn a core; a
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from nnlo_common._flat import Frame, Vector
+from nnlo_common._flat import Frame
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.transport._deaths import Deaths
@@ -97,7 +97,6 @@ class MPIEndpoint:
     Args:
         comm: the communicator; freed by `close`.
         links: whom it talks with.
-        own: frames that messages may be sent from directly.
         bell: what wakes this rank.
         bells: the addresses of the bells of this rank's host, by rank.
     """
@@ -106,7 +105,6 @@ class MPIEndpoint:
         self,
         comm: MPI.Intracomm,
         links: Sequence[Link],
-        own: Iterable[Frame],
         bell: Doorbell,
         bells: Mapping[int, str],
     ) -> None:
@@ -123,8 +121,6 @@ class MPIEndpoint:
         # Who computes while we answer, and has a thread asleep on the bell.
         self._absent = {one.link.peer for one in lagging if one.link.serving and not one.patient}
         self._seen_off = False  # whether the owner is to stay until what it has sent last has left
-        # Where a vector lies, or which it is: that is known at once.
-        self._own = {key: frame for frame in own for key in (_address(frame.vector), id(frame.vector))}
         self._slots: list[_Slot] = []
         self._by_frame: dict[int, _Slot] = {}
         # What Testsome looks at, slot by slot: the posted receive, or the reply that is leaving.
@@ -137,7 +133,7 @@ class MPIEndpoint:
                 self._add_slot(channel)
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
-        """Send `message`; with a `frame`, from there, and post its receive again once it has left."""
+        """Send `message`, from the `frame` that holds its vector; post its receive again, if it has one."""
         if peer in self._deaths.known:
             return
         self._seen_off = not self.patient or message.kind in ONE_WAY  # the next request comes with a wait
@@ -149,7 +145,7 @@ class MPIEndpoint:
             slot.replying = True
             self._active[slot.index] = self._start(peer, message, frame)
         else:
-            frame = self._frame_for(peer, message)
+            frame = self._frame_for(peer, message, frame)
             self._leaving[id(frame)] = self._start(peer, message, frame)
         if absent and peer in self._bells:
             self.bell.ring(self._bells[peer])  # whom it wakes looks once, so not before there is something
@@ -361,28 +357,17 @@ class MPIEndpoint:
             self._mourn(error)
             return MPI.REQUEST_NULL
 
-    def _frame_for(self, peer: int, message: Message) -> Frame:
-        """The memory to send from: the vector's own where it has one, else a copy."""
-        vector = message.vector
-        frame = None
-        if vector is not None:
-            frame = self._own.get(id(vector)) or self._own.get(_address(vector))
-        in_place = frame is not None and vector is not None and frame.vector.size == vector.size
-        if frame is None or not in_place:
-            frame = self._channels[peer, message.shard].staged()
+    def _frame_for(self, peer: int, message: Message, holding: Frame | None) -> Frame:
+        """The memory to send from, when what has left from there before has left."""
+        frame = holding or self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
             try:
                 leaving.Wait()
             except MPI.Exception as error:
                 self._mourn(error)
-        if vector is not None and not in_place:
-            np.copyto(frame.vector[: vector.size], vector)
+        if holding is None and message.vector is not None:
+            np.copyto(frame.vector[: message.vector.size], message.vector)
         return frame
-
-
-def _address(vector: Vector) -> int:
-    address: int = vector.__array_interface__["data"][0]
-    return address
 
 
 def _tag(shard: int, to_server: bool) -> int:

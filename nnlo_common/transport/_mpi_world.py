@@ -9,11 +9,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from nnlo_common._errors import StartupError
-from nnlo_common._flat import Frame
 from nnlo_common._guard import engage
 from nnlo_common._startup import require_threads
 from nnlo_common.transport._deaths import Deaths, limit_farewell
@@ -66,7 +65,7 @@ class MPIWorld:
         with self._all_needed():
             return self.facts.gather_text(text)
 
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
+    def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's door on a communicator of its own (collective)."""
         bell = Doorbell()
         cards = [Card.of_text(text) for text in self.gather_text(Card.own(self.host, bell.address).to_text())]
@@ -76,7 +75,7 @@ class MPIWorld:
             self._neighbours.watch(self._tell_death)
         with self._all_needed():
             comm = self.facts.comm.Dup()
-        door = MPIEndpoint(comm, links, own, bell, bells)
+        door = MPIEndpoint(comm, links, bell, bells)
         return OverlappedEndpoint(door) if not door.patient and self._overlaps(links) else door
 
     def engage(self) -> Callable[[], None]:

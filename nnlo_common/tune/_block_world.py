@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from nnlo_common._errors import ConfigurationError
@@ -70,12 +70,12 @@ class BlockWorld:
                 return [texts[rank] for rank in range(self.size)]
             self._office.take_in(None)
 
-    def open(self, links: Sequence[Link], own: Iterable[Frame] = ()) -> Endpoint:
+    def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's door (collective)."""
         # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
         # which no alarm could end.
         self.gather_text("")
-        door = _Door(self._ranks.open(links, own), self._office, self.size)
+        door = _Door(self._ranks.open(links), self._office, self.size)
         self._doors.append(door)
         return door
 

@@ -86,6 +86,8 @@ def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Mod
 def memory_of(variable: keras.Variable, model: keras.Model | None = None) -> Callable[[], Vector]:
     """Return what shows a float32 variable's own memory, to be read and dropped before the next step.
 
+    That of tensorflow may be kept: a step that changes the variable gives it other memory.
+
     Args:
         variable: of tensorflow or jax.
         model: whose variable it is; see `road`.

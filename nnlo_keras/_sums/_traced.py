@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common import FlatVector, Segment
-from nnlo_common._flat import PRESENT
+from nnlo_common._flat import HEADER_BYTES, PRESENT
 from nnlo_keras._layout import layout_of
 from nnlo_keras._roads import memory_of, road
 
@@ -30,6 +30,9 @@ class TracedSum:
     Each sum has a number. That of the sum asked for is only read by the step, so that nothing needs to be
     written for a new one to begin where variables can be host memory.
 
+    With tensorflow what was read never changes. So where all gradients are small their sum travels from where
+    it lies, with room for a header before it.
+
     Args:
         optimizer: whom the variables belong to that hold the sums.
         variables: of which there are gradients.
@@ -43,7 +46,9 @@ class TracedSum:
         # The small sums, each with its mark as they lie in the vector, the other marks, the sum's number.
         ends = np.cumsum([0, *(place.stop - place.start for _, place in self._runs)]).tolist()
         self._inside, self._rest = [slice(*pair) for pair in pairwise(ends)], slice(ends[-1], -1)
-        size = ends[-1] + len(self._large) + 1
+        whole = keras.backend.backend() == "tensorflow" and ends[1:] == [layout.size]
+        self._room = HEADER_BYTES // 4 if whole else 0
+        size = self._room + ends[-1] + len(self._large) + 1
         self._asked = optimizer.add_variable(shape=(1,), dtype="float32", name="sum_asked")
         self._joint = optimizer.add_variable(shape=(size,), dtype="float32", name="sum_joint")
         self._sums = [
@@ -54,6 +59,8 @@ class TracedSum:
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:
         """Say where sums are brought to, in turn."""
         self._vectors, self._turn = vectors, 0
+        self._memory = [flat.frame.bytes for flat in vectors]
+        self._travels = self._room > 0 and all(flat.vector is flat.frame.vector for flat in vectors)
         starts = [self._segments[index].offset for index in self._large]
         layouts = [layout_of([variable]) for variable in self._sums]
         self._roads = [
@@ -85,17 +92,22 @@ class TracedSum:
         goes_on = ops.equal(old[0][-1:], self._asked.value)
         number = ops.where(goes_on, 0.0, self._asked.value)
         large = np.array([marks[index] for index in self._large], np.float32)
-        new = [ops.concatenate([*small, large, number]), *(flat[index] for index in self._large)]
+        room = np.zeros(self._room, np.float32)
+        new = [ops.concatenate([room, *small, large, number]), *(flat[index] for index in self._large)]
         after = ops.cond(goes_on[0], lambda: list(map(ops.add, old, new)), lambda: new)
         for variable, value in zip(variables, after, strict=True):
             variable.assign(value)
 
     def collect(self) -> None:
         """Bring the sum into the vector whose turn it is."""
-        joined, vector = self._joined(), self._vectors[self._turn].vector
+        joined, flat = self._joined(), self._vectors[self._turn]
         if joined[-1] != self._number.vector[0]:
-            vector.fill(0)  # nothing was added
+            flat.vector.fill(0)  # nothing was added
             return
+        if self._travels:
+            flat.lie_in(joined[:-1].view(np.uint8))
+            return
+        joined, vector = joined[self._room :], flat.vector
         for way in self._roads[self._turn]:
             way.read()
         for inside, (_, place) in zip(self._inside, self._runs, strict=True):
@@ -106,6 +118,8 @@ class TracedSum:
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector of that number."""
         self._turn = turn
+        if self._travels:  # what has travelled from elsewhere has been answered
+            self._vectors[turn].lie_in(self._memory[turn])
         self._number.vector[0] = self._number.vector[0] % _NUMBERS + 1
         self._number_road.write()
 
@@ -114,7 +128,8 @@ class TracedSum:
         vector = self._vectors[self._turn].vector
         pieces = [*(vector[place] for _, place in self._runs), vector[self._marks[self._large]]]
         self._joined()  # with jax the variable has a value then, and the next step takes it from there
-        self._joint.assign(np.concatenate([*pieces, self._number.vector[:1]]))
+        room = np.zeros(self._room, np.float32)
+        self._joint.assign(np.concatenate([room, *pieces, self._number.vector[:1]]))
         for way in self._roads[self._turn]:
             way.write()
 

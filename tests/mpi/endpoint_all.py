@@ -16,11 +16,11 @@ world = MPIWorld(World())
 rank, workers = world.rank, range(1, world.size)
 
 
-def door(size, depth=1, shards=1, own=(), world=world):
+def door(size, depth=1, shards=1, world=world):
     """Open a door; every worker has a link to rank 0 for each shard."""
     peers = workers if rank == 0 else [0]
     links = [Link(peer, shard, size, depth, serving=rank == 0) for peer in peers for shard in range(shards)]
-    return world.open(links, own)
+    return world.open(links)
 
 
 def message(kind, sequence=1, vector=None, shard=0):
@@ -70,15 +70,15 @@ def order():
     here.close()
 
 
-def own():
-    """Whole vectors of one's own leave from where they are: the header is written in front of them."""
+def framed():
+    """Vectors in frames leave from where they are: the header is written in front of them."""
     flats = [FlatVector.of([numbers(5)]), FlatVector.of([numbers(5) + 100])]
-    here = door(5, own=[flat.frame for flat in flats])
+    here = door(5)
     for turn in range(20):
         if rank:
             flat = flats[turn % 2]
             flat.vector += 1
-            here.send(0, message(Kind.EXCHANGE, turn, flat.vector))
+            here.send(0, message(Kind.EXCHANGE, turn, flat.vector), flat.frame)
             assert bytes(flat.frame.header[:4]) == b"nnlo"
             event = here.receive()
             assert np.array_equal(event.message.vector, flat.vector * 2)
@@ -98,9 +98,7 @@ def slices():
     flat = FlatVector.of([numbers(5)])
     places = [slice(0, 3), slice(3, 5)]
     peers = workers if rank == 0 else [0]
-    here = world.open(
-        [Link(p, shard, 3 - shard, 1, rank == 0) for p in peers for shard in (0, 1)], [flat.frame]
-    )
+    here = world.open([Link(p, shard, 3 - shard, 1, rank == 0) for p in peers for shard in (0, 1)])
     if rank:
         for shard, place in reversed(list(enumerate(places))):
             here.send(0, message(Kind.PUSH, 1, flat.vector[place], shard))
@@ -204,10 +202,10 @@ def big():
     """20 MB there and back, changed on the way, from all workers at once."""
     size = 5_000_000
     flat = FlatVector.of([numbers(size)])
-    here = door(size, own=[flat.frame])
+    here = door(size)
     for turn in range(3):
         if rank:
-            here.send(0, message(Kind.EXCHANGE, turn, flat.vector))
+            here.send(0, message(Kind.EXCHANGE, turn, flat.vector), flat.frame)
             event = here.receive()
             assert np.array_equal(event.message.vector, numbers(size) + (turn + 1))
             np.copyto(flat.vector, event.message.vector)
@@ -299,7 +297,21 @@ def empty():
     here.close()
 
 
-CHECKS = [order, own, slices, one_way, header, frames, unread, big, timeout, several, foreign, empty, posted]
+CHECKS = [
+    order,
+    framed,
+    slices,
+    one_way,
+    header,
+    frames,
+    unread,
+    big,
+    timeout,
+    several,
+    foreign,
+    empty,
+    posted,
+]
 
 if __name__ == "__main__":
     disengage = world.engage()
