@@ -63,6 +63,18 @@ def test_a_frame_is_one_piece_whose_header_and_vector_are_aligned(size: int) -> 
     assert not any(np.shares_memory(*pair) for pair in itertools.pairwise([f.bytes for f in frames]))
 
 
+def test_a_frame_may_lie_in_other_memory() -> None:
+    flat = FlatVector.of([np.zeros(3, F4)])
+    own, other = flat.frame.bytes, np.zeros(64 + 4 * 3, np.uint8)
+    flat.lie_in(other)
+    flat.vector[:] = 2
+    flat.frame.header[0] = 7
+    assert flat.vector is flat.frame.vector
+    assert (other[0], other[64:].view(F4).tolist()) == (7, [2, 2, 2])
+    flat.lie_in(own)
+    assert flat.vector.tolist() == [0, 0, 0]
+
+
 # --- round trips -----------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,26 @@ def test_sums_come_into_vectors_in_turn():
         case.sum.restart((step + 1) % 3)
 
 
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="elsewhere sums are copied")
+def test_a_sum_travels_from_where_it_lies_and_stays_as_it_is_meanwhile():
+    case, frames = Case(vectors=2), []
+    own = [flat.frame.bytes for flat in case.vectors]
+    for turn in (0, 1, 0, 1):
+        case.sum.restart(turn)
+        assert case.vectors[turn].frame.bytes is own[turn]
+        gradients = case.gradients()
+        case.add(gradients)
+        views, _ = case.collected(turn)
+        assert equal(views, gradients)
+        memory = case.vectors[turn].frame.bytes
+        assert memory is not own[turn]
+        memory[:64] = turn + 1  # a header
+        frames.append((memory, memory.tobytes()))
+    case.add(case.gradients())  # to the sum that has just been taken
+    for memory, before in frames[-2:]:
+        assert memory.tobytes() == before
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sixteen_bits_are_added_up_in_32(dtype):
     case = Case(dtype=dtype)

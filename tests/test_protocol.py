@@ -285,6 +285,35 @@ class Table:
         return action.message
 
 
+def test_whole_vectors_travel_as_they_lie() -> None:
+    def sent(algorithm: Algorithm) -> tuple[Worker, Send]:
+        worker = Table(algorithm).joined().workers[1]
+        (action, *_) = worker.conversations[0].exchange()
+        assert isinstance(action, Send)
+        assert action.frame is None or action.frame.vector is action.message.vector
+        return worker, action
+
+    worker, action = sent(Downpour())
+    assert action.frame is worker.gradient.frame
+    worker, action = sent(EASGD(alpha=0.3, every=1))
+    assert action.frame is worker.parameters.frame
+    worker, action = sent(Downpour(lag=1))  # the worker fills its gradient anew meanwhile
+    assert action.frame in worker.conversations[0].outgoing_frames
+
+
+def test_a_piece_of_a_vector_has_no_frame() -> None:
+    x, gradient = (FlatVector.of([np.ones(2, F4), np.ones(2, F4)]) for _ in range(2))
+    shards = [Shard(0, 0, slice(0, 2)), Shard(1, 1, slice(2, 4))]
+    worker = Worker(2, Downpour(), x, gradient, shards, workers=1)
+    for shard, conversation in zip(shards, worker.conversations, strict=True):
+        conversation.join()
+        center = Message(Kind.CENTER, shard.server, 0, shard=shard.index, vector=np.ones(2, F4))
+        conversation.receive(Received(center, Frame(2)))
+        (action, *_) = conversation.exchange()
+        assert isinstance(action, Send)
+        assert action.frame is None
+
+
 DOWNPOUR, SYNCHRONOUS, LOCKED = Downpour(), Synchronous(), GEM(learning_rate=1.0)
 PUSHES, PULLS = Downpour(n_push=1, n_fetch=9), Downpour(n_push=9, n_fetch=1, schedule="aligned")
 
