@@ -151,7 +151,7 @@ class Dispatch:
         living = self._living
         for block in living:
             room = block not in self._trials and len(self._untold) < len(living)
-            if room and self._begins:
+            if room and self._may_begin():
                 posts += self._guarded(self._begin, block)
         if self._stopped:
             posts += self._broken_off()
@@ -161,7 +161,7 @@ class Dispatch:
             self.failure = RuntimeError("the oracle waits for a trial, but none is running; it cannot go on")
         if self._untold or self.idle:
             return posts
-        if not living and self._begins and self._next()[0].status != "STOPPED":
+        if not living and self._may_begin() and self._next()[0].status != "STOPPED":
             raise PeerLostError(self._lost[-1].rank, "has died, and with it the last block")
         self.over = True
         end = End(-1, (self._summary(),), self.interrupted)
@@ -193,9 +193,8 @@ class Dispatch:
     def _stopped(self) -> bool:
         return self.failure is not None or bool(self.interrupted)
 
-    @property
-    def _begins(self) -> bool:
-        """Whether another trial is to be begun, if there is one."""
+    def _may_begin(self) -> bool:
+        """Say whether another trial is to be begun, if there is one; once it is too late, none is any more."""
         if self._stopped or self._late:
             return False
         began_s = [one.began_s for one in self._trials.values()]
