@@ -194,7 +194,7 @@ class Dispatch:
         return self.failure is not None or bool(self.interrupted)
 
     def _may_begin(self) -> bool:
-        """Say whether another trial is to be begun, if there is one; once it is too late, none is any more."""
+        """Say whether another trial is to be begun, if there is one; once it is too late, none is."""
         if self._stopped or self._late:
             return False
         began_s = [one.began_s for one in self._trials.values()]
