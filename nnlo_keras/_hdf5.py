@@ -181,9 +181,8 @@ class H5Sequence(keras.utils.PyDataset):
     def on_epoch_end(self) -> None:
         """Turn to the next epoch."""
         # Before it trains Keras ends epochs that it has not begun, and one after a batch, to build the model.
-        look = not self._begun or (not self._looked and len(self._given) < len(self))
-        self._looked |= self._begun
-        self._begun = False
+        look = not self._begun or (not self._looked and len(self._given) == 1 < len(self))
+        self._begun, self._looked = False, True
         self._given.clear()
         if not look:
             self._epoch += 1

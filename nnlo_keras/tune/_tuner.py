@@ -229,7 +229,7 @@ class MPITuner(keras_tuner.Tuner):
                 callbacks.append(tuner_utils.TunerCallback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # A block's ranks leave together, when the coordinator says so.
-            callbacks += [Leaving(self._interrupts, self._time_left)] if launched() is None else []
+            callbacks += [Leaving(self._interrupts, self._time_left)] if self._alone else []
             results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 
