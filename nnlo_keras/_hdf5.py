@@ -104,6 +104,7 @@ class H5Sequence(keras.utils.PyDataset):
         self._part = list(part or (0, len(self._source)))
         self._shard, self._like = shard, None if not self.leased else self._source.take(0, 1)
         self.epoch = 0
+        self._begun = self._looked = False  # whether Keras has begun an epoch, and has looked at the data
         self._begin()
 
     def __len__(self) -> int:
@@ -215,7 +216,7 @@ class H5Sequence(keras.utils.PyDataset):
         # Keras asks from threads of its own, and shuffles the indices; blocks are read in their own order.
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
-        self._looks, self._begun, self._looked, self.fed = 0, False, False, False
+        self._looks, self.fed = 0, False
 
 
 def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple[int, int]:
