@@ -13,6 +13,7 @@ from optuna.distributions import FloatDistribution, distribution_to_json
 from nnlo_common import PeerLostError, ProtocolError
 from nnlo_common.tune._coordinator import Coordinator
 from nnlo_common.tune._endings import ERROR, FAILURE
+from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Answer, Done, End, Halt, Start, Suggest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -152,7 +153,7 @@ class Job:
     def die(self, team):
         self.dead.add(team)
         self.busy.pop(team, None)
-        self.take(self.machine.lost(team, team + 1, "node7"))
+        self.take(self.machine.lost(Death(team, team + 1, "node7")))
 
     def finish(self, team, state):
         state = "halted" if team in self.halted else state

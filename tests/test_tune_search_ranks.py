@@ -18,6 +18,7 @@ from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.testing import InjectedFault
 from nnlo_common.tune import optimize
 from nnlo_common.tune._coordinator import Coordinator
+from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Choose, Done, End, Halt, Start, Suggest, from_text, to_text
 from nnlo_common.tune._record import packed
 from nnlo_common.tune._replica import Replica
@@ -214,7 +215,7 @@ def test_any_order_ends_with_all_trials(seed):
         if step == 9 and seed % 2:
             dead = max(job.replicas)
             job.choosing.pop(dead, None)
-            job.take(job.machine.lost(dead, 1, "node7"))
+            job.take(job.machine.lost(Death(dead, 1, "node7")))
         job.machine.think()
         job.step()
     assert job.told >= set(range(1 + seed % 4))
