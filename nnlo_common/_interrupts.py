@@ -8,10 +8,16 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["EXIT_CODE", "Interrupts"]
+__all__ = ["EXIT_CODE", "Interrupts", "Recalled"]
 
 #: The exit status of a training that has saved and wants to be started again: EX_TEMPFAIL of sysexits.h.
 EXIT_CODE = 75
+
+
+class Recalled(SystemExit):
+    """A training of a search has saved and left, so that more ranks can go on with it."""
+
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

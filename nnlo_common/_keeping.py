@@ -11,7 +11,7 @@ from typing import Any, Literal
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._guard import advise
 from nnlo_common._identity import difference
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
+from nnlo_common._interrupts import EXIT_CODE, Interrupts, Recalled
 from nnlo_common._roles import say, speaks
 from nnlo_common._saving import Saving
 from nnlo_common._team import Team
@@ -91,11 +91,15 @@ class Keeper:
             self._last_s, self._last_batch = time.monotonic(), batch
         self.leave_if_told()
 
-    def save(self) -> None:
-        """Save together with all other ranks, who all call it between two batches."""
+    def save(self, *, last: bool = False) -> None:
+        """Save together with all other ranks, who all call it between two batches.
+
+        Args:
+            last: the training ends here.
+        """
         if self._team is None and self.interrupts.came:
             self._saving.ending = self._asked_to_end = True
-        self._saving.save()
+        self._saving.save(last=last)
         self._last_s = time.monotonic()
 
     def score(self, value: float) -> None:
@@ -112,6 +116,8 @@ class Keeper:
             self._leave()
             self.finish_alone()
             self.interrupts.__exit__(None, None, None)
+            if self._saving.recalled:
+                raise Recalled("it has saved and left, for more ranks to go on with it")
             raise SystemExit(EXIT_CODE)
 
     def finish(self) -> None:

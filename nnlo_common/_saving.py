@@ -47,6 +47,7 @@ class Saving:
     Attributes:
         score: how good the model is, for the next checkpoint.
         ending: all ranks leave after the checkpoint that has been made.
+        recalled: they do so for a search, which has more ranks go on; not for a signal.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Saving:
         facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.score: float | None = None
-        self.ending = self._end = False
+        self.ending = self._end = self.recalled = self._last = False
         self._store, self._team, self._file = store, team, file
         self._collect, self._pack, self._facts = collect, pack, facts
         self._rank = 0 if team is None else team.rank
@@ -94,8 +95,11 @@ class Saving:
         elif not self._team.serves:
             self._team.ask({"ask": "checkpoint", "do": "want", "end": end})
 
-    def save(self) -> bool:
+    def save(self, *, last: bool = False) -> bool:
         """Save together with all other ranks, who all call it between two batches.
+
+        Args:
+            last: the training ends here, so nobody leaves it for others to go on.
 
         Returns:
             False, if it was called off on this worker: others wait for it to go on.
@@ -105,7 +109,7 @@ class Saving:
             tree, facts, score = self._copy(), self._facts(), self.score
             self._writer.start(lambda: self._store.save({self._file: self._pack(tree)}, facts, score))
             return True
-        self._wanted = self._speaks
+        self._wanted, self._last = self._speaks, last
         if not self._team.pause():
             return False
         if self._team.serving is None:
@@ -156,6 +160,7 @@ class Saving:
         while (answer := self._team.ask(question)).get("wait"):
             time.sleep(_ASK_AGAIN_S)
         number, self.ending = answer.get("number"), answer.get("end", False)
+        self.recalled = answer.get("recalled", False)
         if number is not None:
             self._start(self._store.draft(number), tree)
 
@@ -193,7 +198,8 @@ class Saving:
         # Workers have confirmed what they have written, other servers perhaps not yet.
         self._opening, self._settled = True, self._team.serving.workers()
         self._complete_draft()
-        self._opening, self.ending = False, self._end
+        self._opening, self.recalled = False, not self._end and not self._last and self._is_recalled()
+        self.ending = self._end = self._end or self.recalled
         self._draft = self._store.begin()
         if self._draft is None:
             self.settle()
@@ -203,6 +209,11 @@ class Saving:
         self._complete = lambda draft: self._store.commit(draft, facts, score)
         self._start(self._draft, tree)
 
+    def _is_recalled(self) -> bool:
+        """Say whether a search has more ranks to go on with this training, and it can go on with them."""
+        assert self._team is not None
+        return self._team.world.recalled and not self._team.algorithm.tied_to_workers
+
     def _answer(self, rank: int, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """On the first server: answer a rank."""
         if content["do"] == "want":
@@ -211,7 +222,7 @@ class Saving:
             assert self._team is not None
             assert self._team.serving is not None  # who answers for several serves
             wait = self._opening or content["pauses"] > self._team.serving.pauses
-            return {"number": self._number, "end": self._end, "wait": wait}
+            return {"number": self._number, "end": self._end, "recalled": self.recalled, "wait": wait}
         elif content["do"] == "settled":
             self._settled.add(rank)
             self._take(rank, None)

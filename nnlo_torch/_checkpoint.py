@@ -187,7 +187,7 @@ class Checkpoint:
         if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
             if self._team is not None:
                 self._team.end_epoch()
-            self._keeper.save()
+            self._keeper.save(last=last or self._optimizer.stopped)
 
     def _collect(self) -> dict[str, Any]:
         optimizer, team = self._optimizer, self._team

@@ -181,6 +181,10 @@ WRONG_FLAGS = {
     "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its end says how to write it"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
     "one fold": (["--fold", "1/2"], "there is no option --fold"),
+    "elastic without a checkpoint": (
+        ["--elastic"],
+        "there are none; add --checkpoint, or leave --elastic out",
+    ),
     "no time": (["--until", "soon"], "seconds from now, a time such as"),
     "a space that is missing": (["--space", "no.toml"], "--space no.toml cannot be read"),
     "nothing to search": ([], "nothing is searched: write get_space()"),
@@ -346,6 +350,7 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
             {"search_ranks": 2, "hyper_opt": "qmc"},
             r"--search-ranks 2 with 'qmc', .*leave --search-ranks out$",
         ),
+        ({"elastic": True, "lockstep": True}, r"^--lockstep with --elastic: .*leave one of them out$"),
         ({"hyper_opt": "grid", "lockstep": True}, r'--lockstep with --hyper-opt "grid": .*--lockstep out$'),
     ],
 )
@@ -488,6 +493,21 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     assert "val_accuracy 0.5000 (best)  4.0 s  width 4" in board.line(best, best)
     assert "failed: it & <all> failed" in board.line(finished(1, None), best)
     assert "trial 1  broken off  4.0 s" in board.line(finished(1, None, problem="broken off: a signal"), best)
+
+
+def test_a_block_that_helps_is_shown_with_the_trial_it_helps(tmp_path):
+    facts = search(tmp_path, num_iterations=6)
+    running = [Running(2, 1, 107.0, {"width": 8}, 2, 0.75, (0,))]
+    rows = Board(facts, [], 110.0).rows(running)
+    assert rows[0] == "  block 0   helps with trial 2"
+    assert rows[1].startswith("  block 1   trial 2       3.0 s")
+    helped = finished(1, 0.5, helpers=((0, 103.0),))
+    assert helped.shifts == [(1, 101.0, 105.0), (0, 103.0, 105.0)]
+    assert helped.described()["helpers"] == [[0, 103.0]]
+    text = page(facts, [helped], helped, {}, "few trials")
+    assert "blocks trained 75 % of the time" in text
+    bars = re.findall(r'<rect[^>]*y="(\d+)"[^>]*>', text.split("which block trained which")[1])
+    assert len(set(bars)) == len(bars) == 2
 
 
 def test_a_trial_from_the_journal_took_as_long_as_it_did():

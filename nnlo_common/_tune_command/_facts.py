@@ -16,9 +16,10 @@ from nnlo_common._tune_command._layout import Layout
 from nnlo_common._tune_command._request import Request
 from nnlo_common._tune_command._space import Space
 
-__all__ = ["Facts", "Finished", "finished", "last_problem"]
+__all__ = ["HELPERS", "Facts", "Finished", "finished", "last_problem"]
 
 _ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
+HELPERS = "nnlo:helpers"
 _BROKEN_OFF = ("broken off: ", "not begun: ")
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
@@ -60,6 +61,7 @@ class Finished:
         folds: the value of each fold.
         steps: the value after each epoch.
         block: which block trained it.
+        helpers: which others helped it at the end of the search, and since when, in seconds since 1970.
         folder: its name.
         began_s: since when, in seconds since 1970.
         ended_s: until when.
@@ -73,10 +75,16 @@ class Finished:
     folds: tuple[float, ...]
     steps: tuple[tuple[int, float], ...]
     block: int
+    helpers: tuple[tuple[int, float], ...] = ()
     folder: str
     began_s: float
     ended_s: float
     problem: str
+
+    @property
+    def shifts(self) -> list[tuple[int, float, float]]:
+        """Which blocks have trained it, each from when until when."""
+        return [(block, since, self.ended_s) for block, since in ((self.block, self.began_s), *self.helpers)]
 
     @property
     def fate(self) -> str:
@@ -85,7 +93,12 @@ class Finished:
 
     def described(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return {**asdict(self), "folds": list(self.folds), "steps": [list(one) for one in self.steps]}
+        return {
+            **asdict(self),
+            "folds": list(self.folds),
+            "steps": [list(one) for one in self.steps],
+            "helpers": [list(one) for one in self.helpers],
+        }
 
 
 def finished(study: Any) -> list[Finished]:
@@ -108,6 +121,7 @@ def _finished(trial: Any) -> Finished:
         folds=tuple(one for one in user.get(_FOLDS, ()) if one is not None),
         steps=tuple(sorted(trial.intermediate_values.items())),
         block=user.get(BLOCK, 0),
+        helpers=tuple((block, since) for block, since in user.get(HELPERS, ())),
         folder=user.get(FOLDER, f"{trial.number:04}"),
         began_s=began,
         ended_s=ended,

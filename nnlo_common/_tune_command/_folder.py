@@ -44,7 +44,7 @@ JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value
 _RUNS = Path("runs")
 _MODELS = ("model.keras", "weights.pt")
 # What may be another when a search goes on.
-_MAY_CHANGE = ("num_iterations", "target_objective", "table", "retries", "until", "export")
+_MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,8 @@ def _busy(facts: Facts, trials: Sequence[Finished]) -> str:
         return "no trial was trained"
     blocks = max(len(facts.layout.blocks), 1)
     span = max(one.ended_s for one in trials) - min(one.began_s for one in trials)
-    share = sum(one.ended_s - one.began_s for one in trials) / (span * blocks) if span else 1.0
+    busy_s = sum(end - start for one in trials for _, start, end in one.shifts)
+    share = busy_s / (span * blocks) if span else 1.0
     return (
         f"from the first trial to the last, blocks trained {100 * min(share, 1.0):.0f} % of the time; "
         "a search that was broken off in between has gaps"

@@ -176,11 +176,12 @@ def timeline(facts: Facts, trials: Sequence[Finished], best: int | None) -> str:
     for block in range(blocks):
         parts.append(label(62, 32 + 30 * block, f"block {block}", "end", "name"))
     for one in trials:
-        start, end = x.at(one.began_s - began), x.at(one.ended_s - began)
-        told = f"{_said(one)}; {lasting(one.ended_s - one.began_s)}"
-        parts.append(
-            bar((start, 16 + 30 * one.block), end - start - 1, 24, _kind(one.state, one, best), told)
-        )
+        for block, since_s, until_s in one.shifts:
+            start, end = x.at(since_s - began), x.at(until_s - began)
+            told = f"{_said(one)}; {lasting(until_s - since_s)}"
+            parts.append(
+                bar((start, 16 + 30 * block), end - start - 1, 24, _kind(one.state, one, best), told)
+            )
     bottom = 22 + 30 * blocks
     parts.append(f'<path class="axis" d="M70 {bottom}H780"/>')
     parts += [label(place, bottom + 16, text) for place, text in x.ticks()]

@@ -78,6 +78,12 @@ class Search:
     lockstep: bool = option(
         _SEARCH, _FLAG, "the same search each time, whatever the pace of the blocks", default=False
     )
+    elastic: bool = option(
+        _SEARCH,
+        _FLAG,
+        "blocks that are idle at the end join those that train; needs --checkpoint",
+        default=False,
+    )
     objective: str | None = option(
         *(_SEARCH, _WORD, "a metric of the last epoch, or with :best, :min or :max of all (val_loss)"),
         metavar="METRIC[:WHICH]",
@@ -129,6 +135,7 @@ class Search:
             refuse_together(
                 self.hyper_opt,
                 lockstep=self.lockstep,
+                elastic=self.elastic,
                 search_ranks=self.search_ranks,
                 in_sequence=self.hyper_opt in IN_SEQUENCE,
             )
@@ -231,6 +238,11 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     if search.n_fold > 1 and "val" in rest:
         raise ConfigurationError(
             "--n-fold takes what validates from the samples of --train; leave --val out, or --n-fold"
+        )
+    if search.elastic and search.n_fold == 1 and "checkpoint" not in rest:
+        raise ConfigurationError(
+            "--elastic lets idle ranks go on with trainings from their checkpoints, of which there are none; "
+            "add --checkpoint, or leave --elastic out"
         )
     return Request(search=search, given=rest, table=table, place=place)
 

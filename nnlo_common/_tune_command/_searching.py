@@ -79,6 +79,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
             search_ranks=facts.layout.search_ranks,
             folds=asked.n_fold,
             lockstep=asked.lockstep,
+            elastic=asked.elastic,
             sampler=asked.hyper_opt,
             seed=facts.request.seed,
             failures=asked.failures,

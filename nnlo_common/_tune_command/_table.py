@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnlo_common._train._settings import OPTIONS
-from nnlo_common._tune_command._facts import Facts, Finished
+from nnlo_common._tune_command._facts import HELPERS, Facts, Finished
 from nnlo_common._tune_command._folder import BEGAN, BLOCK
 
 __all__ = ["Board", "Running", "lasting"]
@@ -26,6 +26,7 @@ class Running:
         params: what it tries.
         epoch: how many epochs it has had.
         value: the last; None before the first.
+        helpers: the blocks that help.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Running:
     params: dict[str, Any]
     epoch: int
     value: float | None
+    helpers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, trial: Any) -> Running:
@@ -41,7 +43,10 @@ class Running:
         steps, user = trial.intermediate_values, trial.user_attrs
         last = max(steps, default=-1)
         began = user.get(BEGAN, 0.0)
-        return cls(trial.number, user.get(BLOCK), began, dict(trial.params), last + 1, steps.get(last))
+        helpers = tuple(block for block, _ in user.get(HELPERS, ()))
+        return cls(
+            trial.number, user.get(BLOCK), began, dict(trial.params), last + 1, steps.get(last), helpers
+        )
 
 
 class Board:
@@ -73,7 +78,7 @@ class Board:
 
     def rows(self, running: Sequence[Running]) -> list[str]:
         """Return a line for each block, and one for the whole search."""
-        by_block = {one.block: one for one in running if one.block is not None}
+        by_block = {block: one for one in running for block in (*one.helpers, one.block) if block is not None}
         count = max(len(self._facts.layout.blocks), 1)
         rows = [self._row(block, by_block.get(block)) for block in range(count)]
         return [_cut(row, _WIDTH) for row in [*rows, self._whole()]]
@@ -89,6 +94,8 @@ class Board:
     def _row(self, block: int, one: Running | None) -> str:
         if one is None:
             return f"  block {block:<3} idle"
+        if one.block != block:
+            return f"  block {block:<3} helps with trial {one.number}"
         epochs = self._facts.request.given.get("epochs")
         total = f"/{epochs.read(OPTIONS['epochs'])}" if epochs is not None else ""
         value = "" if one.value is None else f"  {self._facts.figure.name} {one.value:.4f}"

@@ -65,7 +65,8 @@ class Trainings:
         name, seed = self.found.home(trial.number, chosen, seed_of(self.seed, trial.number))
         if fold == 0:
             for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
-                trial.set_user_attr(key, value)
+                if key not in trial.user_attrs:  # or it goes on, with more ranks
+                    trial.set_user_attr(key, value)
         home = self.folder / TRIAL / name
         settings = self._settings(chosen, seed, home, fold, folds)
         job = Job(launched(), "tune")

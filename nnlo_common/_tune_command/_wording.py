@@ -10,7 +10,7 @@ from nnlo_common._errors import ConfigurationError
 
 __all__ = ["in_flags"]
 
-_ARGUMENT = re.compile(r"\b(block_size|export|lockstep|sampler|search_ranks)(?:=True|(=)|(?= out\b))")
+_ARGUMENT = re.compile(r"\b(block_size|elastic|export|lockstep|sampler|search_ranks)(?:=True|(=)|(?= out\b))")
 _NAMES = {"block_size": "block-size", "sampler": "hyper-opt", "search_ranks": "search-ranks"}
 
 

@@ -84,6 +84,10 @@ class RankWorld(Protocol):
     def host(self) -> str:
         """The machine that this rank is on."""
 
+    @property
+    def recalled(self) -> bool:
+        """Whether a training is to leave after its next checkpoint, for more ranks of a search to go on."""
+
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
 

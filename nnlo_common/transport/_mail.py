@@ -48,4 +48,4 @@ class DivisibleWorld(RankWorld, Protocol):
         """Open this rank's letter box (collective)."""
 
     def part(self, ranks: Sequence[int]) -> PartWorld:
-        """Return the world of these ranks, of which this one is, numbered anew (collective over all)."""
+        """Return the world of these ranks, of which this one is, numbered anew (collective over them)."""

@@ -210,6 +210,7 @@ class MemoryWorld:
     # Settings of the process, such as the number of compute threads, are not a rank's to change.
     own_process = False
     survives_loss = True
+    recalled = False
 
     def __init__(self, cluster: MemoryCluster, rank: int) -> None:
         self._cluster = cluster
@@ -256,7 +257,7 @@ class MemoryWorld:
         return MemoryMail(self._cluster, self, self._doors)
 
     def part(self, ranks: Sequence[int]) -> MemoryPart:
-        """Return the world of these ranks, of which this one is (collective)."""
+        """Return the world of these ranks, of which this one is."""
         return MemoryPart(self._cluster, self, ranks)
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002

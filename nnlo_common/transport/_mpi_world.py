@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 
 # So long a launcher may take to end a job in which a rank has died.
 _LAUNCHERS_TURN_S = 5.0
+# Ranks that meet take milliseconds, or as long as a checkpoint's last bytes; one that is dead never comes.
+_DEAD_S = 60.0
 
 
 class _Farewell:
@@ -49,6 +51,7 @@ class MPIWorld:
     """
 
     own_process = True
+    recalled = False
 
     def __init__(self, world: World, *, watches: bool = True) -> None:
         self.facts, self._watches = world, watches
@@ -112,11 +115,16 @@ class MPIWorld:
         return MPIMail(self.facts.comm.Dup(), survives_loss=self.survives_loss)
 
     def part(self, ranks: Sequence[int]) -> MPIWorld:
-        """Return the world of these ranks, of which this one is (collective over all).
+        """Return the world of these ranks, of which this one is (collective over them).
 
         It does not watch for deaths: who leaves a training there goes on to the next one.
         """
-        comm = MPI.Intracomm(self.facts.comm.Split(min(ranks), ranks.index(self.rank)))
+        everyone = self.facts.comm.Get_group()
+        group = everyone.Incl(ranks)
+        with self._all_needed(), self._released_by_end():
+            comm = self.facts.comm.Create_group(group)
+        group.Free()
+        everyone.Free()
         return MPIWorld(World(comm), watches=False)
 
     def give_up(self) -> None:
@@ -159,6 +167,26 @@ class MPIWorld:
             if not self.survives_loss:
                 raise
             raise Deaths(self.facts.comm).refuse(error, "taking up their parts") from None
+
+    @contextlib.contextmanager
+    def _released_by_end(self) -> Iterator[None]:
+        """End this rank where deaths are survived, should it wait in MPI for one that is dead."""
+        if not self.survives_loss:
+            yield
+            return
+
+        def end() -> None:
+            who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
+            os.write(2, f"{who} ends, as a rank has died that was to train with it\n".encode())
+            os._exit(1)
+
+        timer = threading.Timer(_DEAD_S, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _overlaps(self, links: Sequence[Link]) -> bool:
         """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""

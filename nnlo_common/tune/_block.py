@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -9,9 +10,9 @@ from typing import Any, TypeAlias
 from optuna import TrialPruned
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
-from nnlo_common._interrupts import EXIT_CODE
+from nnlo_common._interrupts import EXIT_CODE, Recalled
 from nnlo_common._joining import within
-from nnlo_common.transport._mail import PartWorld
+from nnlo_common.transport._mail import DivisibleWorld, PartWorld
 from nnlo_common.tune._block_world import BlockWorld
 from nnlo_common.tune._failures import kind_of
 from nnlo_common.tune._messages import Alarm, Done, End, Outcome, Start
@@ -23,32 +24,72 @@ __all__ = ["Objective", "attempt", "run_block"]
 Objective: TypeAlias = Callable[[Any], Any]
 
 _DRAIN_PAUSE_S = 1e-3
+# Ranks that save and leave do it together, each when its part of the checkpoint is on the disk.
+_LEAVING_S = 60.0
 
 
-def run_block(office: Office, ranks: PartWorld, objective: Objective) -> End:
+def run_block(office: Office, ranks: DivisibleWorld, objective: Objective) -> End:
     """Train what the coordinator hands out, until it ends the search.
 
     Args:
         office: this rank's letters.
-        ranks: the ranks that train together.
+        ranks: all ranks of the search.
         objective: the user's.
     """
+    parts = _Parts(office, ranks)
     while isinstance(order := office.next_order(), Start):
-        world = BlockWorld(ranks, office)
+        try:
+            part = parts.of(order)
+        except PeerLostError as lost:  # of which the coordinator knows by itself
+            office.tell_partners(Outcome(order.run, "freed", (), str(lost), "", ()))
+            continue
+        world = BlockWorld(part, office)
         where = f"on rank {world.rank} of the block, host {world.host}:\n"
         with within(world):
             ending = attempt(order, OfficeLine(office, world), objective, end=world.end, where=where)
+        patience_s = _LEAVING_S if ending.state in ("halted", "recalled") else 0.0
         if ending.state == "freed" and office.halted:
             ending = Done(order.run, "halted", error=f"broken off: {office.halted}")
         outcome = Outcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
-        if outcome.state != "complete":
-            problem = (ending.error.strip() or outcome.state).splitlines()[-1]
-            office.tell_partners(Alarm(order.run, f"has ended the trial: {problem}", world.gathered))
-        outcomes = _settle(office, world, outcome)
+        problem = (ending.error.strip() or outcome.state).splitlines()[-1]
+        alarm = Alarm(order.run, f"has ended the trial: {problem}", world.gathered)
+        outcomes = _settle(office, world, outcome, alarm, patience_s)
         world.close()
         if world.rank == 0 and not office.lost:  # of a death the coordinator knows by itself
             office.tell_coordinator(_together(order.run, outcomes))
+    parts.close()
     return order
+
+
+class _Parts:
+    """Those that train together, to begin with and later: their own world is kept, to fall back upon."""
+
+    def __init__(self, office: Office, ranks: DivisibleWorld) -> None:
+        self._office, self._ranks = office, ranks
+        self._first_members, self._first = office.members, ranks.part(office.members)
+        self._joint: PartWorld | None = None
+
+    def of(self, order: Start) -> PartWorld:
+        """Return the world of who is to train a run (collective over them).
+
+        Raises:
+            PeerLostError: one of them has died.
+        """
+        if order.members:
+            self._close_joint()
+            self._office.regroup(order.members)
+            if order.members != self._first_members:
+                self._joint = self._ranks.part(order.members)
+        return self._joint or self._first
+
+    def close(self) -> None:
+        self._close_joint()
+        self._first.close()
+
+    def _close_joint(self) -> None:
+        joint, self._joint = self._joint, None
+        if joint is not None:
+            joint.close()
 
 
 def attempt(
@@ -76,6 +117,8 @@ def attempt(
         return Done(start.run, "pruned", error=str(pruned) or "pruned")
     except PeerLostError as lost:
         return Done(start.run, "freed", error=str(lost))
+    except Recalled as left:
+        return Done(start.run, "recalled", error=str(left))
     except SystemExit as left:
         if left.code != EXIT_CODE:
             raise
@@ -102,11 +145,25 @@ def _numbers(result: object, directions: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
-    """Wait until all living ranks have ended the run and nothing is under way between them."""
+def _settle(
+    office: Office, world: BlockWorld, mine: Outcome, alarm: Alarm, patience_s: float
+) -> list[Outcome]:
+    """Wait until all living ranks have ended the run and nothing is under way between them.
+
+    Args:
+        office: this rank's letters.
+        world: the ranks.
+        mine: how this rank has ended the run.
+        alarm: what frees those that wait for this rank, unless it has completed the run.
+        patience_s: how long they are left alone, as they are to leave by themselves.
+    """
     office.tell_partners(mine)
     outcomes = {world.rank: mine}
+    told, until_s = mine.state == "complete", time.monotonic() + patience_s
     while outcomes.keys() | office.lost < set(range(world.size)):
+        if not told and time.monotonic() >= until_s:
+            told = True
+            office.tell_partners(alarm)
         if office.lost:
             world.give_up()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
@@ -122,7 +179,7 @@ def _settle(office: Office, world: BlockWorld, mine: Outcome) -> list[Outcome]:
 
 def _together(run: int, outcomes: Sequence[Outcome]) -> Done:
     """Say how the ranks have ended the run: it fails with any of them."""
-    for state in ("failed", "halted", "pruned"):
+    for state in ("failed", "halted", "pruned", "recalled"):
         for outcome in outcomes:
             if outcome.state == state:
                 return Done(run, state, error=outcome.error, failure=outcome.failure)

@@ -106,6 +106,13 @@ class BlockWorld:
         """Call this before this rank waits for the others of the block outside of a training."""
         self._before_meeting.append(call)
 
+    @property
+    def recalled(self) -> bool:
+        """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
+        while self._office.take_in(0):
+            pass
+        return self._office.recalled
+
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: a search needs all of its ranks."""
         return False

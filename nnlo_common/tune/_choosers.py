@@ -34,11 +34,13 @@ class Post:
         team: its index; those of the search ranks come after those of the blocks.
         message: what it says.
         leader_only: whether it is for the leader alone; else each rank of the team gets it.
+        made_of: the teams that are one from now on; empty: as it has been.
     """
 
     team: int
     message: Message
     leader_only: bool = False
+    made_of: tuple[int, ...] = ()
 
 
 class Here:

@@ -5,16 +5,18 @@
     team t: Done ─► Start to t, or to others Halt          the next fold or trial; the target is reached
                     End to all                             once nothing is left and nobody trains
     a rank of t has died ─► Halt to t's block              whose trial fails; it gets no other
+    team t is idle ─► Recall to the leader of t'           once nothing is left to begin, in an elastic search
+    team t': Done ("recalled") ─► Start to t' and t        as one team from now on
 
-A team is the ranks that train one fold together. A block, which trains one trial, is one team, or as many as
-there are folds. All that is random or remembered is Optuna's study, which lives on this rank only.
+All that is random or remembered is Optuna's study, which lives on this rank only.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.trial import Trial
@@ -22,13 +24,15 @@ from optuna.trial import Trial
 from nnlo_common._errors import PeerLostError, ProtocolError
 from nnlo_common.tune._afar import Afar
 from nnlo_common.tune._choosers import Here, InOrder, Post
-from nnlo_common.tune._endings import Failures, log_best
+from nnlo_common.tune._endings import HELPERS, Failures, log_best
 from nnlo_common.tune._letters import Death
-from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Start
+from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Recall, Start
 from nnlo_common.tune._progress import Progress, checked
 from nnlo_common.tune._record import Record, packed
 from nnlo_common.tune._results import Results
+from nnlo_common.tune._roster import Roster
 from nnlo_common.tune._seeding import seed_of
+from nnlo_common.tune._tail import Tail
 from nnlo_common.tune._time_left import TimeLeft
 from nnlo_common.tune._under_way import UnderWay
 
@@ -65,6 +69,7 @@ class Coordinator:
         known: how many trials of the study all ranks have already; None: `known_to_all` of it now.
         search_ranks: how many ranks choose parameters; their teams come after those of the blocks.
         lockstep: whether the search is to repeat, whatever the pace of the blocks.
+        elastic: whether idle teams help those that train when nothing is left to begin.
 
     Attributes:
         over: whether all teams have been told that the search is.
@@ -89,12 +94,16 @@ class Coordinator:
         known: int | None = None,
         search_ranks: int = 0,
         lockstep: bool = False,
+        elastic: bool = False,
     ) -> None:
-        self._study, self._blocks, self._teams, self._folds = study, blocks, teams, folds
+        self._study, self._folds = study, folds
         self._seed, self._time = seed, time_left or TimeLeft()
         self._clock, self._record = clock, record or Record()
-        self._trials: dict[int, UnderWay] = {}  # by block
+        self._roster, self._runs = Roster(blocks, teams), itertools.count()
+        self._tail = Tail(self._roster, self._time) if elastic else None
+        self._trials: list[UnderWay] = []  # those that train
         self._lost: list[Death] = []
+        self._broken: set[int] = set()  # runs of which a rank has died
         self._known = known_to_all(study) if known is None else known
         self._progress = Progress(study, folds, self._record)
         self._stopped = False
@@ -123,13 +132,13 @@ class Coordinator:
 
     def think(self) -> bool:
         """Choose the next trial while all blocks train; say whether there was one to choose."""
-        return bool(self._trials) and self._chooser.think(len(self._living))
+        return bool(self._trials) and self._chooser.think(len(self._roster.living))
 
     def look(self) -> list[Post]:
-        """Break off what is running when the time is up."""
+        """Break off what is running when the time is up; let idle teams help what takes long."""
         if self._trials and not self.interrupted and self._time.over(self._clock()):
             return self.interrupt("the time is up")
-        return []
+        return self._helped()
 
     def interrupt(self, reason: str) -> list[Post]:
         """Break off what is running, so that the same command trains it again."""
@@ -153,13 +162,16 @@ class Coordinator:
             left = self._chooser.lost(team)
             _LOG.warning("search %s has died. Search ranks that go on: %d", death, left)
             return [] if self.over else self._fed()
-        _LOG.warning(death.of_block(len(self._living)))
-        under = self._trials.get(team // self._teams)
-        if under is None or team not in under.running:
+        team = self._roster.lose(team)
+        if self._tail is not None:
+            self._tail.mourn()
+        _LOG.warning(death.of_block(len(self._roster.living)))
+        under = self._roster.training.get(team)
+        if under is None:
             return []
+        self._broken.add(under.runs[team])
         state = "halted" if under.halted else "failed"
-        run = under.run(under.running[team])
-        return self._done(team, under, Done(run, state, error=death.error, failure="died"))
+        return self._done(team, under, Done(under.runs[team], state, error=death.error, failure="died"))
 
     def handle(self, team: int, message: Message) -> list[Post]:
         """Take in what the leader of a team says, and return what to answer.
@@ -168,14 +180,14 @@ class Coordinator:
             ProtocolError: the team does not train that.
             NNLOError: the sampler has failed on a search rank.
         """
-        if team in self._short:  # written before its ranks knew of the death
+        if message.run in self._broken:  # written before the ranks knew of the death
             return []
         if isinstance(message, Chosen):
             assert isinstance(self._chooser, Afar)
             self._chooser.chosen(team, message)
             return self._fed()
-        under = self._trials.get(team // self._teams)
-        if under is None or team not in under.running or under.run(under.running[team]) != message.run:
+        under = self._roster.training.get(team)
+        if under is None or under.runs[team] != message.run:
             raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
         if isinstance(message, Done):
             return self._done(team, under, message)
@@ -183,34 +195,22 @@ class Coordinator:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    @property
-    def _short(self) -> set[int]:
-        """The teams that lack a rank."""
-        return {death.team for death in self._lost}
-
-    @property
-    def _living(self) -> list[int]:
-        """The blocks that have all of their ranks."""
-        short = {team // self._teams for team in self._short}
-        return [block for block in range(self._blocks) if block not in short]
-
     def _fed(self) -> list[Post]:
         """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
         posts = []
-        living, beginning = self._living, not self._trials
-        idle = [block for block in living if block not in self._trials]
+        living, idle, beginning = self._roster.living, self._roster.idle, not self._trials
         for block in [*idle]:
             if not self._chooser.open:
                 break
             now_s = self._clock()
-            if not self._time.suffices(now_s, [under.began_s for under in self._trials.values()]):
+            if not self._time.suffices(now_s, [under.began_s for under in self._trials]):
                 self._out_of_time()
                 break
             trial = self._chooser.take(block, first=beginning)
             if trial is not None:
                 idle.remove(block)
                 posts += self._begun(block, trial, now_s)
-        posts += self._chooser.orders(len(idle), len(living))
+        posts += self._chooser.orders(len(idle), len(living)) + self._helped()
         if self._trials or self.over or (living and self._chooser.pending):
             return posts
         if not living and (left := self._chooser.open):
@@ -220,20 +220,20 @@ class Coordinator:
         return posts + self._ended()
 
     def _begun(self, block: int, trial: Trial, now_s: float) -> list[Post]:
-        under = UnderWay(trial, folds=self._folds, teams=self._teams, began_s=now_s)
-        self._trials[block] = under
+        teams = self._roster.teams(block)
+        under = UnderWay(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
+        self._trials.append(under)
         self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
-        first = block * self._teams
-        return [self._start(team, under) for team in range(first, first + self._teams)]
+        return [self._start(team, under) for team in teams]
 
     def _start(self, team: int, under: UnderWay) -> Post:
         """Start the next fold."""
         fold = under.waiting.popleft()
-        under.running[team] = fold
-        run = under.run(fold)
+        under.running[team], under.runs[team] = fold, next(self._runs)
+        self._roster.training[team] = under
         start = Start(
-            run,
-            seed_of(self._seed, run),
+            under.runs[team],
+            seed_of(self._seed, under.trial.number * self._folds + fold),
             len(self._study.directions),
             json.loads(json.dumps(under.trial.user_attrs)),
             under.trial.number,
@@ -241,7 +241,7 @@ class Coordinator:
             self._folds,
             self._seed,
         )
-        return Post(team, start)
+        return Post(team, start, made_of=self._roster.news(team))
 
     def _ended(self) -> list[Post]:
         self.over = True
@@ -253,13 +253,21 @@ class Coordinator:
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
         end = End(-1, kept, self.interrupted)
-        return [Post(team, end) for team in range(self._blocks * self._teams + len(self._searchers))]
+        return [Post(team, end) for team in range(self._roster.count + len(self._searchers))]
 
     def _done(self, team: int, under: UnderWay, message: Done) -> list[Post]:
         fold = under.running.pop(team)
+        del under.runs[team], self._roster.training[team]
         under.asking.discard(team)
         message = checked(message)
         posts = []
+        if message.state == "recalled":
+            if not under.halted:
+                under.waiting.appendleft(fold)
+                return [self._again(team, under)]
+            message = Done(message.run, "halted", error=f"broken off: {under.halted}")
+        if self._tail is not None:
+            self._tail.ended(team)
         if message.state == "halted" and not under.halted:
             posts += self.interrupt(SIGNAL)
         if message.state == "complete":
@@ -271,14 +279,46 @@ class Coordinator:
             under.waiting.clear()
             posts += self._halted(under, f"another fold of the trial has ended it ({under.ending.state})")
         if under.over:
-            del self._trials[team // self._teams]
+            self._trials.remove(under)
             under.seconds = self._clock() - under.began_s
             for ended in self._chooser.ended(under):
                 posts += self._finished(ended)
             return posts + self._fed()
         if under.waiting:
             return [*posts, self._start(team, under)]
-        return posts + self._progress.judged(under)
+        return posts + self._progress.judged(under) + self._fed()
+
+    def _helped(self) -> list[Post]:
+        """Let idle teams help those that train, when nothing is left to begin."""
+        if self._tail is None or self._stopped or self._chooser.pending:
+            return []
+        if (
+            self._chooser.open and not self._roster.idle
+        ):  # those of a block that trains wait for its next trial
+            return []
+        posts = []
+        for team, under in self._tail.folds(self._trials):
+            self._note_help(under, [team])
+            posts.append(self._start(team, under))
+        recalls = self._tail.recalls(self._clock())
+        runs = [(team, self._roster.training[team].runs[team]) for team in recalls]
+        return posts + [Post(team, Recall(run), leader_only=True) for team, run in runs]
+
+    def _again(self, team: int, under: UnderWay) -> Post:
+        """Start again, with all who are idle, the fold that a team has left for that."""
+        assert self._tail is not None  # who else would have recalled it
+        others = self._tail.joining(team)
+        self._note_help(under, others)
+        self._roster.unite(team, others)
+        return self._start(team, under)
+
+    def _note_help(self, under: UnderWay, teams: Sequence[int]) -> None:
+        helpers = [list(one) for one in under.trial.user_attrs.get(HELPERS, [])]
+        known = {under.block, *(block for block, _ in helpers)}
+        for block in sorted(set().union(*map(self._roster.blocks_of, teams)) - known):
+            helpers.append([block, self._clock()])
+            under.trial.set_user_attr(HELPERS, helpers)
+            _LOG.info("block %d helps to train trial %d", block, under.trial.number)
 
     def _finished(self, under: UnderWay) -> list[Post]:
         """Take in the end of a trial."""
@@ -305,7 +345,7 @@ class Coordinator:
         """Break off what is running, and begin nothing any more."""
         self._stopped = True
         self._begin_nothing(reason)
-        return [post for under in self._trials.values() for post in self._halted(under, reason)]
+        return [post for under in self._trials for post in self._halted(under, reason)]
 
     def _halted(self, under: UnderWay, reason: str) -> list[Post]:
         """Break off what is running of a trial."""
@@ -313,4 +353,4 @@ class Coordinator:
             return []
         under.halted = reason
         under.waiting.clear()
-        return [Post(team, Halt(under.run(fold), reason)) for team, fold in under.running.items()]
+        return [Post(team, Halt(run, reason)) for team, run in under.runs.items()]

@@ -3,6 +3,7 @@
 FOLDS, SPREAD     what each fold has returned, and the standard deviation of that
 ERROR, FAILURE    what went wrong, and of what kind it was
 SECONDS           how long the trial has trained
+HELPERS           which blocks have helped to train it, at the end of an elastic search
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "ERROR",
     "FAILURE",
     "FOLDS",
+    "HELPERS",
     "SECONDS",
     "SPREAD",
     "Failures",
@@ -42,6 +44,8 @@ FOLDS = "nnlo:folds"
 SPREAD = "nnlo:spread"
 #: The user attribute that says how long a trial has trained.
 SECONDS = "nnlo:seconds"
+#: The user attribute that names the blocks that have helped the trial's own, each with the time since when.
+HELPERS = "nnlo:helpers"
 # Optuna's own, so that its verbosity is obeyed: users know its lines.
 _LOG = optuna.logging.get_logger("optuna.study")
 _BROKEN, _KEPT = 1.0, -1.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
 from nnlo_common.tune._choosers import Post
-from nnlo_common.tune._messages import Left, Message, from_text, to_text
+from nnlo_common.tune._messages import Left, Message, Start, from_text, to_text
 
 __all__ = ["Death", "Letters"]
 
@@ -18,7 +18,7 @@ class Death:
     """Event: a rank has died.
 
     Attributes:
-        team: what it trained with.
+        team: what it trained with to begin with.
         rank: which.
         host: where.
     """
@@ -50,15 +50,19 @@ class Letters:
     """
 
     def __init__(self, mail: Mail, teams: Sequence[tuple[int, ...]], hosts: Sequence[str]) -> None:
-        self._mail, self._teams, self._hosts = mail, teams, hosts
+        self._mail, self._hosts, self._first = mail, hosts, tuple(teams)
+        self._teams = list(teams)  # as they are now
         self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         self._present = set(self._team_of)
 
     def deliver(self, posts: Sequence[Post]) -> None:
         """Send messages to those of their teams who live."""
         for post in posts:
-            ranks = self._teams[post.team]
-            text = to_text(post.message)
+            message = post.message
+            if post.made_of and isinstance(message, Start):
+                self._regroup(post.team, post.made_of)
+                message = replace(message, members=self._teams[post.team])
+            ranks, text = self._teams[post.team], to_text(message)
             for rank in ranks[:1] if post.leader_only else ranks:
                 if rank in self._present:
                     self._mail.send(rank, text)
@@ -77,6 +81,14 @@ class Letters:
         if isinstance(message, Left):
             self._present.discard(rank)
         return self._team_of[rank], message
+
+    def _regroup(self, team: int, made_of: Sequence[int]) -> None:
+        """Let the ranks of several teams, as they were to begin with, be those of one; its first leads it."""
+        for rank in self._teams[team]:
+            self._teams[self._team_of[rank]] = self._first[self._team_of[rank]]
+        for one in made_of:
+            self._teams[one] = ()
+        self._teams[team] = tuple(rank for one in made_of for rank in self._first[one])
 
     def await_leaving(self) -> None:
         """Wait until nobody living has a letter to the coordinator under way."""

@@ -1,7 +1,7 @@
 """What the ranks of a search say to each other: one line of JSON per message.
 
     leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
-    coordinator ─► ranks of a block      Start, Halt, End;  Answer to the leader only
+    coordinator ─► ranks of a block      Start, Halt, End;  Answer and Recall to the leader only
     coordinator ─► a search rank         Choose, End;  back: Chosen, Left
     within a block                       Said, Judged, Text, Alarm, Outcome
 
@@ -29,6 +29,7 @@ __all__ = [
     "Message",
     "Note",
     "Outcome",
+    "Recall",
     "Report",
     "Said",
     "Start",
@@ -45,7 +46,7 @@ class Message:
     """What every message has.
 
     Attributes:
-        run: what it is about: one fold of one trial, numbered `trial * folds + fold`.
+        run: what it is about: one fold of one trial, handed out to one team; numbered as they begin.
     """
 
     run: int
@@ -86,7 +87,7 @@ class Done(Message):
     """The ranks have ended the run, and all of them wait for the next.
 
     Attributes:
-        state: "complete", "pruned", "failed" or "halted".
+        state: "complete", "pruned", "failed", "halted" or "recalled".
         values: what the objective returned, where it is complete.
         error: what happened, where it has failed.
         failure: of what kind that was, in a word or three.
@@ -110,6 +111,7 @@ class Start(Message):
         fold: which of the folds, from 0.
         folds: how many there are.
         split_seed: of the folds; the same for all trials.
+        members: the ranks that train together from now on; empty: those that have so far.
     """
 
     seed: int
@@ -119,6 +121,7 @@ class Start(Message):
     fold: int = 0
     folds: int = 1
     split_seed: int = 0
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,11 @@ class Halt(Message):
     """Break the run off."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Message):
+    """Leave the run after its next checkpoint: more ranks are to go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +269,7 @@ _KINDS: dict[str, type[Message]] = {
         Choose,
         Chosen,
         Halt,
+        Recall,
         End,
         Left,
         Told,
@@ -271,7 +280,7 @@ _KINDS: dict[str, type[Message]] = {
         Outcome,
     )
 }
-_TUPLES = {"values", "sent", "trials", "news"}
+_TUPLES = {"values", "sent", "trials", "news", "members"}
 
 
 def to_text(message: Message) -> str:

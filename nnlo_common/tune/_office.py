@@ -17,7 +17,7 @@ from typing import TypeVar
 from nnlo_common._errors import PeerLostError
 from nnlo_common.protocol import Lost
 from nnlo_common.transport._mail import Mail
-from nnlo_common.tune._messages import Alarm, End, Halt, Message, Start, Told, from_text, to_text
+from nnlo_common.tune._messages import Alarm, End, Halt, Message, Recall, Start, Told, from_text, to_text
 
 __all__ = ["DIED", "Office"]
 
@@ -32,27 +32,39 @@ class Office:
     """One rank's letters.
 
     Attributes:
+        members: the ranks that train together.
+        rank: this rank's number among them.
         run: the number of the run that is under way; -1 before the first.
         halted: why the coordinator has broken it off; empty where it has not.
-        lost: which ranks of the block have died.
+        lost: which of those that train together have died.
         told: whether another rank tells the user that the coordinator has.
 
     Args:
         mail: this rank's letter box.
         coordinator: the rank that hands out trials.
-        members: the ranks that train together.
-        rank: this rank's number among them.
+        members: as of the attribute, to begin with.
+        rank: as of the attribute, to begin with.
     """
 
     def __init__(self, mail: Mail, coordinator: int, members: Sequence[int], rank: int) -> None:
         self._mail, self._coordinator = mail, coordinator
-        self._members, self.rank = tuple(members), rank
-        self.size = len(self._members)
+        self.members, self.rank = tuple(members), rank
         self._boxes: dict[int, dict[type[Message], _Box]] = {}
         self._orders: deque[Start | End] = deque()
         self.run, self.halted = -1, ""
+        self._dead: set[int] = set()
         self.lost: set[int] = set()
         self._orphaned = self.told = False
+
+    @property
+    def recalled(self) -> bool:
+        """Whether the coordinator has asked, as far as letters have been taken in, to leave this run."""
+        return bool(self._pending(Recall))
+
+    def regroup(self, members: Sequence[int]) -> None:
+        """Train with other ranks from now on."""
+        self.rank, self.members = members.index(self.members[self.rank]), tuple(members)
+        self._look_for_lost()
 
     def next_order(self) -> Start | End:
         """Wait for the next run, or for the end."""
@@ -72,7 +84,7 @@ class Office:
     def tell_partners(self, message: Message) -> None:
         """Write to all other ranks of the block."""
         text = to_text(message)
-        for member, peer in enumerate(self._members):
+        for member, peer in enumerate(self.members):
             if member != self.rank:
                 self._mail.send(peer, text)
 
@@ -97,7 +109,7 @@ class Office:
         for peer, alarm in self._pending(Alarm):
             assert isinstance(alarm, Alarm)
             if gathering is None or alarm.gathered <= gathering:
-                raise PeerLostError(self._members.index(peer), f"of this block {alarm.problem}")
+                raise PeerLostError(self.members.index(peer), f"of this block {alarm.problem}")
         for _, halt in self._pending(Halt):
             assert isinstance(halt, Halt)
             self.halted = halt.reason
@@ -126,7 +138,7 @@ class Office:
             return None
         peer, message = box.popleft()
         assert isinstance(message, kind)
-        return (self._members.index(peer) if peer in self._members else -1), message
+        return (self.members.index(peer) if peer in self.members else -1), message
 
     def take_in(self, timeout_s: float | None) -> bool:
         """Put away the next letter; False if there was none in time.
@@ -136,7 +148,8 @@ class Office:
         """
         letter = None if self._orphaned else self._mail.receive(timeout_s)
         if isinstance(letter, Lost):
-            self.lost |= {member for member, peer in enumerate(self._members) if peer == letter.rank}
+            self._dead.add(letter.rank)
+            self._look_for_lost()
             self._orphaned = letter.rank == self._coordinator
         message = from_text(letter[1]) if isinstance(letter, tuple) else None
         if isinstance(message, Told):
@@ -153,6 +166,9 @@ class Office:
             boxes = self._boxes.setdefault(message.run, defaultdict(deque))
             boxes[type(message)].append((peer, message))
         return True
+
+    def _look_for_lost(self) -> None:
+        self.lost = {member for member, peer in enumerate(self.members) if peer in self._dead}
 
     def _pending(self, kind: type[Message]) -> _Box:
         return self._boxes.setdefault(self.run, defaultdict(deque))[kind]

@@ -36,6 +36,7 @@ def optimize(
     sampler: str | optuna.samplers.BaseSampler | None = None,
     seed: int = 0,
     lockstep: bool = False,
+    elastic: bool = False,
     retries: int = 0,
     failures: Literal["ignore", "worst", "constraint"] = "ignore",
     target_objective: float | None = None,
@@ -65,6 +66,8 @@ def optimize(
         seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
         lockstep: whether the search is to repeat bit for bit with as many blocks, whatever their pace: each
             trial is chosen with the same results known. A block that is ahead of the others waits for them.
+        elastic: whether blocks that are idle when nothing is left to begin help those that train: they train
+            folds that wait, and go on with trainings that have a checkpoint, together with who began them.
         retries: how often a trial is tried again, with the same parameters, when its objective has failed.
         failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst
             so far, "constraint" that it breaks a constraint besides.
@@ -117,6 +120,7 @@ def optimize(
         journal=journal,
         export=export,
         lockstep=lockstep,
+        elastic=elastic,
         search_ranks=search_ranks,
     )
     world = world or cast("DivisibleWorld | None", launched())

@@ -59,7 +59,7 @@ class Progress:
         # Some pruners return NumPy's bool.
         prune = not self._by_fold and under.judged and bool(under.trial.should_prune())
         asking, under.asking = sorted(under.asking), set()
-        answers = [(team, under.run(under.running[team])) for team in asking]
+        answers = [(team, under.runs[team]) for team in asking]
         return [Post(team, Answer(run, prune), leader_only=True) for team, run in answers]
 
     def fold_done(self, under: UnderWay, fold: int, message: Done) -> None:

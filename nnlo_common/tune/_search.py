@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.transport._mail import DivisibleWorld, Mail, PartWorld
+from nnlo_common.transport._mail import DivisibleWorld, Mail
 from nnlo_common.tune._alone import DirectLine, noticed
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
@@ -67,6 +67,7 @@ class Search:
         export: str | Path | None = None,
         clock: Callable[[], float] = time.time,
         lockstep: bool = False,
+        elastic: bool = False,
         search_ranks: int = 0,
     ) -> None:
         if not isinstance(study, optuna.Study):
@@ -81,11 +82,12 @@ class Search:
         refuse_together(
             chosen,
             lockstep=lockstep,
+            elastic=elastic,
             search_ranks=search_ranks,
             in_sequence=in_sequence(chosen),
             instead=", or pass optuna.samplers.GridSampler(space)",
         )
-        self._lockstep, self._search_ranks = lockstep, search_ranks
+        self._lockstep, self._elastic, self._search_ranks = lockstep, elastic, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
         self._failures, self._how, self._until = Failures(study, failures), failures, until
@@ -107,6 +109,7 @@ class Search:
             "retries": self._retries,
             "target_objective": self._target,
             "lockstep": self._lockstep,
+            "elastic": self._elastic,
             "search_ranks": self._search_ranks,
         }
 
@@ -152,8 +155,8 @@ class Search:
         teams = [*cut_teams(blocks, self._folds), *searchers]
         mine = next((team for team in teams if world.rank in team), (world.rank,))
         hosts = world.gather_text(world.host)
-        mail, part = world.mail(), world.part(mine)
-        office = Office(mail, 0, mine, part.rank)
+        mail = world.mail()
+        office = Office(mail, 0, mine, mine.index(world.rank))
         telling = told_once(office, mail, world, hosts=hosts, goes_on=self._goes_on)
         with Interrupts() as interrupts, telling:
             if world.rank == 0:
@@ -164,9 +167,8 @@ class Search:
             elif mine in searchers:
                 interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
             else:
-                interrupted = self._take_part(office, part)
+                interrupted = self._take_part(office, world)
         mail.close()
-        part.close()
         return interrupted == SIGNAL
 
     @property
@@ -176,9 +178,9 @@ class Search:
             return "The same command begins anew; with journal= it would go on"
         return f"The same command goes on from the journal {str(self._journal)!r}"
 
-    def _take_part(self, office: Office, part: PartWorld) -> str:
+    def _take_part(self, office: Office, world: DivisibleWorld) -> str:
         """Train what is handed out; return why trials were broken off, if they were."""
-        end = run_block(office, part, self._objective)
+        end = run_block(office, world, self._objective)
         take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
         office.tell_coordinator(Left(-1))
         return end.interrupted
@@ -231,6 +233,7 @@ class Search:
             record=record,
             known=self._known,
             lockstep=self._lockstep,
+            elastic=self._elastic,
             # On one process there are none.
             search_ranks=self._search_ranks if searching else 0,
         )

@@ -8,13 +8,20 @@ __all__ = ["refuse_together"]
 
 
 def refuse_together(
-    sampler: object, *, lockstep: bool, search_ranks: int, in_sequence: bool, instead: str = ""
+    sampler: object,
+    *,
+    lockstep: bool,
+    elastic: bool,
+    search_ranks: int,
+    in_sequence: bool,
+    instead: str = "",
 ) -> None:
     """Refuse what would not repeat, or what several ranks cannot choose.
 
     Args:
         sampler: chooses; a name, or one of Optuna's.
         lockstep: whether the search is to be the same each time.
+        elastic: whether idle ranks join running trials at its end.
         search_ranks: how many ranks only choose.
         in_sequence: whether the sampler goes on from what was chosen last.
         instead: what else could be done about a grid.
@@ -26,6 +33,11 @@ def refuse_together(
         raise ConfigurationError(
             f"lockstep=True with search_ranks={search_ranks}: in lock-step each trial is chosen with "
             "what was chosen before it, so nothing can be chosen at the same time; leave one of them out"
+        )
+    if lockstep and elastic:
+        raise ConfigurationError(
+            "lockstep=True with elastic=True: which ranks join which trial is a matter of time, and with it "
+            "what comes of the trial; leave one of them out"
         )
     if lockstep and isinstance(sampler, str) and sampler == "grid":
         raise ConfigurationError(

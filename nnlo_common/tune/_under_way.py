@@ -23,9 +23,11 @@ class UnderWay:
     Attributes:
         trial: the trial.
         began_s: when.
+        block: the block that it was given to.
         seconds: how long it has taken, once it has ended.
         waiting: the folds that have not begun.
         running: the folds that train, by team.
+        runs: the numbers of their runs, by team.
         values: what the folds have returned that have ended well.
         asking: the teams that wait for a verdict.
         ending: how the trial ends, once that does not hang on its folds any more.
@@ -36,9 +38,9 @@ class UnderWay:
         teams: how many of them train side by side.
     """
 
-    def __init__(self, trial: Trial, *, folds: int, teams: int, began_s: float) -> None:
-        self.trial, self.began_s = trial, began_s
-        self.waiting, self.running = deque(range(folds)), dict[int, int]()
+    def __init__(self, trial: Trial, *, folds: int, teams: int, began_s: float, block: int) -> None:
+        self.trial, self.began_s, self.block = trial, began_s, block
+        self.waiting, self.running, self.runs = deque(range(folds)), dict[int, int](), dict[int, int]()
         self.values: dict[int, tuple[float, ...]] = {}
         self.asking: set[int] = set()
         self.ending: Done | None = None
@@ -47,10 +49,6 @@ class UnderWay:
         self._folds, self._heard = folds, range(folds) if teams == folds else range(1)
         self._reports: dict[int, dict[int, float]] = {fold: {} for fold in self._heard}
         self._told: set[int] = set()
-
-    def run(self, fold: int) -> int:
-        """Return the number of the run that trains a fold."""
-        return self.trial.number * self._folds + fold
 
     @property
     def over(self) -> bool:

@@ -192,7 +192,7 @@ class Checkpoint(Companion):
         if self._begun:
             self._over, self._inside = True, False
             self._epoch += self.has_center or not self.model.stop_training
-            self._save_whole()
+            self._save_whole(last=True)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Alone: save the end. Let another fit count for itself."""
@@ -216,9 +216,9 @@ class Checkpoint(Companion):
     def _model_file(self) -> Path:
         return self.folder / "model.keras"
 
-    def _save_whole(self) -> None:
+    def _save_whole(self, *, last: bool = False) -> None:
         """Save all epochs before, with all ranks."""
-        self._keeper.save()
+        self._keeper.save(last=last)
         if self.has_center:
             self._save_model()
         self._keeper.leave_if_told()

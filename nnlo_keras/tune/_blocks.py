@@ -69,9 +69,9 @@ def search_over(
     teams = cut_teams(blocks, folds)
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     hosts = world.gather_text(world.host)
-    mail, part = world.mail(), world.part(mine)
+    mail = world.mail()
     failure: Exception | None
-    office = Office(mail, 0, mine, part.rank)
+    office = Office(mail, 0, mine, mine.index(world.rank))
     goes_on = f"The same command goes on from {tuner.project_dir}"
     with Interrupts() as interrupts, told_once(office, mail, world, hosts=hosts, goes_on=goes_on):
         if world.rank == 0:
@@ -84,11 +84,10 @@ def search_over(
             failure, interrupted = dispatch.failure, dispatch.interrupted
             letters.await_leaving()  # before the post closes
         else:
-            end = run_block(office, part, train)
+            end = run_block(office, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
             office.tell_coordinator(Left(-1))
     mail.close()
-    part.close()
     release()
     if failure is not None:
         failure.collective = True  # type: ignore[attr-defined]
