@@ -69,7 +69,7 @@ def train(
 
 
 class DyingMail:
-    """A letter box whose rank dies with a letter of a kind, coming or going, by default the third."""
+    """A letter box whose rank dies with a letter of a kind, coming or going, by default the third, for good."""
 
     def __init__(self, world, kind, left=3):
         self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, left
@@ -80,6 +80,7 @@ class DyingMail:
         self.mail.send(peer, text)
 
     def receive(self, timeout_s=None):
+        self.count("")
         letter = self.mail.receive(timeout_s)
         if isinstance(letter, tuple):
             self.count(letter[1])
@@ -87,5 +88,5 @@ class DyingMail:
 
     def count(self, text):
         self.left -= f'"kind": "{self.kind}"' in text
-        if not self.left:
+        if self.left <= 0:
             raise InjectedFault(f"rank {self.world.rank} dies")

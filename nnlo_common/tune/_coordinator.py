@@ -24,7 +24,7 @@ from optuna.trial import Trial
 from nnlo_common._errors import PeerLostError, ProtocolError
 from nnlo_common.tune._afar import Afar
 from nnlo_common.tune._choosers import Here, InOrder, Post
-from nnlo_common.tune._endings import HELPERS, Failures, log_best
+from nnlo_common.tune._endings import HELPERS, NAME, Failures, log_best
 from nnlo_common.tune._letters import Death
 from nnlo_common.tune._messages import Chosen, Done, End, Halt, Message, Recall, Start
 from nnlo_common.tune._progress import Progress, checked
@@ -105,6 +105,7 @@ class Coordinator:
         self._lost: list[Death] = []
         self._broken: set[int] = set()  # runs of which a rank has died
         self._known = known_to_all(study) if known is None else known
+        self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
         self._progress = Progress(study, folds, self._record)
         self._stopped = False
         self.over, self.interrupted = False, ""
@@ -223,8 +224,16 @@ class Coordinator:
         teams = self._roster.teams(block)
         under = UnderWay(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
         self._trials.append(under)
+        self._call(trial)
         self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
         return [self._start(team, under) for team in teams]
+
+    def _call(self, trial: Trial) -> None:
+        """Give a trial a name, unless it has one from before the job was killed."""
+        if NAME not in trial.user_attrs:
+            names = (f"{trial.number:04}" + (f"-{turn}" if turn > 1 else "") for turn in itertools.count(1))
+            trial.set_user_attr(NAME, next(name for name in names if name not in self._names))
+        self._names.add(trial.user_attrs[NAME])
 
     def _start(self, team: int, under: UnderWay) -> Post:
         """Start the next fold."""

@@ -3,6 +3,7 @@
 FOLDS, SPREAD     what each fold has returned, and the standard deviation of that
 ERROR, FAILURE    what went wrong, and of what kind it was
 SECONDS           how long the trial has trained
+NAME              of what is kept elsewhere of the trial, also when it goes on under another number
 HELPERS           which blocks have helped to train it, at the end of an elastic search
 """
 
@@ -23,6 +24,7 @@ __all__ = [
     "FAILURE",
     "FOLDS",
     "HELPERS",
+    "NAME",
     "SECONDS",
     "SPREAD",
     "Failures",
@@ -44,6 +46,8 @@ FOLDS = "nnlo:folds"
 SPREAD = "nnlo:spread"
 #: The user attribute that says how long a trial has trained.
 SECONDS = "nnlo:seconds"
+#: The user attribute by which what is kept of a trial elsewhere is called.
+NAME = "nnlo:name"
 #: The user attribute that names the blocks that have helped the trial's own, each with the time since when.
 HELPERS = "nnlo:helpers"
 # Optuna's own, so that its verbosity is obeyed: users know its lines.

@@ -84,11 +84,13 @@ class Letters:
 
     def _regroup(self, team: int, made_of: Sequence[int]) -> None:
         """Let the ranks of several teams, as they were to begin with, be those of one; its first leads it."""
-        for rank in self._teams[team]:
-            self._teams[self._team_of[rank]] = self._first[self._team_of[rank]]
+        together = tuple(rank for one in made_of for rank in self._first[one])
+        parted = [ranks for ranks in self._teams if not set(together).isdisjoint(ranks)]
+        for one in {self._team_of[rank] for ranks in parted for rank in ranks}:
+            self._teams[one] = self._first[one]
         for one in made_of:
             self._teams[one] = ()
-        self._teams[team] = tuple(rank for one in made_of for rank in self._first[one])
+        self._teams[team] = together
 
     def await_leaving(self) -> None:
         """Wait until nobody living has a letter to the coordinator under way."""

@@ -4,6 +4,7 @@ The journal holds one JSON object a line and is only ever appended to. A line th
 job was killed is cut off at the next start; what came before it counts.
 
     {"study": ...}                            begins the file: what it is the journal of
+    {"trial": 3, "user": ...}                 the trial has begun, with a name that it keeps
     {"trial": 3, "name": "lr", ...}           a parameter was chosen
     {"trial": 3, "state": 1, ...}             the trial has finished, with all that Optuna knows of it
 """
@@ -183,6 +184,10 @@ class Journal(Record):
             fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._file = self._path.open("a")
 
+    def begun(self, trial: FrozenTrial) -> None:
+        """A trial has begun."""
+        self._write({"trial": trial.number, "user": trial.user_attrs})
+
     def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
         """A parameter was chosen."""
         self._write({"trial": trial, "name": name, "value": value, "distribution": distribution})
@@ -221,6 +226,8 @@ class Journal(Record):
             elif "queued" in line:
                 chosen[number], users[number] = line["queued"], line["user"]
                 repeated |= {line["instead"]} if "instead" in line else set()
+            elif "user" in line:
+                users[number] = line["user"]
             else:
                 chosen.setdefault(number, {})[line["name"]] = [line["value"], line["distribution"]]
         repeated |= {number for number, line in finished.items() if line.get("repeated")}

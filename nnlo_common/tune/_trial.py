@@ -26,6 +26,7 @@ from optuna.trial import BaseTrial
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common.tune._block_world import BlockWorld
+from nnlo_common.tune._endings import NAME
 from nnlo_common.tune._folds import Indices, split
 from nnlo_common.tune._messages import Answer, Judged, Message, Note, Report, Said, Start, Suggest, Verdict
 from nnlo_common.tune._office import Office
@@ -108,6 +109,7 @@ class BlockTrial(BaseTrial):
 
     Attributes:
         seed: this trial's own, or this fold's; the same on all ranks, and when the search is repeated.
+        name: this trial's, or this fold's; also when the search goes on after it was killed. For folders.
         fold: which fold this is, from 0.
         folds: how many there are; 1 if the search has none.
 
@@ -123,6 +125,8 @@ class BlockTrial(BaseTrial):
         self._params: dict[str, Any] = {}
         self._distributions: dict[str, BaseDistribution] = {}
         self._user_attrs, self._constraints = dict(start.attributes), dict[str, float]()
+        name = self._user_attrs.get(NAME, f"{start.trial:04}")
+        self.name = f"{name}-fold{start.fold + 1}" if start.folds > 1 else str(name)
         self._start = datetime.datetime.now()
 
     def suggest_float(
