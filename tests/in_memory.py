@@ -69,7 +69,7 @@ def train(
 
 
 class DyingMail:
-    """A letter box whose rank dies with a letter of a kind, coming or going, by default the third, for good."""
+    """A letter box whose rank dies for good with the third letter of a kind, or another, sent or received."""
 
     def __init__(self, world, kind, left=3):
         self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, left

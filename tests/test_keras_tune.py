@@ -55,6 +55,19 @@ def test_trials_of_a_keras_model_train_again():
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(200)
+def test_idle_blocks_go_on_with_the_last_trial():
+    words = [*WORDS[:7], "--batch", "10", "--epochs", "5", "--objective", "loss", "--num-iterations", "1"]
+    words += ["--block-size", "2", "--checkpoint", "s", "--elastic"]
+    done = mpiexec(5, "-m", "nnlo_common", "tune", *words, timeout_s=150)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(Path("s/search.json").read_text())["trials"]
+    assert [block for block, _ in trial["helpers"]] == [1]
+    assert [step for step, _ in trial["steps"]] == [*range(5)]
+    assert len(json.loads(Path("s/trials/0000/run.json").read_text())["ranks"]) == 4
+
+
+@pytest.mark.mpi
 def test_blocks_search_by_a_function_of_the_keras_model():
     done = mpiexec(7, "-m", "nnlo_common", "tune", *WORDS, "--block-size", "3", "--run", "s", timeout_s=110)
     assert done.returncode == 0, done.stderr

@@ -188,3 +188,21 @@ def test_search_ranks_choose_and_a_search_in_lock_step_repeats():
         assert done.returncode == 0, done.stderr
         found.append([(trial["params"], trial["value"]) for trial in searched(name)["trials"]])
     assert found[0] == found[1]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("size", "folds"), [(5, 1), (7, 3)])
+def test_idle_blocks_go_on_with_the_last_trial(size, folds):
+    words = ["--num-iterations", "1", "--block-size", "2", "--objective", "loss", "--checkpoint", "s"]
+    done = started(size, *words, "--elastic", "--epochs", "5", "--n-fold", str(folds), timeout_s=150)
+    assert done.returncode == 0, done.stderr
+    (trial,) = searched("s")["trials"]
+    assert trial["state"] == "complete"
+    assert [block for block, _ in trial["helpers"]] == [*range(1, (size - 1) // 2)]
+    homes = [Path("s/trials/0000")] if folds == 1 else [*Path("s/trials/0000").glob("fold*")]
+    assert [len(told(home)["center"]["loss"]) for home in homes] == [5] * folds
+    if folds == 1:
+        assert len(json.loads((homes[0] / "run.json").read_text())["ranks"]) == 4

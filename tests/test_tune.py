@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -414,6 +416,38 @@ def test_what_was_running_is_trained_again_with_its_parameters(tmp_path):
     study = journalled(path, 3, objective=objective)
     assert begun[2] == begun[1]
     assert len(study.trials) == 3
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 2], [0, 1, 2]])
+def test_a_trial_keeps_its_name_under_another_number(lost, tmp_path):
+    path = tmp_path / "search.jsonl"
+    names = defaultdict(set)
+
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        names[x].add(trial.name)
+        return x
+
+    journalled(path, 3, objective=objective)
+    for n_trials in (4, 6):
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [one for one in lines if "state" not in (told := json.loads(one)) or told["trial"] not in lost]
+        path.write_text("".join(kept))  # as if killed while these were running, once and soon once more
+        lost = [n_trials - 1]
+        journalled(path, n_trials, objective=objective)
+    assert len(names) == 6
+    assert sorted(map(sorted, names.values())) == [[f"{number:04}"] for number in range(6)]
+
+
+def test_a_fold_has_a_name_of_its_own():
+    names = set()
+
+    def objective(trial):
+        names.add(trial.name)
+        return 0.0
+
+    optimize(optuna.create_study(), objective, n_trials=2, folds=2, sampler="random")
+    assert names == {"0000-fold1", "0000-fold2", "0001-fold1", "0001-fold2"}
 
 
 def test_a_retried_trial_counts_once_in_the_journal(tmp_path):

@@ -54,5 +54,5 @@ def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
 
 def test_the_guide_to_searches_runs():
     blocks = code("python", "docs/optimisation.md")
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})
