@@ -8,14 +8,22 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["EXIT_CODE", "Interrupts", "Recalled"]
+__all__ = ["EXIT_CODE", "Interrupts", "LeftTogether"]
 
 #: The exit status of a training that has saved and wants to be started again: EX_TEMPFAIL of sysexits.h.
 EXIT_CODE = 75
 
 
-class Recalled(SystemExit):
-    """A training of a search has saved and left, so that more ranks can go on with it."""
+class LeftTogether(SystemExit):
+    """All ranks of a training have saved, and leave.
+
+    Attributes:
+        recalled: for a search, so that more ranks can go on with it; not at a signal.
+    """
+
+    def __init__(self, *, recalled: bool) -> None:
+        super().__init__(EXIT_CODE)
+        self.recalled = recalled
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

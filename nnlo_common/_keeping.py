@@ -11,7 +11,7 @@ from typing import Any, Literal
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._guard import advise
 from nnlo_common._identity import difference
-from nnlo_common._interrupts import EXIT_CODE, Interrupts, Recalled
+from nnlo_common._interrupts import Interrupts, LeftTogether
 from nnlo_common._roles import say, speaks
 from nnlo_common._saving import Saving
 from nnlo_common._team import Team
@@ -116,9 +116,7 @@ class Keeper:
             self._leave()
             self.finish_alone()
             self.interrupts.__exit__(None, None, None)
-            if self._saving.recalled:
-                raise Recalled("it has saved and left, for more ranks to go on with it")
-            raise SystemExit(EXIT_CODE)
+            raise LeftTogether(recalled=self._saving.recalled)
 
     def finish(self) -> None:
         """Wait until what was begun is on the disk, on all ranks; all of them call it, or leave."""

@@ -19,6 +19,7 @@ class Team:
     def __init__(self, rank, first, serving=None):
         self.rank, self.first, self.serving = rank, first, serving
         self.serves, self.asked = serving is not None, []
+        self.world, self.algorithm = SimpleNamespace(recalled=False), SimpleNamespace(tied_to_workers="")
         self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
 
     def ask(self, content):
@@ -82,9 +83,9 @@ class Ranks:
     def on(self, rank):
         return self.all[rank]
 
-    def pause(self, ranks=(1, 2, 3)):
+    def pause(self, ranks=(1, 2, 3), *, last=False):
         """All pause, and these go on and write."""
-        self.on(0)._wanted = True
+        self.on(0)._wanted, self.on(0)._last = True, last
         self.first.pauses += 1
         self.first.on_pause()
         for rank in ranks:
@@ -202,6 +203,28 @@ def test_a_part_that_the_disk_refuses_is_told_of_and_the_one_before_stays(ranks)
     ):
         ranks.on(0).finish()
     assert ranks.store.newest().manifest.number == 1
+
+
+def test_a_training_that_is_recalled_leaves_after_its_next_checkpoint_but_the_last(ranks):
+    ranks.teams[0].world.recalled = True
+    ranks.pause(last=True)
+    ranks.settle(1, 2, 3)
+    ranks.on(0).finish()
+    assert not any(one.ending or one.recalled for one in ranks.all)
+    ranks.pause()
+    assert all(one.ending and one.recalled for one in ranks.all)
+
+
+@pytest.mark.parametrize("why", ["tied", "a signal"])
+def test_a_training_that_cannot_be_gone_on_with_by_others_is_not_left_for_them(ranks, why):
+    ranks.teams[0].world.recalled = True
+    if why == "tied":
+        ranks.teams[0].algorithm.tied_to_workers = "each step is a mean"
+    else:
+        ranks.on(2).want(end=True)
+    ranks.pause()
+    assert [one.ending for one in ranks.all] == [why == "a signal"] * 4
+    assert not any(one.recalled for one in ranks.all)
 
 
 def test_what_fails_in_the_thread_is_raised_where_it_is_waited_for():

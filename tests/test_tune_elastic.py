@@ -20,7 +20,7 @@ from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostErr
 from nnlo_common.testing import InjectedFault
 from nnlo_common.tune import optimize
 from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import FAILURE, FOLDS, HELPERS
+from nnlo_common.tune._endings import ERROR, FAILURE, FOLDS, HELPERS
 from nnlo_common.tune._letters import Death, Letters
 from nnlo_common.tune._messages import Done, End, Halt, Recall, Start, from_text
 from nnlo_common.tune._time_left import TimeLeft
@@ -74,15 +74,15 @@ def test_the_trial_with_the_fewest_ranks_is_helped_then_the_youngest_and_each_ge
     study, machine = coordinator(blocks=5, n_trials=6, clock=lambda: now_s)
     runs = {post.team: post.message.run for post in machine.begin()}
     now_s = 1.0
-    (last,) = machine.handle(0, Done(runs[0], "failed"))
+    (last,) = machine.handle(0, Done(runs[0], "pruned"))
     runs[0] = last.message.run
-    recalls = [machine.handle(team, Done(runs[team], "failed")) for team in (1, 2)]
+    recalls = [machine.handle(team, Done(runs[team], "pruned")) for team in (1, 2)]
     assert [told(posts) for posts in recalls] == [[(0, Recall)], [(3, Recall)]]
     for team, helper in ((3, 1), (0, 2)):
         (again,) = machine.handle(team, Done(runs[team], "recalled"))
         assert again.made_of == (team, helper)
         runs[team] = again.message.run
-    assert told(machine.handle(0, Done(runs[0], "failed"))) == [(4, Recall)]
+    assert told(machine.handle(0, Done(runs[0], "pruned"))) == [(4, Recall)]
     (again,) = machine.handle(4, Done(runs[4], "recalled"))
     assert again.made_of == (4, 0, 2)
     assert study.trials[4].user_attrs[HELPERS] == [[0, 1.0], [2, 1.0]]
@@ -123,6 +123,24 @@ def test_a_team_of_several_is_several_again_when_a_rank_has_died():
     assert machine.handle(0, Done(again.message.run, "failed")) == []  # written before its death was known
     assert len(machine.handle(0, Done(posts[0].message.run, "complete", (1.0,)))) == 3
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+@pytest.mark.parametrize("failure", ["error", "diverged", "NaN"])
+def test_a_trial_that_fails_in_company_goes_on_without(failure):
+    study, machine = coordinator(blocks=3, n_trials=1)
+    start, _ = machine.begin()
+    (again,) = machine.handle(0, Done(start.message.run, "recalled"))
+    posts = machine.handle(0, Done(again.message.run, "failed", error="too many", failure=failure))
+    if failure == "NaN":  # what a training has come to that is over
+        assert told(posts) == [(0, End), (1, End), (2, End)]
+    else:
+        assert told(posts) == [(0, Start)]  # and nobody joins it again
+        assert posts[0].made_of == (0,)
+        assert machine.look() == []
+        machine.handle(0, Done(posts[0].message.run, "failed", error="really", failure="error"))
+    assert machine.over
+    (trial,) = study.trials
+    assert trial.user_attrs[ERROR] == ("too many" if failure == "NaN" else "really")
 
 
 def test_a_halted_trial_that_has_left_is_broken_off():
@@ -312,6 +330,21 @@ def test_idle_blocks_join_a_training_and_each_epoch_is_trained_once(options, tmp
             assert (sizes[0], sizes) == (2, sorted(sizes))
         assert sizes[-1] > 2
     assert studies[0].trials[0].value == 1
+
+
+@pytest.mark.framework("torch")
+def test_a_training_that_is_not_fit_for_more_ranks_goes_on_without_them(tmp_path):
+    def make(nt, inner):
+        from nnlo_common._joining import launched
+
+        if launched().size > 2:
+            raise ConfigurationError("too many")
+        return easgd(nt, inner)
+
+    study, *_ = searched(5, with_checkpoint(tmp_path, make), n_trials=1)
+    (trial,) = study.trials
+    assert trial.state.name == "COMPLETE"
+    assert trial.user_attrs["fold 0"] == [[epoch, 2] for epoch in range(6)]
 
 
 @pytest.mark.framework("torch")

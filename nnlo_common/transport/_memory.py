@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -21,7 +21,6 @@ from nnlo_common.transport._points import InjectedFault, Points
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
 _NOBODY = -1  # no rank's number: for what is told to all ranks
-_DOORS_OF_PARTS = 1_000_000  # where they begin to count, apart from those of the whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class MemoryCluster:
     def _forget(self) -> None:
         """Begin anew; what was asked of `fail` and `hold` stays."""
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
-        self._mail: dict[tuple[int, int], queue.SimpleQueue[Event | _Letter | _Broken]] = {}
+        self._mail: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _Letter | _Broken]] = {}
         self._ended: dict[int, Lost | _Broken | None] = {}  # by rank; None: in good order
         self.points.begin()
 
@@ -161,7 +160,7 @@ class MemoryCluster:
         if isinstance(event, _Broken):
             self.points.open_gates()
 
-    def mail(self, rank: int, door: int) -> queue.SimpleQueue[Event | _Letter | _Broken]:
+    def mail(self, rank: int, door: Hashable) -> queue.SimpleQueue[Event | _Letter | _Broken]:
         """Return the letter box behind the given door of a rank; it begins with who has died before."""
         with self._changed:
             if (rank, door) not in self._mail:
@@ -275,7 +274,7 @@ class MemoryPart(MemoryWorld):
     def __init__(self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int]) -> None:
         super().__init__(cluster, world.rank)
         self.rank, self.size = ranks.index(world.rank), len(ranks)
-        self._world, self._ranks, self._doors = world, tuple(ranks), _DOORS_OF_PARTS
+        self._world, self._ranks = world, tuple(ranks)
 
     def reach(self, point: str) -> None:
         """Name a point of the program."""
@@ -284,7 +283,8 @@ class MemoryPart(MemoryWorld):
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
         """Open this rank's next door (collective)."""
         self._doors += 1
-        return MemoryEndpoint(self._cluster, self._world, links, self._doors, self._ranks)
+        door = (self._ranks, self._doors)
+        return MemoryEndpoint(self._cluster, self._world, links, door, self._ranks)
 
     def give_up(self) -> None:
         """Nobody waits here: a door opens for each rank by itself."""
@@ -296,7 +296,7 @@ class MemoryPart(MemoryWorld):
 class MemoryMail:
     """One rank's letter box."""
 
-    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, door: int) -> None:
+    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, door: Hashable) -> None:
         self._cluster, self._rank, self._door = cluster, world.rank, door
         self._box = cluster.mail(world.rank, door)
         self._broken: _Broken | None = None
@@ -331,7 +331,7 @@ class MemoryEndpoint:
         cluster: MemoryCluster,
         world: MemoryWorld,
         links: Sequence[Link],
-        door: int,
+        door: Hashable,
         ranks: Sequence[int] | None = None,
     ) -> None:
         self._cluster, self._world, self._door = cluster, world, door

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from optuna import TrialPruned
 
 from nnlo_common._errors import ConfigurationError, PeerLostError
-from nnlo_common._interrupts import EXIT_CODE, Recalled
+from nnlo_common._interrupts import EXIT_CODE, LeftTogether
 from nnlo_common._joining import within
 from nnlo_common.transport._mail import DivisibleWorld, PartWorld
 from nnlo_common.tune._block_world import BlockWorld
@@ -26,6 +26,7 @@ Objective: TypeAlias = Callable[[Any], Any]
 _DRAIN_PAUSE_S = 1e-3
 # Ranks that save and leave do it together, each when its part of the checkpoint is on the disk.
 _LEAVING_S = 60.0
+_LEFT, _AT_A_SIGNAL = "left", "broken off: the training in it has saved and left at a signal"
 
 
 def run_block(office: Office, ranks: DivisibleWorld, objective: Objective) -> End:
@@ -47,7 +48,7 @@ def run_block(office: Office, ranks: DivisibleWorld, objective: Objective) -> En
         where = f"on rank {world.rank} of the block, host {world.host}:\n"
         with within(world):
             ending = attempt(order, OfficeLine(office, world), objective, end=world.end, where=where)
-        patience_s = _LEAVING_S if ending.state in ("halted", "recalled") else 0.0
+        patience_s = _LEAVING_S if ending.failure == _LEFT else 0.0
         if ending.state == "freed" and office.halted:
             ending = Done(order.run, "halted", error=f"broken off: {office.halted}")
         outcome = Outcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
@@ -117,14 +118,13 @@ def attempt(
         return Done(start.run, "pruned", error=str(pruned) or "pruned")
     except PeerLostError as lost:
         return Done(start.run, "freed", error=str(lost))
-    except Recalled as left:
-        return Done(start.run, "recalled", error=str(left))
+    except LeftTogether as left:
+        state, error = ("recalled", "") if left.recalled else ("halted", _AT_A_SIGNAL)
+        return Done(start.run, state, error=error, failure=_LEFT)
     except SystemExit as left:
         if left.code != EXIT_CODE:
             raise
-        return Done(
-            start.run, "halted", error="broken off: the training in it has saved and left at a signal"
-        )
+        return Done(start.run, "halted", error=_AT_A_SIGNAL)
     except Exception as error:  # it is the trial that has failed, whatever the reason; the search goes on
         text = "".join(traceback.format_exception(error))
         return Done(start.run, "failed", error=f"{where}{text}", failure=kind_of(error))

@@ -181,12 +181,14 @@ class Coordinator:
             ProtocolError: the team does not train that.
             NNLOError: the sampler has failed on a search rank.
         """
-        if message.run in self._broken:  # written before the ranks knew of the death
-            return []
         if isinstance(message, Chosen):
+            if any(death.team == team for death in self._lost):
+                return []
             assert isinstance(self._chooser, Afar)
             self._chooser.chosen(team, message)
             return self._fed()
+        if message.run in self._broken:  # written before the ranks knew of the death
+            return []
         under = self._roster.training.get(team)
         if under is None or under.runs[team] != message.run:
             raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
@@ -275,8 +277,11 @@ class Coordinator:
                 under.waiting.appendleft(fold)
                 return [self._again(team, under)]
             message = Done(message.run, "halted", error=f"broken off: {under.halted}")
-        if self._tail is not None:
-            self._tail.ended(team)
+        if self._tail is not None and self._tail.ended(team, under, message):
+            under.waiting.appendleft(fold)
+            told = "trial %d has failed when more ranks went on with it, so it goes on with those it had:\n%s"
+            _LOG.warning(told, under.trial.number, message.error)
+            return [self._start(team, under), *self._fed()]
         if message.state == "halted" and not under.halted:
             posts += self.interrupt(SIGNAL)
         if message.state == "complete":
@@ -301,9 +306,8 @@ class Coordinator:
         """Let idle teams help those that train, when nothing is left to begin."""
         if self._tail is None or self._stopped or self._chooser.pending:
             return []
-        if (
-            self._chooser.open and not self._roster.idle
-        ):  # those of a block that trains wait for its next trial
+        # Idle teams of a block that trains wait for its next trial, if there is to be one.
+        if self._chooser.open and not self._roster.idle:
             return []
         posts = []
         for team, under in self._tail.folds(self._trials):

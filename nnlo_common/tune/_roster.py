@@ -93,9 +93,13 @@ class Roster:
         """
         self._short.add(team)
         whole = next(one for one, made_of in self._made_of.items() if team in made_of)
-        for part in self._made_of[whole][1:]:
-            self._made_of[part] = [part]
-            self._teams[part // self._each].append(part)
-            self._untold |= {whole, part}
-        self._made_of[whole] = [whole]
+        self.part(whole)
         return whole
+
+    def part(self, team: int) -> None:
+        """Make those teams again that a team was made of."""
+        for one in self._made_of[team][1:]:
+            self._made_of[one] = [one]
+            self._teams[one // self._each].append(one)
+            self._untold |= {team, one}
+        self._made_of[team] = [team]

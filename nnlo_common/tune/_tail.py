@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from nnlo_common.tune._messages import Done
 from nnlo_common.tune._roster import Roster
 from nnlo_common.tune._time_left import TimeLeft
 from nnlo_common.tune._under_way import UnderWay
@@ -21,6 +22,8 @@ __all__ = ["Tail"]
 
 # A trial that has had so much of the time of the longest so far is about to end.
 _ENDS_SOON = 0.75
+# What company has nothing to do with, or a training that has come to its end.
+_FAILS_ANYWAY = ("died", "NaN")
 
 
 class Tail:
@@ -34,6 +37,7 @@ class Tail:
     def __init__(self, roster: Roster, time_left: TimeLeft) -> None:
         self._roster, self._time = roster, time_left
         self._recalled: set[int] = set()
+        self._lonely: set[int] = set()  # numbers of trials that are not helped
         self._mourning = False
 
     def folds(self, trials: Iterable[UnderWay]) -> list[tuple[int, UnderWay]]:
@@ -48,7 +52,7 @@ class Tail:
         helped = sorted(
             (self._roster.strength(team), -under.began_s, team)
             for team, under in training
-            if not under.halted and team not in self._recalled and not self._ends_soon(now_s - under.began_s)
+            if team not in self._recalled and self._is_to_be_helped(under, now_s)
         )
         teams = [team for _, _, team in helped[: max(0, wanted)]]
         self._recalled.update(teams)
@@ -62,13 +66,24 @@ class Tail:
             return []
         return idle[: math.ceil(len(idle) / leaving)]
 
-    def ended(self, team: int) -> None:
-        """A team has ended its run."""
+    def ended(self, team: int, under: UnderWay, message: Done) -> bool:
+        """Take in that a team has ended its run; say whether it is to go on without those who joined it.
+
+        That a training fails may be because of them: it is not fit for so many. Without them it fails.
+        """
         self._recalled.discard(team)
+        company = self._roster.strength(team) > 1 and message.state == "failed" and not under.halted
+        if not company or message.failure in _FAILS_ANYWAY:
+            return False
+        self._lonely.add(under.trial.number)
+        self._roster.part(team)
+        return True
 
     def mourn(self) -> None:
         """A rank has died."""
         self._mourning = True
 
-    def _ends_soon(self, seconds: float) -> bool:
-        return _ENDS_SOON * self._time.longest_s < seconds < self._time.longest_s
+    def _is_to_be_helped(self, under: UnderWay, now_s: float) -> bool:
+        if under.halted or under.trial.number in self._lonely:
+            return False
+        return not _ENDS_SOON * self._time.longest_s < now_s - under.began_s < self._time.longest_s
