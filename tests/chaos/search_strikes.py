@@ -22,8 +22,10 @@ from launch import launcher, starting
 
 __all__ = ["survive"]
 
-RANKS, TRIALS = 5, 120
+RANKS = 5
 _END_S, _LATEST_S = 90.0, 3.0
+# So that the search has not ended before the last strike: in three seconds about as many are finished.
+_TRIALS_PER_STRIKE = 80
 
 
 def survive(seed: int, count: int, folder: Path) -> list[int]:
@@ -32,26 +34,26 @@ def survive(seed: int, count: int, folder: Path) -> list[int]:
     Raises:
         AssertionError: a trial is missing, was counted twice, or was trained again although it had finished.
     """
-    draw, seen = random.Random(seed), []
+    draw, seen, trials = random.Random(seed), [], count * _TRIALS_PER_STRIKE
     for _ in range(count):
         finished, begun = _finished(folder), _begun(folder)
-        _job(folder, after_s=draw.uniform(0.0, _LATEST_S))
+        _job(folder, trials, after_s=draw.uniform(0.0, _LATEST_S))
         assert not finished & set(_begun(folder)[len(begun) :]), "what had finished was trained again"
         assert finished <= _finished(folder), "a finished trial was lost"
         seen.append(len(_finished(folder)))
-    _job(folder, after_s=None)
+    _job(folder, trials, after_s=None)
     lines = _lines(folder)
     states = [line["state"] for line in lines if "state" in line]
-    assert states == ["COMPLETE"] * TRIALS, states
-    assert len(_finished(folder)) == TRIALS, "a trial was counted twice"
-    _check_export(folder)
+    assert states == ["COMPLETE"] * trials, states
+    assert len(_finished(folder)) == trials, "a trial was counted twice"
+    _check_export(folder, trials)
     return seen
 
 
-def _job(folder: Path, after_s: float | None) -> None:
+def _job(folder: Path, trials: int, after_s: float | None) -> None:
     """Run the search to its end, or kill all of its processes after that time."""
     program = Path(__file__).with_name("search_job.py")
-    command = [launcher(), "-n", str(RANKS), sys.executable, program, folder, str(TRIALS)]
+    command = [launcher(), "-n", str(RANKS), sys.executable, program, folder, str(trials)]
     before = _inode(folder)
     with (folder / "text").open("w+") as text, starting(command, text) as process:
         if after_s is not None:
@@ -96,12 +98,12 @@ def _begun(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def _check_export(folder: Path) -> None:
+def _check_export(folder: Path, trials: int) -> None:
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "search.log"))
     storage = optuna.storages.JournalStorage(backend)
     (name,) = optuna.get_all_study_names(storage)
-    trials = optuna.load_study(study_name=name, storage=storage).trials
-    assert [trial.state.name for trial in trials] == ["COMPLETE"] * TRIALS, (folder / "text").read_text()
+    found = optuna.load_study(study_name=name, storage=storage).trials
+    assert [trial.state.name for trial in found] == ["COMPLETE"] * trials, (folder / "text").read_text()
 
 
 if __name__ == "__main__":
