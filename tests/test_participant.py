@@ -475,18 +475,22 @@ def test_an_error_in_the_loop_is_not_taken_for_the_end_of_the_epoch():
 def test_the_rank_with_the_centre_stops_all(size, servers):
     """Workers ask to stop at once, which does nothing; the centre asks after two epochs."""
     arrays = [np.ones(2, "f4"), np.ones(3, "f4")]
-    workers = max(1, size - servers)
+    workers, asked = max(1, size - servers), threading.Event()
 
     def program(world):
         steps = []
         with Participant(Downpour(), arrays, optimizer=SGD(0.1), servers=servers, world=world) as me:
             for epoch in range(9):
                 steps.append(0)
+                if epoch == 3 and me.role.startswith("worker"):
+                    assert asked.wait(30)  # nobody waits for the others at the end of an epoch
                 for _ in me.batches(range(4 * workers)):
                     me.step()
                     steps[-1] += 1
                 if epoch == 1 or me.role.startswith("worker"):
                     me.stop()
+                if epoch == 1 and me.role.startswith("server 0"):
+                    asked.set()
             assert me.stopped
         return steps
 

@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
 from nnlo_common._joining import launched
+from nnlo_common.checkpoint._hold import _held
 from nnlo_common.tune import optimize
 from nnlo_common.tune._endings import ERROR
 from nnlo_common.tune._results import RETRY_OF
@@ -474,3 +475,4 @@ def test_another_study_does_not_go_on_from_a_journal(tmp_path):
     path.write_text("hello\n")
     with pytest.raises(ConfigurationError, match="holds a line that is no JSON object"):
         journalled(path, 1)
+    assert not [lock for lock in _held if lock.parent == tmp_path], "what is refused keeps others out"

@@ -14,9 +14,9 @@ from nnlo_common._train._options import Given, Kind, Option, nearest
 from nnlo_common._train._parser import given_by
 from nnlo_common._train._settings import OPTIONS, Settings, option, settings_of
 from nnlo_common._tune_command._wording import in_flags
+from nnlo_common.tune._conflicts import refuse_conflicts
 from nnlo_common.tune._names import IN_SEQUENCE, SAMPLERS
 from nnlo_common.tune._time_left import end_of
-from nnlo_common.tune._together import refuse_together
 
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
 
@@ -132,7 +132,7 @@ class Search:
                 "folds, but there are none; add --n-fold, e.g. --n-fold 5"
             )
         with in_flags():
-            refuse_together(
+            refuse_conflicts(
                 self.hyper_opt,
                 lockstep=self.lockstep,
                 elastic=self.elastic,

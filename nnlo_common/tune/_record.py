@@ -164,12 +164,19 @@ class Journal(Record):
             self._head["name"] = ""
         self._lock = self._path.with_name(f".{self._path.name}.in-use")
         hold_lock(self._lock, f"searching with the journal {path}", "journal")
+        try:
+            self._take_up(study)
+        except BaseException:
+            release_lock(self._lock)  # this job has no use for it
+            raise
+
+    def _take_up(self, study: optuna.Study) -> None:
         finished, open_trials, repeated = self._read()
         self.counted = len(finished) - len(repeated)
         lines: list[dict[str, Any]] = [self._head]
         queued = Queued(study)
         if finished or open_trials:
-            queued.check(f"journal={str(path)!r}")
+            queued.check(f"journal={str(self._path)!r}")
         for content in finished:
             content["repeated"] = content["trial"] in repeated
             content["trial"] = queued.end(unpacked(content))

@@ -16,27 +16,21 @@ from optuna.trial import TrialState
 
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._interrupts import Interrupts
-from nnlo_common.transport._mail import DivisibleWorld, Mail
+from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._alone import DirectLine, noticed
 from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._block import Objective, attempt, run_block
+from nnlo_common.tune._conflicts import refuse_conflicts
 from nnlo_common.tune._coordinator import SIGNAL, Coordinator, known_to_all
 from nnlo_common.tune._endings import SECONDS, Failures
 from nnlo_common.tune._engines import engine
 from nnlo_common.tune._export import Export, exportable
 from nnlo_common.tune._letters import Death, Letters
-from nnlo_common.tune._messages import (
-    Done,
-    Left,
-    Start,
-    to_text,
-)
-from nnlo_common.tune._office import Office
+from nnlo_common.tune._meeting import meeting
+from nnlo_common.tune._messages import Done, Start
 from nnlo_common.tune._record import Journal, Record, Records, take_over
 from nnlo_common.tune._replica import Replica, choose_for_others, in_sequence
-from nnlo_common.tune._telling import told_once
 from nnlo_common.tune._time_left import TimeLeft, end_of
-from nnlo_common.tune._together import refuse_together
 
 __all__ = ["Search", "cut_teams"]
 
@@ -79,7 +73,7 @@ class Search:
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
         chosen = study.sampler if sampler is None else sampler
-        refuse_together(
+        refuse_conflicts(
             chosen,
             lockstep=lockstep,
             elastic=elastic,
@@ -153,23 +147,17 @@ class Search:
         """
         searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
         teams = [*cut_teams(blocks, self._folds), *searchers]
-        mine = next((team for team in teams if world.rank in team), (world.rank,))
-        hosts = world.gather_text(world.host)
-        mail = world.mail()
-        office = Office(mail, 0, mine, mine.index(world.rank))
-        telling = told_once(office, mail, world, hosts=hosts, goes_on=self._goes_on)
-        with Interrupts() as interrupts, telling:
+        with meeting(world, teams, goes_on=self._goes_on) as here:
             if world.rank == 0:
-                letters = Letters(mail, teams, hosts)
                 each = (len(teams) - len(searchers)) // len(blocks)
-                interrupted = self._coordinate(letters, len(blocks), each, interrupts)
-                letters.await_leaving()  # before the post closes
-            elif mine in searchers:
-                interrupted = self._choose(mail, f"search rank {world.rank} (host {world.host})")
+                return self._coordinate(here.letters, len(blocks), each, here.interrupts) == SIGNAL
+            if world.rank <= self._search_ranks:
+                where = f"search rank {world.rank} (host {world.host})"
+                end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
             else:
-                interrupted = self._take_part(office, world)
-        mail.close()
-        return interrupted == SIGNAL
+                end = run_block(here.office, world, self._objective)
+            take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
+            return end.interrupted == SIGNAL
 
     @property
     def _goes_on(self) -> str:
@@ -177,20 +165,6 @@ class Search:
         if self._journal is None:
             return "The same command begins anew; with journal= it would go on"
         return f"The same command goes on from the journal {str(self._journal)!r}"
-
-    def _take_part(self, office: Office, world: DivisibleWorld) -> str:
-        """Train what is handed out; return why trials were broken off, if they were."""
-        end = run_block(office, world, self._objective)
-        take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
-        office.tell_coordinator(Left(-1))
-        return end.interrupted
-
-    def _choose(self, mail: Mail, where: str) -> str:
-        """Choose what is tried; return why trials were broken off, if they were."""
-        end = choose_for_others(mail, 0, Replica(self._study, self._engine(), self._seed), where)
-        take_over(self._study, end.trials)
-        mail.send(0, to_text(Left(-1)))
-        return end.interrupted
 
     def _engine(self) -> optuna.samplers.BaseSampler:
         """Return this rank's sampler."""

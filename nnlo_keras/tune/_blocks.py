@@ -15,11 +15,10 @@ from nnlo_common.transport._mail import DivisibleWorld
 from nnlo_common.tune._block import run_block
 from nnlo_common.tune._coordinator import SIGNAL
 from nnlo_common.tune._letters import Death, Letters
-from nnlo_common.tune._messages import End, Left
-from nnlo_common.tune._office import Office
+from nnlo_common.tune._meeting import meeting
+from nnlo_common.tune._messages import End
 from nnlo_common.tune._optimize import _agree
 from nnlo_common.tune._search import cut_teams
-from nnlo_common.tune._telling import told_once
 from nnlo_common.tune._time_left import TimeLeft
 from nnlo_keras.tune._dispatch import Dispatch
 
@@ -67,27 +66,19 @@ def search_over(
         release()
         raise
     teams = cut_teams(blocks, folds)
-    mine = next((team for team in teams if world.rank in team), (world.rank,))
-    hosts = world.gather_text(world.host)
-    mail = world.mail()
     failure: Exception | None
-    office = Office(mail, 0, mine, mine.index(world.rank))
     goes_on = f"The same command goes on from {tuner.project_dir}"
-    with Interrupts() as interrupts, told_once(office, mail, world, hosts=hosts, goes_on=goes_on):
+    with meeting(world, teams, goes_on=goes_on) as here:
         if world.rank == 0:
             each = len(teams) // len(blocks)
             dispatch = Dispatch(
                 tuner, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
             )
-            letters = Letters(mail, teams, hosts)
-            _coordinate(letters, dispatch, interrupts)
+            _coordinate(here.letters, dispatch, here.interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
-            letters.await_leaving()  # before the post closes
         else:
-            end = run_block(office, world, train)
+            end = run_block(here.office, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
-            office.tell_coordinator(Left(-1))
-    mail.close()
     release()
     if failure is not None:
         failure.collective = True  # type: ignore[attr-defined]

@@ -39,9 +39,9 @@ from nnlo_keras.tune import _directory
 from nnlo_keras.tune._blocks import search_over
 from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
+from nnlo_keras.tune._joint_fit import fit_together
 from nnlo_keras.tune._leaving import Leaving, OutOfTimeError
 from nnlo_keras.tune._oracle import SamplerOracle
-from nnlo_keras.tune._together import fit_together
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
 __all__ = ["MPITuner"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nnlo_common._errors import ConfigurationError
 
-__all__ = ["refuse_together"]
+__all__ = ["refuse_conflicts"]
 
 
-def refuse_together(
+def refuse_conflicts(
     sampler: object,
     *,
     lockstep: bool,
