@@ -62,5 +62,5 @@ class Writer:
 def wait_for_all() -> None:
     """Wait for what trainings of this process that were broken off still write."""
     for thread in threading.enumerate():
-        if thread.name == _NAME:
+        if thread.name == _NAME and thread.is_alive():  # not one that is just being started
             thread.join()
