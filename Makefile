@@ -27,8 +27,8 @@ framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
 pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
-# Two at a time, as small machines have two cores; what starts mpiexec needs both for itself.
-side_by_side   = --numprocesses 2
+# Three at a time, also on two cores, as ranks wait more than they compute; what starts mpiexec needs both for itself.
+side_by_side   = --numprocesses 3
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 
 .DEFAULT_GOAL := help
