@@ -12,6 +12,7 @@ __all__ = ["EXIT_CODE", "Interrupts", "LeftTogether"]
 
 #: The exit status of a training that has saved and wants to be started again: EX_TEMPFAIL of sysexits.h.
 EXIT_CODE = 75
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class LeftTogether(SystemExit):
@@ -24,9 +25,6 @@ class LeftTogether(SystemExit):
     def __init__(self, *, recalled: bool) -> None:
         super().__init__(EXIT_CODE)
         self.recalled = recalled
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupts:

@@ -326,11 +326,12 @@ class Coordinator:
         return self._start(team, under)
 
     def _note_help(self, under: UnderWay, teams: Sequence[int]) -> None:
-        helpers = [list(one) for one in under.trial.user_attrs.get(HELPERS, [])]
+        helpers, now_s = under.trial.user_attrs.get(HELPERS, []), self._clock()
         known = {under.block, *(block for block, _ in helpers)}
-        for block in sorted(set().union(*map(self._roster.blocks_of, teams)) - known):
-            helpers.append([block, self._clock()])
-            under.trial.set_user_attr(HELPERS, helpers)
+        fresh = sorted(set().union(*map(self._roster.blocks_of, teams)) - known)
+        if fresh:
+            under.trial.set_user_attr(HELPERS, [*helpers, *([block, now_s] for block in fresh)])
+        for block in fresh:
             _LOG.info("block %d helps to train trial %d", block, under.trial.number)
 
     def _finished(self, under: UnderWay) -> list[Post]:

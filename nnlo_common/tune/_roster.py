@@ -2,7 +2,7 @@
 
 A team is the ranks that train one fold together. A block, which is given a trial, is one team, or as many as
 there are folds. At the end of a search teams may become one, which has the number of the first of them, until
-one of their ranks dies.
+one of their ranks dies or they fail together.
 """
 
 from __future__ import annotations
