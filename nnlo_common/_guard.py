@@ -3,13 +3,14 @@
 Without this the other ranks wait for the dead one until the batch system's time limit.
 
     uncaught in any thread ─► one block to stderr ─► earlier hook, if the program set one ─► MPI_Abort
-                                     └── a deadline beside it: whatever hangs, the process ends
+                                     └── a deadline beside each: whatever hangs, the process ends
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import socket
 import sys
@@ -28,7 +29,7 @@ __all__ = ["GuardedWorld", "advise", "describe_failure", "engage", "guard", "gua
 
 # For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
 _DELIVERY_S = 0.2
-# For flushing, for an earlier hook and for MPI_Abort together; then the process ends without them.
+# For flushing and an earlier hook together, and for MPI_Abort; then the process ends without them.
 _DEADLINE_S = 5.0
 # What fails on one rank often fails on all: each waits for those before it to speak for everybody.
 _TURN_S, _LAST_TURN = 0.4, 5
@@ -99,6 +100,18 @@ class _Launched:
 def advise(call: Callable[[], str]) -> None:
     """Have `call` say what to do when the job ends because a rank was lost."""
     _Guard.advice = call
+
+
+def end_within(seconds: float = _DEADLINE_S) -> None:
+    """End this process after so long with status 1, whatever it hangs in.
+
+    No thread of Python could: MPI_Abort that waits for a launcher in vain keeps Python's lock, and a Python
+    that is ending by itself starts no threads. Called again, the time begins anew.
+
+    Args:
+        seconds: how long it may still take to end by itself.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def engage(world: GuardedWorld) -> Callable[[], None]:
@@ -214,10 +227,7 @@ class _Guard:
         if not self._once.acquire(blocking=False):
             return  # another thread's failure is already ending the job
         code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
-        deadline = threading.Timer(_DEADLINE_S, os._exit, [code])
-        deadline.daemon = True
-        with contextlib.suppress(RuntimeError):  # Python starts no threads once it is ending by itself
-            deadline.start()
+        end_within()
         world = self.world
         try:
             if getattr(error, "said", False):

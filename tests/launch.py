@@ -155,13 +155,28 @@ def _run(
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        left = _left_running(process)
         _kill(process)
         out, err = process.communicate(timeout=10)
-        pytest.fail(f"no end after {timeout_s} s: {command}\n--- stdout\n{out}\n--- stderr\n{err}")
+        pytest.fail(
+            f"no end after {timeout_s} s: {command}\n--- running\n{left}\n--- stdout\n{out}\n--- stderr\n{err}"
+        )
     except BaseException:
         _kill(process)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _left_running(process: subprocess.Popen[str]) -> str:
+    """Say which processes of a job there still are, and in what each of their threads waits."""
+    launcher = psutil.Process(process.pid)
+    lines = []
+    for each in (launcher, *launcher.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            tasks = Path(f"/proc/{each.pid}/task").glob("*/wchan")
+            waits = sorted(task.read_text() or "running" for task in tasks)
+            lines.append(f"{each.pid} {each.status()} {' '.join(each.cmdline()[:3])}: {', '.join(waits)}")
+    return "\n".join(lines)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -203,7 +203,7 @@ def run_failing(how: str) -> tuple[str, int]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["main", "thread", "hook", "hanging hook"])
+@pytest.mark.parametrize("how", ["main", "thread", "hook", "hanging hook", "deaf launcher"])
 def test_an_exception_on_one_rank_ends_the_job(how: str) -> None:
     said, _ = run_failing(how)
     assert f"on {os.uname().nodename} failed" in said
@@ -212,6 +212,7 @@ def test_an_exception_on_one_rank_ends_the_job(how: str) -> None:
     )
     assert ("in thread 'prefetch'" in said) == (how == "thread")
     assert ("earlier hook called" in said) == ("hook" in how)
+    assert ("rank 1 is gone" in said) == (how == "deaf launcher")
 
 
 @pytest.mark.mpi

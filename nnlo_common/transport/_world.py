@@ -19,6 +19,7 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from nnlo_common._guard import end_within
 from nnlo_common.transport._backoff import Backoff
 from nnlo_common.transport._library import cuda_aware, one_line
 
@@ -130,6 +131,7 @@ class World:
 
     def abort(self, code: int) -> NoReturn:
         """End every process of the whole job now, also those outside this communicator."""
+        end_within()  # where the launcher does not hear: it sees processes end
         MPI.COMM_WORLD.Abort(code)
         raise SystemExit(code)  # some libraries return before the launcher's signal arrives
 
