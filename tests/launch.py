@@ -158,9 +158,9 @@ def _run(
         left = _left_running(process)
         _kill(process)
         out, err = process.communicate(timeout=10)
-        pytest.fail(
-            f"no end after {timeout_s} s: {command}\n--- running\n{left}\n--- stdout\n{out}\n--- stderr\n{err}"
-        )
+        parts = {"running": left, "stdout": out, "stderr": err}
+        told = "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
+        pytest.fail(f"no end after {timeout_s} s: {command}\n{told}")
     except BaseException:
         _kill(process)
         raise
