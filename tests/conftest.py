@@ -31,13 +31,30 @@ def _no_training_left() -> Iterator[None]:
         sys.modules["nnlo_torch._wrapper"]._current = None
 
 
-def pytest_collection_finish() -> None:
+class _Imported:
     """Whoever looks through all objects, to collect what is garbage, say, is spared those of the modules.
 
-    With the frameworks these are a million, which takes a tenth of a second.
+    With the frameworks these are a million, which takes a tenth of a second; much of it is imported by
+    the first test that has an optimizer, or compiles a model.
     """
-    gc.collect()
-    gc.freeze()
+
+    spared = 0
+
+    @classmethod
+    def spare(cls) -> None:
+        if len(sys.modules) > cls.spared + 50:
+            gc.collect()
+            gc.freeze()
+            cls.spared = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _Imported.spare()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    _Imported.spare()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

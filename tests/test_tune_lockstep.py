@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 
@@ -15,6 +16,7 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.tune import optimize
+from nnlo_common.tune._bayesian import BayesianSampler
 from nnlo_common.tune._coordinator import Coordinator
 from nnlo_common.tune._endings import ERROR
 from nnlo_common.tune._engines import engine
@@ -57,6 +59,8 @@ def searched(timing, *, sampler="tpe", pruner=MEDIAN, blocks=3, n_trials=24, loc
     pace = random.Random(timing)
     study = optuna.create_study(pruner=pruner)
     study.sampler = engine(sampler, 1, n_trials, study)
+    if isinstance(study.sampler, BayesianSampler):
+        study.sampler.choosers = math.inf  # as for any search in lock-step: how long it takes must not matter
     machine = Coordinator(study, blocks=blocks, n_trials=n_trials, retries=1, lockstep=lockstep, **options)
     slow = pace.randrange(blocks)
     training, waiting = {}, machine.begin()

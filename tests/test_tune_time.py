@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
@@ -38,6 +38,7 @@ class Clock:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(1, 20), min_size=1, max_size=12), st.integers(1, 3), st.floats(5, 60))
+@example(durations=[2.5, 2.5], blocks=1, end_s=5.0)  # the last ends when the time is up, to the bit
 def test_only_trials_that_may_end_in_time_are_begun(durations, blocks, end_s):
     """Of trials that never take longer than those before none is broken off, and no time is wasted."""
     durations = sorted(durations, reverse=True)

@@ -50,7 +50,7 @@ class TimeLeft:
 
     def over(self, now_s: float) -> bool:
         """Say whether the time is up."""
-        return now_s >= self._end_s
+        return now_s > self._end_s
 
     def suffices(self, now_s: float, began_s: Iterable[float]) -> bool:
         """Say whether to begin a trial.
