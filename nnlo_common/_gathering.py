@@ -29,6 +29,7 @@ class Gathering:
 
     Attributes:
         part: what this rank asks by.
+        views: how often all have seen the centre together; what is brought from then on is not of it.
 
     Args:
         part: what this rank asks by.
@@ -39,6 +40,7 @@ class Gathering:
 
     def __init__(self, part: TeamPart, model: Model, buffers: Buffers | None, *, speaks: bool) -> None:
         self.part, self._model, self._buffers, self._speaks = part, model, buffers, speaks
+        self.views = 0
 
     def meet(self) -> None:
         """Wait for all ranks."""
@@ -63,8 +65,8 @@ class Gathering:
         """Let this rank's buffers count in the mean of all, or be what all get instead of it."""
         if self._buffers is not None and weight:
             self._buffers.gather()
-            question = {"ask": "average", "weight": weight} | ({"instead": True} if instead else {})
-            self.part.ask(question, self._buffers.flat.vector)
+            question = {"ask": "average", "weight": weight, "views": self.views}
+            self.part.ask(question | ({"instead": True} if instead else {}), self._buffers.flat.vector)
 
     def take_buffers(self) -> None:
         """Give the model the mean of all buffers."""
@@ -100,7 +102,7 @@ class Gathering:
         self._buffers.gather()
         own = self._buffers.flat.vector.copy()
         if vector is None:
-            _, vector = self.part.ask({"ask": "average", "weight": 0})
+            _, vector = self.part.ask({"ask": "average", "weight": 0, "views": self.views})
         np.copyto(self._buffers.flat.vector, vector)
         self._buffers.scatter()
         return own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -350,12 +350,11 @@ class Team:
             self._part.view(center)
         else:
             self._part.look(center)
-        if self.serves:
-            yield  # the model is the centre
-            return
-        if not when_all_are_there:
+        if not self.serves and not when_all_are_there:
             self._bring_buffers()
-        with self._gathering.lent(center):
+        # The model of a server is the centre.
+        with nullcontext() if self.serves else self._gathering.lent(center):
+            self._gathering.views += when_all_are_there
             yield
 
     def take_over_center(self) -> None:

@@ -182,7 +182,7 @@ def test_a_question_is_answered_when_its_counter_knows() -> None:
 
 def test_an_answer_may_hold_more_numbers_than_its_question() -> None:
     room = Room({"average": Averages(np.arange(5, dtype=F4))}, numbers=5)
-    room.ask(1, {"ask": "average", "weight": 0})
+    room.ask(1, {"ask": "average", "weight": 0, "views": 0})
     assert room.clerks[1].answer[1].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -216,12 +216,12 @@ def test_whoever_goes_is_told_to_every_counter_once(end: str) -> None:
 def test_who_has_left_may_still_ask_but_not_after_its_goodbye() -> None:
     room = Room({"average": Averages(np.zeros(0, F4))})
     room.ask(1, {"ask": "leave"})
-    room.ask(1, {"ask": "average", "weight": 0})
+    room.ask(1, {"ask": "average", "weight": 0, "views": 0})
     assert room.answer(1) == {}
     room.ask(1, {"ask": "goodbye"})
     assert room.desk.present == {0, 2, 3}
     with pytest.raises(ProtocolError, match="takes questions of members"):
-        room.ask(1, {"ask": "average", "weight": 0})
+        room.ask(1, {"ask": "average", "weight": 0, "views": 0})
 
 
 def test_the_frame_of_one_who_died_waiting_is_given_back() -> None:
@@ -456,10 +456,16 @@ def test_copies_are_given_out_when_the_last_one_missing_goes(lost: bool) -> None
 VECTORS = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=5)
 
 
-def brought(averages: Averages, rank: int, numbers: Any, weight: float = 1) -> np.ndarray:
-    (answer,) = averages.ask(Question(rank, {"ask": "average", "weight": weight}, np.array(numbers, F4)))
+def brought(averages: Averages, rank: int, numbers: Any, weight: float = 1, views: int = 0) -> np.ndarray:
+    content = {"ask": "average", "weight": weight, "views": views}
+    (answer,) = averages.ask(Question(rank, content, np.array(numbers, F4)))
     assert (answer.rank, answer.content) == (rank, {})
     return answer.numbers.copy()
+
+
+def average_for(averages: Averages, rank: int, views: int = 0) -> list[float]:
+    (answer,) = averages.ask(Question(rank, {"weight": 0, "views": views}))
+    return answer.numbers.tolist()
 
 
 @exactly
@@ -484,10 +490,8 @@ def test_the_average_of_equal_vectors_is_that_vector_bit_for_bit(
 
 def test_an_average_is_weighted_and_of_what_each_has_brought_last() -> None:
     averages = Averages(np.array([7], F4))
-    (start,) = averages.ask(Question(1, {"weight": 0}, np.zeros(0, F4)))
-    assert start.numbers.tolist() == [7]  # before anybody has brought anything
-    (start,) = averages.ask(Question(0, {"weight": 0}))
-    assert start.numbers.tolist() == [7]
+    assert brought(averages, 1, [], 0).tolist() == [7]  # before anybody has brought anything
+    assert average_for(averages, 0) == [7]
     assert brought(averages, 1, [8], 3).tolist() == [8]
     assert brought(averages, 2, [0], 1).tolist() == [6]
     assert brought(averages, 1, [4], 1).tolist() == [2]
@@ -495,9 +499,48 @@ def test_an_average_is_weighted_and_of_what_each_has_brought_last() -> None:
     assert brought(averages, 1, [6], 3).tolist() == [4.5]
 
 
+def test_what_is_brought_after_a_view_does_not_count_for_those_who_have_not_had_it() -> None:
+    averages = Averages(np.array([7], F4))
+    brought(averages, 1, [10])
+    brought(averages, 2, [20])
+    assert brought(averages, 1, [30], views=1).tolist() == [25]  # 1 is past the first view, 2 not yet
+    assert brought(averages, 1, [40], views=1).tolist() == [30]
+    assert average_for(averages, 2) == average_for(averages, 0) == [15]
+    assert average_for(averages, 2, views=1) == [30]
+    brought(averages, 2, [0], views=1)
+    assert average_for(averages, 1, views=1) == [20]
+    assert average_for(averages, 0) == [15]
+    brought(averages, 1, [2], views=2)
+    assert average_for(averages, 2, views=1) == [20]
+    assert averages.state()["value"].tolist() == [1]
+
+
+def test_before_anybody_has_had_a_view_nothing_counts_that_comes_after_it() -> None:
+    averages = Averages(np.array([7], F4))
+    brought(averages, 1, [10], views=1)
+    assert average_for(averages, 2) == [7]
+
+
+def test_what_a_dead_worker_has_brought_counts_until_another_brings_something() -> None:
+    averages = Averages(np.array([7], F4))
+    brought(averages, 1, [10])
+    assert averages.gone(1, lost=True) == []
+    assert average_for(averages, 2) == [10]
+    assert brought(averages, 2, [20]).tolist() == [20]
+
+
+def test_averages_that_are_loaded_count_before_any_view() -> None:
+    averages, again = Averages(np.array([7], F4)), Averages(np.array([0], F4))
+    brought(averages, 1, [10], views=2)
+    brought(averages, 2, [20], views=2)
+    again.load(averages.state())
+    assert average_for(again, 1) == [15]
+    assert brought(again, 1, [30]).tolist() == [25]
+
+
 def test_an_average_keeps_a_copy_of_what_was_brought() -> None:
     averages, mine = Averages(np.zeros(1, F4)), np.ones(1, F4)
-    averages.ask(Question(1, {"weight": 1}, mine))
+    averages.ask(Question(1, {"weight": 1, "views": 0}, mine))
     mine[0] = 100
     assert brought(averages, 2, [3]).tolist() == [2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import math
@@ -653,6 +654,39 @@ def test_buffers_are_weighted_by_the_samples_of_an_epoch(servers):
         steps = int(rank >= servers)
         assert [calls for _, calls, _ in seen] == [steps, 2 * steps]
         assert all(bool(scratch.any()) == (steps > 0) for *_, scratch in seen)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_who_looks_late_sees_the_buffers_of_its_own_epoch(servers):
+    """The first worker has ended its second epoch when the other one asks for the buffers of the first."""
+    ahead = threading.Event()
+
+    def program(world):
+        reach, passed = world.reach, collections.Counter()
+
+        def reached(point):
+            reach(point)
+            passed[point] += 1
+            if world.rank == servers and passed["send VIEW"] > servers:
+                ahead.set()
+            elif world.rank == servers + 1 and point == "send ASK" and passed[point] == 2:
+                assert ahead.wait(20)
+
+        world.reach = reached
+        model = Mixed()
+        optimizer = wrapped(world, model, servers=servers)
+        seen = []
+        for epoch in range(2):
+            train(model, optimizer, loader_of(optimizer))
+            if optimizer.share[0] >= 0:
+                model.norm.running_mean.fill_(10.0 * (epoch + 1) + optimizer.share[0])
+            with optimizer.evaluation():
+                seen.append(model.norm.running_mean[0].item())
+        optimizer.close()
+        return seen
+
+    assert on_ranks(servers, 2, program) == [pytest.approx([10.5, 20.5], abs=0.1)] * (servers + 2)
+    assert ahead.is_set()
 
 
 def test_a_worker_that_has_no_share_brings_no_buffers():

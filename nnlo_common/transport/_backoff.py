@@ -26,7 +26,7 @@ class Backoff:
         sleep: pauses; says whether it was woken, and so something is about to come.
 
     Example:
-        >>> backoff = Backoff()
+        >>> backoff = Backoff(clock=lambda: 0.0)  # for which no time passes
         >>> backoff.pause()  # returns at once: the wait has only begun
         True
     """
