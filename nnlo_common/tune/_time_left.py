@@ -60,7 +60,7 @@ class TimeLeft:
             began_s: when those under way have begun.
         """
         longest_s = max([self.longest_s, *(now_s - began for began in began_s)])
-        return now_s + longest_s <= self._end_s and not self.over(now_s)
+        return now_s + longest_s <= self._end_s
 
 
 def end_of(
