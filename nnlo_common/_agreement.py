@@ -38,6 +38,8 @@ class Plan:
         algorithm: how workers and centre exchange.
         parameters: the model.
         gradient: where gradients are put.
+        own_parameters: where a worker keeps its parameters if the model has others: a point ahead of them.
+        given_sums: a gradient is the sum over all steps since the last contribution.
         servers: how many ranks share the serving of the centre.
         center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
         local_optimizer: what moves a worker's parameters; None where something else does.
@@ -53,6 +55,8 @@ class Plan:
     algorithm: Algorithm
     parameters: FlatVector
     gradient: FlatVector
+    own_parameters: FlatVector | None = None
+    given_sums: bool = False
     servers: int = 1
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None

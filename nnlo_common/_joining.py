@@ -161,11 +161,12 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
     worker = Worker(
         world.rank,
         plan.algorithm,
-        plan.parameters,
+        plan.parameters if plan.own_parameters is None else plan.own_parameters,
         plan.gradient,
         shards,
         workers=len(cell.workers),
         local=plan.local_optimizer,
+        given_sums=plan.given_sums,
     )
     clerk = _clerk(world, plan, cell, shards)
     return Working(world.open(links), worker, clerk)

@@ -60,8 +60,8 @@ class Part(Protocol):
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
 
-    def begin_epoch(self) -> None:
-        """Begin an epoch."""
+    def begin_epoch(self) -> bool:
+        """Begin an epoch; return whether that has moved the parameters."""
 
     def end_epoch(self) -> None:
         """Tell, or wait for, the end of an epoch."""
@@ -99,13 +99,26 @@ class TeamPart(Part, Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether the next step exchanges; one that does not may be passed."""
+        """Whether the next step has to be made; others may be passed."""
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+
+    def last_round(self) -> None:
+        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector; this one may still travel."""
 
     def pass_step(self) -> None:
-        """Count a step that does not exchange."""
+        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
 
     @property
     def told_rate(self) -> float:
@@ -160,8 +173,9 @@ class Alone:
         self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self) -> bool:
         """Nobody has to be asked."""
+        return False
 
     def end_epoch(self) -> None:
         """Nobody has to be told."""

@@ -96,13 +96,29 @@ class Serving:
             f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
         )
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self) -> bool:
         """Do nothing: the epoch is served when it ends."""
+        return False
 
     @property
     def due(self) -> bool:
         """A server makes no steps."""
         return False
+
+    def due_within(self, steps: int) -> bool:  # noqa: ARG002
+        """A server makes no steps."""
+        return False
+
+    @property
+    def gathered(self) -> int:
+        """A server makes no steps."""
+        return 0
+
+    def add_weight(self, weight: float) -> None:
+        """Do nothing: a server contributes nothing."""
+
+    def last_round(self) -> None:
+        """Do nothing: a server contributes nothing."""
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Do nothing: a server has none."""

@@ -16,7 +16,7 @@ import numpy as np
 from nnlo_common._agreement import Plan
 from nnlo_common._attendance import check_stall_timeout
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Vector
+from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._forking import advise_on_fork
 from nnlo_common._framework import Buffers, Model, Options, wired
 from nnlo_common._gathering import Gathering
@@ -69,7 +69,10 @@ class Team:
         buffers: its buffers, if it has any.
         options: those of the user's optimizer.
         center_optimizer: makes what steps the given part of the centre.
-        local_step: moves the parameters as the user's optimizer does, where it runs on workers.
+        local_step: moves the parameters in each step, as an optimizer of the framework's does; None: nothing
+            does, or the framework does so by itself.
+        moved_outside: the framework moves the parameters by itself between steps.
+        given_sums: the model's gradient is the sum over all steps since the last contribution.
         servers: how many ranks serve.
         optimizer: what kind of optimizer the user's is; the same on all ranks.
         epochs: how many the training is to have, if that is known; the same on all ranks.
@@ -86,7 +89,9 @@ class Team:
         buffers: Buffers | None,
         options: Options,
         center_optimizer: Callable[[slice], VectorOptimizer],
-        local_step: Callable[[], object],
+        local_step: Callable[[], object] | None = None,
+        moved_outside: bool = False,
+        given_sums: bool = False,
         servers: int = 1,
         optimizer: str = "",
         epochs: int = 0,
@@ -96,11 +101,14 @@ class Team:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world = algorithm, world
         self._runs, self._options = algorithm.optimizer_runs, options
-        self._move = local_step
+        self._move, self._moved_outside = local_step, moved_outside
+        ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
         plan = Plan(
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
+            own_parameters=FlatVector(model.parameters.layout) if ahead else None,
+            given_sums=given_sums,
             servers=servers,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
@@ -112,6 +120,8 @@ class Team:
         )
         self.member: Member = join(world, plan)
         self._part = self.member.part
+        # Where gradients are taken ahead of the parameters, the model has that point.
+        self._parameters = None if self.serves else plan.own_parameters
         self._gathering = Gathering(self._part, model, buffers, speaks=speaks(self.member.role))
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
@@ -182,7 +192,7 @@ class Team:
             if not self._loaded:
                 self.model.absorb()  # 16-bit weights may have been loaded since
             self._part.start()
-            self.model.publish()
+            self._show()
 
     def begin_epoch(self) -> None:
         """Begin an epoch; on a server serve it to its end."""
@@ -197,39 +207,67 @@ class Team:
         if self._resumed_in_epoch:
             self._resumed_in_epoch = False
             return  # it goes on with an epoch that it began before it was saved
-        self._part.begin_epoch()
-        self.model.publish()
+        if self._part.begin_epoch():
+            self._show()
         if self._epochs:
             self._gathering.take_buffers()  # where workers step together all have brought theirs by now
 
-    def step(self, weight: float, change_gradient: Callable[[], object]) -> None:
-        """Make one step with the gradients that lie in the model."""
+    def step(
+        self,
+        weight: float,
+        change_gradient: Callable[[], object],
+        local_step: Callable[[], object] | None = None,
+    ) -> None:
+        """Make one step with the gradients that lie in the model.
+
+        Args:
+            weight: how much it counts in a mean over workers, with those that were passed before it.
+            change_gradient: changes the collected gradient.
+            local_step: moves the parameters in their vector; None: as the training has it.
+        """
         self.start()
         if self._runs == "worker":
             self.model.check()
         else:
             self.model.collect()
             change_gradient()
+        if self._moved_outside and local_step is None:
+            self.model.absorb()
         self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
         if self._runs == "center":
             self._send_options()
         self._part.count_samples(self._samples)
-        self._part.step(weight, self._local_step if self._runs == "worker" else None)
+        if local_step is None and self._move is not None:
+            local_step = self._local_step
+        self._part.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
         if len(self.model.gradients) > 1 and self.model.turn():
             self._part.use_gradient(self.model.gradient)
-        self.model.publish()
+        self._show()
 
     @property
     def due(self) -> bool:
-        """Whether the next step exchanges."""
+        """Whether the next step has to be made; others may be passed."""
         return self._part.due
 
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        return self._part.due_within(steps)
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+        return self._part.gathered
+
     def pass_step(self) -> None:
-        """Count a step that does not exchange, where the user's optimizer runs on workers."""
+        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
         self._part.pass_step()
         self._steps_in_epoch += 1
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+        self._part.add_weight(weight)
 
     def end_epoch(self) -> None:
         """End the epoch that is open, if one is.
@@ -243,9 +281,24 @@ class Team:
                 self.before_epoch_ends()
             self._part.count_samples(self._samples)
             self._bring_buffers()
+            contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
+            if contributes and self._moved_outside:
+                self.model.absorb()
             self._part.end_epoch()
+            if contributes:
+                self._show()
             self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0
+
+    def last_round(self) -> None:
+        """Contribute this worker's steps since its last exchange, if the algorithm would lose them otherwise.
+
+        All workers call it after their last epoch.
+        """
+        if self._moved_outside:
+            self.model.absorb()
+        self._part.last_round()
+        self._show()
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have left."""
@@ -253,8 +306,12 @@ class Team:
         self.end_epoch()
         if self.before_close is not None:
             self.before_close()
+        if self._final is None and not self.serves:
+            self.last_round()
         self.over = True
         self._part.finish(self._publish if self.serves else self.model.publish)
+        if self._parameters is not None:
+            np.copyto(self.model.parameters.vector, self._parameters.vector)
         if self._final is not None:  # replies that were under way have come since
             np.copyto(self.model.parameters.vector, self._final)
         self.model.publish()
@@ -313,7 +370,7 @@ class Team:
         self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
         self._known_options = tuple(state["known_options"])
         self._loaded = True
-        self.model.publish()
+        self._show()
 
     def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
         """Go on after so many epochs, with the centre of a server's `state` but other workers."""
@@ -345,6 +402,8 @@ class Team:
         self.start()
         if when_all_are_there:
             self.end_epoch()
+        if self._moved_outside:
+            self.model.absorb()
         center = np.empty_like(self.model.parameters.vector)
         if when_all_are_there:
             self._part.view(center)
@@ -387,9 +446,16 @@ class Team:
     # -- inside ---------------------------------------------------------------------------------------
 
     def _local_step(self) -> None:
+        assert self._move is not None  # or nobody asks for it
         self.model.publish()  # an exchange may have come first
         self._move()
         self.model.absorb()
+
+    def _show(self) -> None:
+        """Let the model be where the next gradient is to be taken."""
+        if self._parameters is not None:
+            np.copyto(self.model.parameters.vector, self._part.point())
+        self.model.publish()
 
     def _send_options(self) -> None:
         """Tell the servers what a scheduler has changed since the last step, for they do not see batches."""

@@ -39,14 +39,33 @@ class Working:
         self._work(self._worker.step(local_step))
         self._steps += 1
 
-    def begin_epoch(self) -> None:
-        """Go on from where the last epoch has ended."""
+    def begin_epoch(self) -> bool:
+        """Go on from where the last epoch has ended; return whether that has moved the parameters."""
+        moves = self._worker.refreshes
         self._work(self._worker.begin_epoch())
+        return moves
 
     @property
     def due(self) -> bool:
-        """Whether the next step exchanges."""
+        """Whether the next step has to be made; others may be passed."""
         return self._worker.due
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        return self._worker.due_within(steps)
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+        return self._worker.gathered
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+        self._worker.add_weight(weight)
+
+    def last_round(self) -> None:
+        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
+        self._work(self._worker.last_round())
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector; this one may still travel."""

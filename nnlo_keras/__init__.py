@@ -25,7 +25,7 @@ from nnlo_keras._distribute import Distribute
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
-from nnlo_keras._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_keras._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
 
 if TYPE_CHECKING:
     from nnlo_keras.tune import MPITuner as MPITuner
@@ -38,6 +38,7 @@ __all__ = [
     "Distribute",
     "Downpour",
     "DynSGD",
+    "EAMSGD",
     "EASGD",
     "GEM",
     "H5Sequence",

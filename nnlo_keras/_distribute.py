@@ -14,6 +14,7 @@ from nnlo_common._joining import assigned, launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
 from nnlo_common.transport._endpoint import RankWorld
+from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._exchanging import Exchanging
@@ -163,9 +164,9 @@ class Distribute(keras.callbacks.Callback):
             self._feeding.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note the weights that an epoch begins with."""
-        if self._exchanging is not None and self._exchanging.in_epoch == 0:
-            self._exchanging.note_weights()
+        """Note the weights that a batch begins with, where they matter."""
+        if self._exchanging is not None:
+            self._exchanging.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
@@ -187,7 +188,7 @@ class Distribute(keras.callbacks.Callback):
         if self._served is not None:
             self._served.end_epoch()
         elif self._exchanging is not None:
-            self._exchanging.end_epoch(epoch, logs)
+            self._exchanging.end_epoch(epoch, logs, last=not self._epochs_left)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Leave with the centre's weights."""
@@ -222,7 +223,10 @@ class Distribute(keras.callbacks.Callback):
             self._served, self._exchanging = served, None
             self._restore += served.take_over(container, self)
             return
-        self._served, self._exchanging = None, Exchanging(team, weights, wrappers, rates, undisturbed=calm)
+        local = wrappers[0].mode is Mode.LOCAL
+        sizes = BatchSizes.of(sys._getframe(1), self.model, steps_matter=local)
+        exchanging = Exchanging(team, weights, wrappers, rates, sizes, undisturbed=calm)
+        self._served, self._exchanging = None, exchanging
         self._restore += unvalidated(self.model)  # that is for the rank that has the centre
         if self._feeding is not None:
             self._restore += self._feeding.lease(self.model, team)
@@ -248,7 +252,8 @@ class Distribute(keras.callbacks.Callback):
             buffers=Statistics.of(self.model, weights.variables),
             options=RateOption(wrappers),
             center_optimizer=lambda place: CenterOptimizer(wrappers, weights, place),
-            local_step=lambda: None,  # it has been made within the training step
+            moved_outside=local or first.moves_locally,  # within the training step
+            given_sums=not local,
             servers=first.servers,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
@@ -296,5 +301,4 @@ class Distribute(keras.callbacks.Callback):
 
 def _described(wrapper: Wrapper) -> str:
     """What is to be the same on all ranks besides the algorithm."""
-    pushed = "" if wrapper.every == 1 else f", pushed to every {wrapper.every} batches,"
-    return f"{type(wrapper.inner_optimizer).__name__}{pushed}"
+    return f"{type(wrapper.inner_optimizer).__name__} in {wrapper.describe()}"

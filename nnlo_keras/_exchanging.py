@@ -13,6 +13,7 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common._flat import Vector
 from nnlo_common._team import Team
+from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callbacks._companion import numbers
 from nnlo_keras._model import Weights
 from nnlo_keras._rates import Rates
@@ -29,6 +30,7 @@ class Exchanging:
         weights: the model's.
         wrappers: of its optimizers; of one kind, with the same options.
         rates: what the server tells of learning rates.
+        sizes: of the batches.
         undisturbed: whether nobody else sees the weights between batches.
 
     Attributes:
@@ -36,41 +38,63 @@ class Exchanging:
     """
 
     def __init__(
-        self, team: Team, weights: Weights, wrappers: Sequence[Wrapper], rates: Rates, *, undisturbed: bool
+        self,
+        team: Team,
+        weights: Weights,
+        wrappers: Sequence[Wrapper],
+        rates: Rates,
+        sizes: BatchSizes,
+        *,
+        undisturbed: bool,
     ) -> None:
         self._team, self._weights, self._wrappers, self._rates = team, weights, wrappers, rates
+        self._sizes = sizes
         self._sums = wrappers[0].mode is Mode.ACCUMULATE
-        self._attaches = undisturbed and self._sums
-        self.in_epoch = self._summed = 0  # batches; and of them since the last push
+        self._still = self._sums and not wrappers[0].moves_locally  # weights change by exchanges only
+        self._attaches = undisturbed and self._still
+        self._each = wrappers[0].algorithm.local_optimizer() is not None  # moves them here, in each step
+        self._first = getattr(team.algorithm, "order", "") == "paper"
+        if self._each and sizes.per_execution > 1:
+            raise ConfigurationError(
+                f"{type(wrappers[0]).__name__} needs the gradient of each batch, but compile() was given "
+                f"steps_per_execution={sizes.per_execution}; leave that out"
+            )
+        self.in_epoch = 0
+        self._weight = 0.0  # of the batches since the last contribution
         self._batch = -1  # the last one of this epoch
         self._open = False  # whether the epoch has not ended
         self._before: Vector | None = None  # the weights as an epoch's first batch begins
+        self._begun: Vector | None = None  # the weights as an execution begins, where they are exchanged
 
     def state(self) -> dict[str, Any]:
         """Return where this worker is in its epoch."""
         gradient = None
-        if self._summed:
+        if self._sums and self._team.gathered:
             self._weights.collect()
             gradient = self._weights.gradient.vector.copy()
-        return {"in_epoch": self.in_epoch, "summed": self._summed, "gradient": gradient}
+        return {"in_epoch": self.in_epoch, "weight": self._weight, "gradient": gradient}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned, once the epoch has begun."""
-        self.in_epoch, self._summed = state["in_epoch"], state["summed"]
+        """Resume where `state` was returned, once the epoch has begun."""
+        self.in_epoch, self._weight = state["in_epoch"], state["weight"]
         if state["gradient"] is not None:
             self._weights.resume(state["gradient"])
 
     def begin_epoch(self) -> None:
         """Begin an epoch, with all workers."""
-        self._batch, self._summed, self.in_epoch, self._open = -1, 0, 0, True
+        self._batch, self.in_epoch, self._open = -1, 0, True
+        self._sizes.begin_epoch()
         self._team.begin_epoch()
         if self._attaches:
             self._weights.attach()
 
-    def note_weights(self) -> None:
-        """Note the weights that an epoch begins with, where the training step is not to change them."""
-        if self._sums:
+    def begin_batch(self) -> None:
+        """Note the weights that an execution begins with, where they matter."""
+        if self._still and self.in_epoch == 0:
             self._before = self._weights.parameters.vector.copy()
+        if self._first and not self._sums and self._team.due_within(self._sizes.per_execution):
+            self._weights.absorb()
+            self._begun = self._weights.parameters.vector.copy()
 
     def end_batch(self, batch: int, *, idle: bool) -> None:
         """Exchange, if it is time to.
@@ -81,30 +105,51 @@ class Exchanging:
         """
         if self._before is not None:
             self._refuse_changes(self._before)
-        done, self._batch = batch - self._batch, batch
-        if idle:
-            return
+        first, self._batch = self._batch + 1, batch
+        done = 0 if idle else self._sizes.batches(first, batch)
         self.in_epoch += done
-        if self._team.stopped:
+        if self._team.stopped or not done:
             return
         self._team.take(done)
-        if self._sums:
-            self._add(done)
+        self._weight += self._sizes.samples(first, done) if self._team.algorithm.weighs else done
+        for _ in range(done - 1):
+            self._team.pass_step()
+        if self._each or self._team.due:
+            self._step()
         else:
-            self._step(done)
+            self._team.pass_step()
+        if self._wrappers[0].algorithm.optimizer_runs == "nowhere":
+            for one in self._wrappers:
+                # Nothing steps the optimizer; its schedule goes by this worker's batches.
+                one.inner_optimizer.iterations.assign_add(done)
+        self._begun = None
         self._rates.hear()
 
-    def end_epoch(self, epoch: int, logs: Any) -> None:
-        """Send what is left, and what the metrics are; once, whoever calls it first."""
+    def end_epoch(self, epoch: int, logs: Any, *, last: bool) -> None:
+        """Contribute what is left, and tell what the metrics are; once, whoever calls it first.
+
+        Args:
+            epoch: its number.
+            logs: the metrics.
+            last: whether no other follows.
+        """
         if not self._open:
             return
         self._open = False
-        if self._summed:
-            self._push()
-        self._weights.detach()
+        left = self._sums and self._team.gathered > 0
+        if left:
+            self._weights.collect()
+            self._change_gradient()
+            self._team.add_weight(self._taken_weight())
         values = numbers(logs) if self.in_epoch else {}  # nothing was left for this worker
         self._team.ask({"ask": "note", "epoch": epoch, "values": values, "weight": self.in_epoch or 1})
         self._team.end_epoch()
+        self._weights.detach()
+        if left:
+            self._weights.clear()
+        if last and not self._sums and self._team.gathered and not self._team.stopped:
+            self._team.add_weight(self._taken_weight())
+            self._team.last_round()
 
     def _refuse_changes(self, before: Vector) -> None:
         """Refuse a training step that changes weights by itself: the next exchange would undo it, unsaid.
@@ -120,37 +165,35 @@ class Exchanging:
                 "on workers, such as LocalSGD"
             )
 
-    def _step(self, done: int) -> None:
-        """Exchange weights that the training step has stepped."""
-        team, due = self._team, False
-        for _ in range(done - 1):
-            due |= team.due
-            team.pass_step()
-        if due or team.due:
-            self._weights.absorb()
-            team.step(1.0, lambda: None)
+    def _step(self) -> None:
+        """Exchange, for all batches since the last time."""
+        if self._sums:
+            self._team.step(self._taken_weight(), self._change_gradient)
+            if self._each or not self._team.gathered:
+                self._weights.clear()
+        elif self._first:
+            self._exchange_as_begun()
         else:
-            team.pass_step()
+            self._team.step(self._taken_weight(), lambda: None)
 
-    def _add(self, done: int) -> None:
-        """Push gradients that the training step has added up."""
-        first = self._wrappers[0]
-        self._summed += done
-        if self._summed >= first.every:
-            self._push()
-        if first.algorithm.optimizer_runs == "nowhere":
-            for one in self._wrappers:
-                # Nothing steps the optimizer; its schedule goes by this worker's batches.
-                one.inner_optimizer.iterations.assign_add(done)
+    def _exchange_as_begun(self) -> None:
+        """Exchange the weights that the execution began with, and add what it has moved them by."""
+        assert self._begun is not None  # begin_batch has seen that an exchange is due
+        vector = self._weights.parameters.vector
+        self._weights.absorb()
+        moved = vector - self._begun
+        np.copyto(vector, self._begun)
 
-    def _push(self) -> None:
-        self._summed = 0
-        self._team.step(1.0, self._scale_gradient)
-        self._weights.clear()
+        def move() -> None:
+            np.add(vector, moved, out=vector)
 
-    def _scale_gradient(self) -> None:
-        if self._wrappers[0].follows:
-            self._team.set_local_rate(self._wrappers[0].current_rate)
+        self._team.step(self._taken_weight(), lambda: None, move)
+
+    def _taken_weight(self) -> float:
+        weight, self._weight = self._weight, 0.0
+        return weight or 1.0
+
+    def _change_gradient(self) -> None:
         for wrapper, place in zip(self._wrappers, self._weights.places, strict=True):
             if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
                 self._weights.gradient.vector[place] *= np.float32(wrapper.current_rate)

@@ -121,11 +121,14 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
 
 
 def _kind(wrapper: Wrapper) -> tuple[object, ...]:
-    return type(wrapper), wrapper.algorithm, wrapper.every, wrapper.servers
+    return type(wrapper), wrapper.algorithm, wrapper.describe(), wrapper.servers
 
 
 def _described(wrapper: Wrapper) -> str:
-    return f"{wrapper.algorithm.describe()}, every={wrapper.every}, servers={wrapper.servers}"
+    of_optimizer = (
+        f", momentum={momentum}" if (momentum := getattr(wrapper.algorithm, "momentum", None)) else ""
+    )
+    return f"{wrapper.describe()}{of_optimizer}, servers={wrapper.servers}"
 
 
 def _listed(wrappers: Mapping[str, Wrapper]) -> str:

@@ -14,7 +14,11 @@ from nnlo_common._joining import launched
 from nnlo_common.algorithms import Algorithm
 from nnlo_keras._sums import GradientSum, gradient_sum
 
-__all__ = ["Mode", "Wrapper", "wrapper_of"]
+__all__ = ["AS_YOURS", "Mode", "Wrapper", "wrapper_of"]
+
+
+#: The learning rate of local steps that is always that of the wrapped optimizer.
+AS_YOURS = "as yours"
 
 
 class Mode(enum.Enum):
@@ -35,17 +39,19 @@ class Wrapper(keras.optimizers.Optimizer):
     Attributes:
         inner_optimizer: yours.
         algorithm: how it is exchanged.
-        every: batches between exchanges, where gradients are added up.
         servers: how many ranks share the serving of the centre.
         mode: what it does with gradients.
-        follows: whether local steps of the algorithm's own go by your optimizer's learning rate.
+        local_optimizer: moves a worker's weights between exchanges, where gradients are added up.
+        local_rate: that of plain SGD which does so, if there is no such optimizer; None: nothing moves them;
+            "as yours": that of your optimizer.
         sum: of gradients, where they are added up.
 
     Args:
         optimizer: any Keras optimizer.
         algorithm: the options of the algorithm.
         own: the options of this wrapper's own, as its constructor takes them.
-        every: batches between exchanges, where gradients are added up.
+        local: what moves a worker's weights between exchanges, where gradients are added up: a Keras
+            optimizer, the learning rate of plain SGD, "as yours", or nothing.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -56,17 +62,18 @@ class Wrapper(keras.optimizers.Optimizer):
         algorithm: Algorithm,
         own: dict[str, Any],
         *,
-        every: int = 1,
+        local: Any = None,
         servers: int = 1,
         name: str | None = None,
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
+        rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.inner_optimizer, self.algorithm = optimizer, algorithm
-        self.every, self.servers = every, servers
-        self._own = own
-        self.mode, self.follows = Mode.ALONE, False
+        self.servers, self._own, self.mode = servers, own, Mode.ALONE
+        self.local_optimizer = None if rate else _local(local, type(self).__name__)
+        self.local_rate = local if rate else None
         self.attached = False  # whether a Distribute callback drives it
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientSum | None = None
@@ -77,6 +84,8 @@ class Wrapper(keras.optimizers.Optimizer):
             return
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
+        if self.local_optimizer is not None and not self.local_optimizer.built:
+            self.local_optimizer.build(variables)
         super().build(variables)
         if self.algorithm.optimizer_runs != "worker" and (self.attached or launched() is not None):
             self.sum = gradient_sum(self, variables)
@@ -91,9 +100,9 @@ class Wrapper(keras.optimizers.Optimizer):
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
         if self.mode is Mode.ACCUMULATE:
-            self._accumulate(
-                grads, self._trainable_variables if trainable_variables is None else trainable_variables
-            )
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            self._accumulate(grads, variables)
+            self._step_locally(grads, variables)
             return None
         return self.inner_optimizer.apply(grads, trainable_variables)
 
@@ -113,6 +122,30 @@ class Wrapper(keras.optimizers.Optimizer):
                 )
         self.sum.add([given.get(self._var_key(variable)) for variable in self._trainable_variables])
 
+    def _step_locally(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Move the weights of this worker until the next centre comes."""
+        if self.local_optimizer is not None:
+            self.local_optimizer.apply(grads, variables)
+        elif self.local_rate:
+            rate = self.learning_rate if self.local_rate == AS_YOURS else self.local_rate
+            for gradient, variable in zip(grads, variables, strict=True):
+                if gradient is not None:
+                    dense = keras.ops.cast(
+                        keras.ops.convert_to_tensor(gradient, sparse=False), variable.dtype
+                    )
+                    variable.assign_sub(dense * keras.ops.cast(rate, variable.dtype))
+
+    @property
+    def moves_locally(self) -> bool:
+        """Whether a worker moves its weights between exchanges though the centre is stepped elsewhere."""
+        return self.local_optimizer is not None or bool(self.local_rate)
+
+    def describe(self) -> str:
+        """Return one line that is equal for equal options; ranks and optimizers are compared by it."""
+        local = "" if self.local_optimizer is None else f"local={type(self.local_optimizer).__name__}"
+        own = [f"{name}={value!r}" for name, value in self._own.items() if value is not None]
+        return f"{type(self).__name__}({', '.join([*own, *filter(None, [local])])})"
+
     @property
     def owned(self) -> list[Any]:
         """The variables that it was built for."""
@@ -122,8 +155,9 @@ class Wrapper(keras.optimizers.Optimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """Its own and the wrapped optimizer's."""
-        return [*self._variables, *self.inner_optimizer.variables]
+        """Its own, the wrapped optimizer's, and those of an optimizer for local steps."""
+        local = [] if self.local_optimizer is None else self.local_optimizer.variables
+        return [*self._variables, *self.inner_optimizer.variables, *local]
 
     @property
     def _model_variables_moving_average(self) -> Any:
@@ -133,8 +167,11 @@ class Wrapper(keras.optimizers.Optimizer):
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""
         own = len(self._variables)
+        inner = own + len(self.inner_optimizer.variables)
         super().set_weights(weights[:own])
-        self.inner_optimizer.set_weights(weights[own:])
+        self.inner_optimizer.set_weights(weights[own:inner])
+        if self.local_optimizer is not None:
+            self.local_optimizer.set_weights(weights[inner:])
 
     @property
     def iterations(self) -> Any:
@@ -175,22 +212,21 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return what makes an equal wrapper."""
-        inner = keras.optimizers.serialize(self.inner_optimizer)
-        # On the torch back end Keras names modules that exist only where torch is installed.
-        if str(inner.get("module", "")).startswith("keras.src.backend."):
-            inner = {**inner, "module": "keras.optimizers", "registered_name": None}
-            inner["class_name"] = type(self.inner_optimizer).__name__
-        return {"optimizer": inner, "servers": self.servers, "name": self.name, **self._own}
+        config = {"optimizer": _serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
+        if self.local_optimizer is not None:
+            config["local"] = _serialized(self.local_optimizer)
+        return {**config, **self._own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         """Make a wrapper from what `get_config` returned."""
         config = dict(config)
         # keras.optimizers.deserialize knows a list of optimizers, on which Lamb is missing.
-        optimizer = keras.saving.deserialize_keras_object(
-            config.pop("optimizer"), custom_objects=custom_objects
-        )
-        return cls(optimizer, **config)
+        for name in ("optimizer", "local"):
+            if isinstance(config.get(name), dict):
+                one = keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
+                config[name] = one
+        return cls(config.pop("optimizer"), **config)
 
 
 def wrapper_of(optimizer: Any) -> Wrapper | None:
@@ -199,6 +235,28 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
     if isinstance(optimizer, Wrapper):
         return optimizer
     return inner if isinstance(inner, Wrapper) else None
+
+
+def _serialized(optimizer: Any) -> dict[str, Any]:
+    one: dict[str, Any] = keras.optimizers.serialize(optimizer)
+    # On the torch back end Keras names modules that exist only where torch is installed.
+    if str(one.get("module", "")).startswith("keras.src.backend."):
+        one = {**one, "module": "keras.optimizers", "registered_name": None}
+        one["class_name"] = type(optimizer).__name__
+    return one
+
+
+def _local(optimizer: Any, wrapper: str) -> Any:
+    """Return the optimizer for local steps."""
+    try:
+        optimizer = keras.optimizers.get(optimizer)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{wrapper}: local={optimizer!r} is not possible: it must be a learning rate, a Keras optimizer "
+            "or None"
+        ) from error
+    _refuse(optimizer, wrapper)
+    return optimizer
 
 
 def _refuse(optimizer: Any, wrapper: str) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
 from nnlo_common import ConfigurationError, algorithms
 from nnlo_common._numbers import whole_number
-from nnlo_keras._wrapper import Wrapper
+from nnlo_keras._wrapper import AS_YOURS, Wrapper
 
-__all__ = ["AGN", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
+__all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
 
 _registered = keras.saving.register_keras_serializable("nnlo")
 
@@ -23,25 +22,52 @@ class Downpour(Wrapper):
     See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights are those of a plain
     `fit`.
 
+    Between exchanges a worker stays at the centre that it has fetched and adds up its gradients; with `local`
+    it also moves its own weights after each batch, as the paper has it.
+
     Args:
         optimizer: yours; it runs on the server.
-        every: gradients are summed over this many batches before they are pushed.
-        lag: exchanges that may be under way while the worker goes on.
+        every: batches between exchanges: gradients are summed over them, pushed, and the centre is fetched.
+        n_push: batches between pushes, if not as many.
+        n_fetch: batches between fetches, if not as many.
+        local: moves a worker's weights between exchanges: the learning rate of plain SGD, or a Keras
+            optimizer; None: nothing does.
+        warm_start: commits that the first worker makes alone before the others are let in.
+        lag: exchanges that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
 
     Example:
-        >>> optimizer = Downpour(keras.optimizers.SGD(0.1), every=5)
+        >>> optimizer = Downpour(keras.optimizers.SGD(0.1), every=5, local=0.02)
         >>> optimizer.get_config()["every"]
         5
     """
 
     def __init__(
-        self, optimizer: Any, *, every: int = 1, lag: int = 0, servers: int = 1, name: str | None = None
+        self,
+        optimizer: Any,
+        *,
+        every: int = 1,
+        n_push: int | None = None,
+        n_fetch: int | None = None,
+        local: Any = None,
+        warm_start: int = 0,
+        lag: int = 0,
+        servers: int = 1,
+        name: str | None = None,
     ) -> None:
-        rule = algorithms.Downpour(schedule="aligned", lag=lag)
-        own = {"every": whole_number("every", every, 1), "lag": lag}
-        super().__init__(optimizer, rule, own, every=every, servers=servers, name=name)
+        own: dict[str, Any] = {"every": whole_number("every", every, 1), "n_push": n_push, "n_fetch": n_fetch}
+        own |= {"warm_start": warm_start, "lag": lag}
+        if local is None or isinstance(local, int | float):
+            own["local"] = local
+        rule = algorithms.Downpour(
+            n_push=every if n_push is None else n_push,
+            n_fetch=every if n_fetch is None else n_fetch,
+            schedule="aligned",
+            warm_start=warm_start,
+            lag=lag,
+        )
+        super().__init__(optimizer, rule, own, local=local, servers=servers, name=name)
 
 
 @_registered
@@ -53,7 +79,7 @@ class Synchronous(Wrapper):
     Args:
         optimizer: yours; it runs on the server.
         backup: how many of the slowest workers are not waited for.
-        lag: exchanges that may be under way while the worker goes on.
+        lag: exchanges that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -69,14 +95,17 @@ class Synchronous(Wrapper):
 class EASGD(Wrapper):
     """Elastic averaging: your optimizer runs on each worker; every so often worker and centre attract.
 
-    See `nnlo_common.EASGD`; the exchange comes after the step.
+    See `nnlo_common.EASGD` for the equations and for where each order is stable.
 
     Args:
         optimizer: yours; it runs on every worker.
         every: batches between exchanges.
         beta: the workers' common pull; each moves by alpha = beta / p.
         alpha: that moving rate itself, in place of beta.
-        lag: exchanges that may be under way while the worker goes on.
+        beta_per: "exchange", or "step": alpha = beta / (p every).
+        order: "step_first": your step, then the exchange; "paper": the other way round.
+        synchronous: wait for all workers at each exchange.
+        lag: exchanges that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -88,12 +117,57 @@ class EASGD(Wrapper):
         every: int = 10,
         beta: float = 0.9,
         alpha: float | None = None,
+        beta_per: Literal["exchange", "step"] = "exchange",
+        order: Literal["paper", "step_first"] = "step_first",
+        synchronous: bool = False,
         lag: int = 0,
         servers: int = 1,
         name: str | None = None,
     ) -> None:
-        rule = algorithms.EASGD(every=every, beta=beta, alpha=alpha, order="step_first", lag=lag)
-        own = {"every": every, "beta": beta, "alpha": alpha, "lag": lag}
+        own: dict[str, Any] = {"every": every, "beta": beta, "alpha": alpha, "beta_per": beta_per}
+        own |= {"order": order, "synchronous": synchronous, "lag": lag}
+        super().__init__(optimizer, algorithms.EASGD(**own), own, servers=servers, name=name)
+
+
+@_registered
+class EAMSGD(Wrapper):
+    """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
+
+    See `nnlo_common.EAMSGD`. Your optimizer is not stepped: its learning rate and its momentum are those of
+    the equations. Between batches the model has the point that lies a momentum ahead, where the next gradient
+    is taken.
+
+    Args:
+        optimizer: `keras.optimizers.SGD` with momentum and nesterov=True, without weight decay and clipping.
+        every: batches between exchanges.
+        beta: the workers' common pull; each moves by alpha = beta / p.
+        alpha: that moving rate itself, in place of beta.
+        beta_per: "exchange", or "step": alpha = beta / (p every).
+        synchronous: wait for all workers at each exchange.
+        lag: exchanges that may be under way while the worker trains on.
+        servers: how many ranks share the serving of the centre.
+        name: as for any optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        every: int = 10,
+        beta: float = 0.9,
+        alpha: float | None = None,
+        beta_per: Literal["exchange", "step"] = "exchange",
+        synchronous: bool = False,
+        lag: int = 0,
+        servers: int = 1,
+        name: str | None = None,
+    ) -> None:
+        own: dict[str, Any] = {"every": every, "beta": beta, "alpha": alpha, "beta_per": beta_per}
+        own |= {"synchronous": synchronous, "lag": lag}
+        optimizer = keras.optimizers.get(optimizer)
+        # The learning rate goes into the gradient, so the rule's own is 1.
+        momentum = _momentum(optimizer, "EAMSGD", nesterov=True)
+        rule = algorithms.EAMSGD(learning_rate=1.0, momentum=momentum, **own)
         super().__init__(optimizer, rule, own, servers=servers, name=name)
 
 
@@ -106,19 +180,33 @@ class GEM(Wrapper):
 
     Args:
         optimizer: `keras.optimizers.SGD` with momentum, without Nesterov, weight decay and clipping.
+        every: batches whose mean gradient makes a step.
         kappa: how much energy the workers may have together, in units of the momentum SGD's.
-        lag: batches that gradients are delayed by.
+        clip: upper bound of how much larger than the gradient's a step may be; None: none (for study).
+        primed: begin with the first centre as the one that gradients are stale against; False is for study.
+        lag: steps that gradients are delayed by; it hides no round trip.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
 
     def __init__(
-        self, optimizer: Any, *, kappa: float = 1.0, lag: int = 0, servers: int = 1, name: str | None = None
+        self,
+        optimizer: Any,
+        *,
+        every: int = 1,
+        kappa: float = 1.0,
+        clip: float | None = 5.0,
+        primed: bool = True,
+        lag: int = 0,
+        servers: int = 1,
+        name: str | None = None,
     ) -> None:
+        own: dict[str, Any] = {"every": every, "kappa": kappa, "clip": clip, "primed": primed, "lag": lag}
         optimizer = keras.optimizers.get(optimizer)
         # The learning rate goes into the gradient, so the rule's own is 1.
-        rule = algorithms.GEM(learning_rate=1.0, momentum=_momentum(optimizer), kappa=kappa, lag=lag)
-        super().__init__(optimizer, rule, {"kappa": kappa, "lag": lag}, servers=servers, name=name)
+        momentum = _momentum(optimizer, "GEM", nesterov=False)
+        rule = algorithms.GEM(learning_rate=1.0, momentum=momentum, **own)
+        super().__init__(optimizer, rule, own, servers=servers, name=name)
 
 
 @_registered
@@ -132,7 +220,7 @@ class AGN(Wrapper):
         every: local steps per push.
         local_learning_rate: of the local steps; None: that of your optimizer, as callbacks set it (of a
             schedule, what it begins with).
-        lag: exchanges that may be under way while the worker goes on.
+        lag: exchanges that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -148,11 +236,11 @@ class AGN(Wrapper):
         name: str | None = None,
     ) -> None:
         own: dict[str, Any] = {"every": every, "local_learning_rate": local_learning_rate, "lag": lag}
-        rule = algorithms.AGN(every=every, local_learning_rate=local_learning_rate or 0.0, lag=lag)
-        super().__init__(optimizer, rule, own, servers=servers, name=name)
-        self.follows = local_learning_rate is None
-        if self.follows:  # now it is known to be an optimizer that has a rate
-            self.algorithm = replace(rule, local_learning_rate=self.current_rate)
+        # The local steps are made within the training step, so the rule makes none.
+        algorithms.AGN(every=every, local_learning_rate=local_learning_rate or 0.0)
+        rule = algorithms.AGN(every=every, local_learning_rate=0.0, lag=lag)
+        local = AS_YOURS if local_learning_rate is None else local_learning_rate
+        super().__init__(optimizer, rule, own, local=local, servers=servers, name=name)
 
 
 @_registered
@@ -163,8 +251,8 @@ class DynSGD(Wrapper):
 
     Args:
         optimizer: yours; it runs on the server. Plain or momentum SGD is what the paper means.
-        every: gradients are summed over this many batches before they are pushed.
-        lag: exchanges that may be under way while the worker goes on.
+        every: batches between exchanges: gradients are summed over them, pushed, and the centre is fetched.
+        lag: exchanges that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -172,8 +260,8 @@ class DynSGD(Wrapper):
     def __init__(
         self, optimizer: Any, *, every: int = 1, lag: int = 0, servers: int = 1, name: str | None = None
     ) -> None:
-        own = {"every": whole_number("every", every, 1), "lag": lag}
-        super().__init__(optimizer, algorithms.DynSGD(lag=lag), own, every=every, servers=servers, name=name)
+        own = {"every": every, "lag": lag}
+        super().__init__(optimizer, algorithms.DynSGD(**own), own, servers=servers, name=name)
 
 
 @_registered
@@ -186,7 +274,7 @@ class LocalSGD(Wrapper):
         optimizer: yours; it runs on every worker.
         every: local steps per round.
         warmup: first steps that are averaged one by one.
-        lag: rounds that may be under way while the worker goes on.
+        lag: rounds that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -216,7 +304,7 @@ class DiLoCo(Wrapper):
         every: inner steps per round.
         outer_learning_rate: of the outer SGD, on the server.
         outer_momentum: of the outer SGD.
-        lag: rounds that may be under way while the worker goes on.
+        lag: rounds that may be under way while the worker trains on.
         servers: how many ranks share the serving of the centre.
         name: as for any optimizer.
     """
@@ -241,12 +329,11 @@ class DiLoCo(Wrapper):
         super().__init__(optimizer, algorithms.DiLoCo(**own), own, servers=servers, name=name)  # type: ignore[arg-type]
 
 
-def _momentum(optimizer: Any) -> float:
+def _momentum(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
     """The momentum of a momentum SGD that has nothing else."""
     extras = [
         name
         for name in (
-            "nesterov",
             "weight_decay",
             "clipnorm",
             "clipvalue",
@@ -256,10 +343,13 @@ def _momentum(optimizer: Any) -> float:
         )
         if getattr(optimizer, name, None)
     ]
-    if not isinstance(optimizer, keras.optimizers.SGD) or extras:
+    found = bool(getattr(optimizer, "nesterov", False))
+    extras += ["nesterov"] if found and not nesterov else []
+    if not isinstance(optimizer, keras.optimizers.SGD) or extras or found < nesterov:
         with_extras = f" with {', '.join(extras)}" if extras else ""
+        kind = "a momentum, nesterov=True" if nesterov else "a momentum"
         raise ConfigurationError(
-            f"GEM needs a keras.optimizers.SGD with a momentum and nothing else; this is "
+            f"{wrapper} needs a keras.optimizers.SGD with {kind} and nothing else; this is "
             f"{type(optimizer).__name__}{with_extras}"
         )
     return float(optimizer.momentum)

@@ -46,7 +46,7 @@ def join_team(
         buffers=BufferBridge(buffers) if buffers else None,
         options=GroupOptions(optimizer),
         center_optimizer=lambda place: CenterOptimizer(optimizer, bridge, place),
-        local_step=optimizer.step,
+        local_step=optimizer.step if algorithm.optimizer_runs == "worker" else None,
         optimizer=type(optimizer).__name__,
         servers=servers,
         stall_timeout_s=stall_timeout_s,

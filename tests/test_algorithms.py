@@ -88,6 +88,7 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
     },
     EAMSGD: {"learning_rate": POSITIVE, "momentum": MOMENTUM},
     GEM: {
+        "every": AT_LEAST_1,
         "learning_rate": POSITIVE,
         "momentum": MOMENTUM,
         "kappa": POSITIVE,

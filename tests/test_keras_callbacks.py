@@ -175,7 +175,7 @@ def test_it_saves_every_so_often_and_at_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"optimizer": nk.Downpour(keras.optimizers.Adam(), every=2)}, r"every=1, lag=0\) there, but"),
+        ({"optimizer": nk.Downpour(keras.optimizers.Adam(), every=2)}, r"every=1, .*lag=0\) there, but"),
         ({"optimizer": nk.EASGD(keras.optimizers.Adam())}, r"Downpour\(.* there, but EASGD"),
         ({"optimizer": nk.Downpour(keras.optimizers.SGD())}, "optimizer is Adam there, but SGD here"),
         ({"layer": 9}, r"number 0' float32\[5, 9\] here and 'number 0' float32\[5, 8\] there"),

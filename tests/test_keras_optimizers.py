@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ import keras_cases as cases  # noqa: E402
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
-from nnlo_keras._exchanging import Exchanging  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -454,21 +452,16 @@ def test_hooks_are_called_as_often_as_ever():
     assert ("on_epoch_end", 1) in plain
 
 
-def test_the_local_steps_of_agn_follow_the_optimizer_unless_they_have_a_rate_of_their_own():
-    told = []
-
-    class Team:
-        set_local_rate = told.append
-
-    for rate, expected in [(None, [0.05, 0.02]), (0.5, [])]:
-        wrapper = nk.AGN(keras.optimizers.SGD(0.05), local_learning_rate=rate)
-        again = nk.AGN.from_config(wrapper.get_config())
-        assert again.algorithm == wrapper.algorithm
-        assert wrapper.algorithm.local_learning_rate == pytest.approx(0.05 if rate is None else 0.5)
-        weights = SimpleNamespace(places=[slice(0)], gradient=None)
-        exchanging = Exchanging(Team(), weights, [again], None, undisturbed=False)
-        exchanging._scale_gradient()
-        again.learning_rate = 0.02  # as a callback sets it
-        exchanging._scale_gradient()
-        assert told == pytest.approx(expected)
-        told.clear()
+@pytest.mark.parametrize(("given", "expected"), [(None, [0.05, 0.02]), (0.5, [0.5, 0.5])])
+def test_the_local_steps_of_agn_follow_the_optimizer_unless_they_have_a_rate_of_their_own(given, expected):
+    wrapper = nk.AGN(keras.optimizers.SGD(0.05), local_learning_rate=given)
+    again = nk.AGN.from_config(wrapper.get_config())
+    assert again.algorithm == wrapper.algorithm
+    variable = keras.Variable(np.zeros(2, "f4"))
+    moved = []
+    for rate in (0.05, 0.02):
+        again.learning_rate = rate  # as a callback sets it
+        before = np.array(keras.ops.convert_to_numpy(variable))
+        again._step_locally([keras.ops.ones(2)], [variable])
+        moved.append(float((before - keras.ops.convert_to_numpy(variable))[0]))
+    assert moved == pytest.approx(expected)

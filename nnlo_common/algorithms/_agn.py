@@ -19,10 +19,11 @@ class AGNWorker(DownpourWorker):
     """Push a / lambda, the mean of the lambda gradients since the last fetch."""
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
-        """Return a / lambda; a <- 0."""
+        """Return a / lambda; a <- 0. At the end of an epoch lambda may be smaller."""
+        steps = self.gathered
         total = super().outgoing(parameters, gradient)
-        if self.n_push > 1:
-            np.divide(total, np.float32(self.n_push), out=total)
+        if steps > 1:
+            np.divide(total, np.float32(steps), out=total)
         return total
 
 

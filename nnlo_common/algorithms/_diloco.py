@@ -20,7 +20,7 @@ __all__ = ["DiLoCo", "DiLoCoCenter", "DiLoCoWorker"]
 class DiLoCoWorker(LocalSGDWorker):
     """Send c_old - x, how far the round has gone; x <- c."""
 
-    saved = ("clock", "anchor")
+    saved = ("clock", "gathered", "anchor")
 
     def __init__(self, size: int, *, every: int, pipeline: int = 0) -> None:
         super().__init__(every=every, pipeline=pipeline)
@@ -34,6 +34,7 @@ class DiLoCoWorker(LocalSGDWorker):
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return c_old - x."""
+        self.gathered = 0
         np.subtract(self.anchor, parameters, out=self._moved)
         # The next round starts here, unless the reply moves its start before the next step.
         np.copyto(self.anchor, parameters)
@@ -95,6 +96,7 @@ class DiLoCo(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+    weighs: ClassVar[bool] = True
 
     every: int = 500
     outer_learning_rate: float = 0.7

@@ -25,32 +25,45 @@ __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 class DownpourWorker(WorkerRule):
     """Accumulate raw gradients; push the sum every `n_push` steps, fetch the centre every `n_fetch`."""
 
-    saved = ("clock", "sum")
+    saved = ("clock", "gathered", "began", "sum")
 
     def __init__(
         self, size: int, *, n_push: int = 1, n_fetch: int = 1, first_push: int = 0, pipeline: int = 0
     ) -> None:
         super().__init__(pipeline=pipeline)
         self.n_push, self.n_fetch, self.first_push = n_push, n_fetch, first_push
+        self.began = 0  # the step that the schedule is counted from
         # A single gradient travels as it lies in the worker's gradient vector.
         self.sum = GradientSum(size if n_push > 1 else 0)
 
     def observe(self, parameters: Vector, gradient: Vector) -> None:
         """a <- a + g."""
-        if self.n_push > 1:
+        if self.n_push > 1 and not self.given_sums:
             self.sum.add(gradient)
 
     def due(self) -> Ask | None:
         """Push after step `first_push` and every `n_push`; fetch before the steps that `n_fetch` divides."""
-        push = self.clock % self.n_push == self.first_push
-        fetch = (self.clock + 1) % self.n_fetch == 0
+        step = self.clock - self.began
+        push = step % self.n_push == self.first_push
+        fetch = (step + 1) % self.n_fetch == 0
         if push:
             return Ask.EXCHANGE if fetch else Ask.PUSH
         return Ask.PULL if fetch else None
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return a; a <- 0."""
-        return self.sum.take() if self.n_push > 1 else gradient
+        self.gathered = 0
+        return self.sum.take() if self.n_push > 1 and not self.given_sums else gradient
+
+    def rest(self, gradient: Vector) -> Ask | None:
+        """Push what is left of a, and fetch."""
+        if self.gathered:
+            return Ask.EXCHANGE
+        return Ask.PULL if (self.clock - self.began) % self.n_fetch else None
+
+    def begin_epoch(self) -> None:
+        """Count pushes and fetches from here."""
+        self.began = self.clock
 
 
 class DownpourCenter(CenterRule):
@@ -83,7 +96,8 @@ class Downpour(Algorithm):
     centre goes through exactly the steps of its optimizer alone, bit for bit.
 
     Deviations: the fetch before step t+1 and the push after step t go in one round trip where both are
-    due; every push is acknowledged, so that a slow server holds its workers back instead of drowning.
+    due; every push is acknowledged, so that a slow server holds its workers back instead of drowning. At
+    the end of an epoch what is left of a is pushed, c is fetched, and t begins anew.
 
     Attributes:
         n_push: steps between pushes.

@@ -30,6 +30,7 @@ class ElasticWorker(WorkerRule):
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return x."""
+        self.gathered = 0
         return parameters
 
     def incoming(self, parameters: Vector, reply: Vector) -> None:

@@ -11,7 +11,14 @@ import numpy as np
 from nnlo_common._flat import Vector
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common._optimizers import SGD
-from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
+from nnlo_common.algorithms._rule import (
+    Algorithm,
+    Ask,
+    CenterRule,
+    Contribution,
+    GradientSum,
+    WorkerRule,
+)
 
 __all__ = ["GEM", "GEMCenter", "GEMWorker"]
 
@@ -19,11 +26,14 @@ __all__ = ["GEM", "GEMCenter", "GEMWorker"]
 class GEMWorker(WorkerRule):
     """Lock and pull c; scale the step so that |c + u - s| does not exceed the proxy's |m|; commit u."""
 
-    saved = ("clock", "proxy", "stale", "delayed")
+    saved = ("clock", "gathered", "began", "steps", "sum", "proxy", "stale", "delayed")
 
     def __init__(self, size: int, options: GEM) -> None:
         super().__init__()
         self.options = options
+        self.began = self.steps = 0  # the batch that `every` is counted from; steps of GEM done
+        self._stepping = False
+        self.sum = GradientSum(size if options.every > 1 else 0)
         self.proxy: Vector = np.zeros(size, np.float32)
         self.stale: Vector = np.zeros(size, np.float32)
         self.delayed = np.zeros((options.lag, size), np.float32)  # the last gradients, step t at t % lag
@@ -38,21 +48,65 @@ class GEMWorker(WorkerRule):
             np.copyto(self.stale, center)
 
     def observe(self, parameters: Vector, gradient: Vector) -> None:
-        """d <- -eta g; m <- mu m + d."""
+        """g is the mean of the last `every` gradients; d <- -eta g; m <- mu m + d."""
+        if self.given_sums or self.options.every == 1:
+            self._step(gradient)
+        else:
+            self.sum.add(gradient)
+            if self._completes_a_step:
+                self._step(self.sum.take())
+
+    def due(self) -> Ask | None:
+        """Ask for the lock in every step that has a gradient to apply."""
+        return self._ask() if self._completes_a_step else None
+
+    def rest(self, gradient: Vector) -> Ask | None:
+        """Make a step with the mean of the gradients that are left."""
+        if not self.gathered:
+            return None
+        self._step(gradient if self.given_sums else self.sum.take())
+        ask = self._ask()
+        self._end_step()
+        return ask
+
+    def begin_epoch(self) -> None:
+        """Count `every` from here."""
+        self.began = self.clock
+
+    def advance(self) -> None:
+        """End a step."""
+        self._stepping |= self._completes_a_step and not self.given_sums
+        super().advance()
+        self._end_step()
+
+    @property
+    def _completes_a_step(self) -> bool:
+        return (self.clock + 1 - self.began) % self.options.every == 0
+
+    def _ask(self) -> Ask | None:
+        if self.steps >= self.options.lag:
+            return Ask.LOCK
+        return Ask.OBSERVE if self.given_sums else None
+
+    def _end_step(self) -> None:
+        self.steps += self._stepping
+        self._stepping = False
+
+    def _step(self, gradient: Vector) -> None:
+        """Take the sum of the gathered gradients into the proxy."""
+        self._stepping, steps, self.gathered = True, self.gathered, 0
+        if steps > 1:
+            np.divide(gradient, np.float32(steps), out=gradient)
         if self.options.lag:
-            slot = self.delayed[self.clock % self.options.lag]
+            slot = self.delayed[self.steps % self.options.lag]
             np.multiply(slot, np.float32(-self.options.learning_rate), out=self._delta)
             np.copyto(slot, gradient)
-            if self.clock < self.options.lag:
+            if self.steps < self.options.lag:
                 return
         else:
             np.multiply(gradient, np.float32(-self.options.learning_rate), out=self._delta)
         self.proxy *= np.float32(self.options.momentum)
         self.proxy += self._delta
-
-    def due(self) -> Ask | None:
-        """Ask for the lock in every step that has a gradient to apply."""
-        return Ask.LOCK if self.clock >= self.options.lag else None
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Nothing travels before the lock is granted."""
@@ -114,6 +168,8 @@ class GEM(Algorithm):
     held while the worker computes.
 
     Attributes:
+        every: the gradient of a step is the mean of those of so many batches; what is left of them at the end
+            of an epoch makes a step, too.
         learning_rate: eta of the proxy.
         momentum: mu of the proxy.
         kappa: how much energy, in units of the proxy's, the collective may have.
@@ -132,6 +188,7 @@ class GEM(Algorithm):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "nowhere"
 
+    every: int = 1
     learning_rate: float = 0.01
     momentum: float = 0.9
     kappa: float = 1.0
@@ -142,6 +199,7 @@ class GEM(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._whole("every", least=1)
         self._real("learning_rate")
         self._real("momentum", least=0, below=1)
         self._real("kappa")

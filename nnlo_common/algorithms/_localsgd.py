@@ -31,7 +31,12 @@ class LocalSGDWorker(WorkerRule):
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return x."""
+        self.gathered = 0
         return parameters
+
+    def last_round(self) -> Ask | None:
+        """Average what was done since the last round."""
+        return Ask.EXCHANGE if self.gathered else None
 
 
 class LocalSGDCenter(CenterRule):
@@ -78,6 +83,7 @@ class LocalSGD(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+    weighs: ClassVar[bool] = True
 
     every: int = 10
     warmup: int = 0

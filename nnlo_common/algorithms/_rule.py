@@ -38,6 +38,19 @@ class Ask(enum.IntEnum):
     """Take the centre, give nothing."""
     LOCK = enum.auto()
     """Take the centre and answer with a commit before any other worker is heard."""
+    OBSERVE = enum.auto()
+    """Nothing; but the rule has to see the gradient of this step."""
+
+    def joined(self, other: Ask | None) -> Ask:
+        """Return what asks for both.
+
+        Example:
+            >>> Ask.PUSH.joined(Ask.PULL).name, Ask.PULL.joined(None).name, Ask.OBSERVE.joined(Ask.LOCK).name
+            ('EXCHANGE', 'PULL', 'LOCK')
+        """
+        if {self, other} == {Ask.PUSH, Ask.PULL} or other is Ask.EXCHANGE:
+            return Ask.EXCHANGE
+        return other if other is not None and self is Ask.OBSERVE else self
 
 
 @dataclass(slots=True)
@@ -60,29 +73,37 @@ class Contribution:
 class WorkerRule(Stateful, ABC):
     """The worker's half of an algorithm, for one piece of the parameter vector.
 
-    A step goes: `observe` the raw gradient; the local optimizer moves the parameters (for some rules); if
-    `due`, the `outgoing` vector travels and the reply comes in through `incoming`; `advance`.
+    A step goes: `count_step`; `observe` the raw gradient; the local optimizer moves the parameters (for some
+    rules); if `due`, the `outgoing` vector travels and the reply comes in through `incoming`; `advance`. A
+    step that need not be seen may be passed: it is counted only. At an epoch's end `rest` says what is left.
 
     Attributes:
         clock: steps done.
+        gathered: steps since the last contribution, this one included.
+        given_sums: gradients come as the sum over all gathered steps; nothing has to be added up here.
         exchange_first: the exchange comes before the local optimizer's step, not after it.
         pipeline: how many replies may still be under way when the next step begins.
         refreshes: every epoch begins at the centre that all have ended the last one with.
     """
 
-    saved: ClassVar[tuple[str, ...]] = ("clock",)
+    saved: ClassVar[tuple[str, ...]] = ("clock", "gathered")
+    given_sums: bool = False
     exchange_first: bool = False
     refreshes: ClassVar[bool] = False
     # Where replies come late: add to them what the worker has moved since, instead of losing it.
     keeps_progress: ClassVar[bool] = False
 
     def __init__(self, *, pipeline: int = 0) -> None:
-        self.clock = 0
+        self.clock = self.gathered = 0
         self.pipeline = pipeline
 
     def begin(self, parameters: Vector, center: Vector) -> None:
         """Start from the centre."""
         np.copyto(parameters, center)
+
+    def count_step(self) -> None:
+        """Begin a step."""
+        self.gathered += 1
 
     def observe(self, parameters: Vector, gradient: Vector) -> None:
         """See the raw gradient of this step, before the local optimizer does."""
@@ -110,8 +131,23 @@ class WorkerRule(Stateful, ABC):
         raise NotImplementedError(f"{type(self).__name__} never asks for the lock")
 
     def advance(self) -> None:
-        """Count the step."""
+        """End a step."""
         self.clock += 1
+
+    def rest(self, gradient: Vector) -> Ask | None:
+        """Say what to ask for at the end of an epoch, so that no gradient that was gathered is lost.
+
+        Args:
+            gradient: the sum over all gathered steps, where sums are given.
+        """
+        return None
+
+    def last_round(self) -> Ask | None:
+        """Say what to ask for at the end of the training, so that no step since the last exchange is lost."""
+        return None
+
+    def begin_epoch(self) -> None:
+        """Begin to count anew what is done every so many steps, if the rule does so in each epoch."""
 
 
 class CenterRule(Stateful, ABC):
@@ -222,6 +258,9 @@ class Algorithm(ABC):
 
     #: Whose step the user's optimizer makes: the centre's, each worker's, or nobody's.
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "center"
+
+    #: Whether contributions are averaged, so that it matters how many samples each is of.
+    weighs: ClassVar[bool] = False
 
     #: Why a training cannot go on with another number of workers; empty where it can, from the centre.
     tied_to_workers: ClassVar[str] = ""

@@ -83,6 +83,7 @@ class Synchronous(Algorithm):
         (array([0.25], dtype=float32), 2)
     """
 
+    weighs: ClassVar[bool] = True
     tied_to_workers: ClassVar[str] = (
         "each step is the mean over the workers' batches; with another number of them the batch is another"
     )

@@ -45,6 +45,7 @@ class Shard:
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
+_CONTRIBUTIONS = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT})
 
 
 class Conversation:
@@ -57,7 +58,7 @@ class Conversation:
         rule: the worker's half of the algorithm for this shard.
         phase: how far it is.
         pulled_at: the centre's commits when its reply was last absorbed.
-        weight: this worker's share in a mean.
+        weight: the share in a mean that each step has from now on, e.g. its number of samples.
         samples: how many samples it has taken so far.
         lent: the gradient stays as it is until its contribution has been answered.
         stop_requested: the server has asked to finish.
@@ -78,7 +79,10 @@ class Conversation:
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
+        self._earlier = 0.0  # the weight of the steps since the last contribution, but for this one
+        self._contributed = False  # in this step
         self.samples = 0
+        self._overdue: Ask | None = None  # for the steps that were passed
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
         self.pause_requested = self.pausing = self.paused = self.put_off = False
@@ -128,11 +132,73 @@ class Conversation:
         self.phase = Phase.JOINING
         return [self._request(Kind.JOIN)]
 
+    @property
+    def due(self) -> Ask | None:
+        """What is to be asked for in this step, for those that were passed before it, too."""
+        due = self.rule.due()
+        return due if self._overdue is None else self._overdue.joined(due)
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        rule, clock = self.rule, self.rule.clock
+        try:
+            for rule.clock in range(clock, clock + steps):
+                if rule.due() is not None:
+                    return True
+        finally:
+            rule.clock = clock
+        return False
+
+    def pass_step(self) -> None:
+        """Count a step; what is due in it will be done in the next step that is made."""
+        self.rule.count_step()
+        self._overdue = self.due
+        self.rule.advance()
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more, for steps that were passed."""
+        self._earlier += weight
+
+    def begin_step(self) -> None:
+        """Begin a step with the gradient that lies ready."""
+        self.rule.count_step()
+        self.rule.observe(self.parameters, self.gradient)
+
+    def end_step(self) -> None:
+        """End a step."""
+        if not self._contributed:
+            self._earlier += self.weight
+        self._contributed = False
+        self.rule.advance()
+
     def exchange(self) -> list[Action]:
         """Open the exchange that is due in this step, if any."""
         self._expect(Phase.TRAINING, "exchange")
-        ask = self.rule.due()
-        if ask is None:
+        ask, self._overdue = self.due, None
+        return self._open(ask)
+
+    def contribute_rest(self) -> list[Action]:
+        """At an epoch's end: contribute what was gathered since the last exchange, if the rule does so."""
+        self._expect(Phase.TRAINING, "contribute")
+        self._overdue = None
+        actions = self._between(self.rule.rest(self.gradient))
+        self.rule.begin_epoch()
+        return actions
+
+    def last_round(self) -> list[Action]:
+        """At the end of the training: contribute the steps since the last exchange, if the rule does so."""
+        self._expect(Phase.TRAINING, "contribute")
+        return self._between(self.rule.last_round())
+
+    def _between(self, ask: Ask | None) -> list[Action]:
+        """Open an exchange between two steps, for those before it."""
+        weight, self.weight = self.weight, 0.0 if self._earlier else self.weight
+        actions = self._open(ask)
+        self.weight, self._contributed = weight, False
+        return actions
+
+    def _open(self, ask: Ask | None) -> list[Action]:
+        if ask is None or ask is Ask.OBSERVE:
             return []
         slot = self._opened % (self.rule.pipeline + 1)
         vector, frame = None, None
@@ -246,6 +312,7 @@ class Conversation:
             "pipeline": self.rule.pipeline,
             "pulled_at": self.pulled_at,
             "sequence": self._sequence,
+            "earlier": self._earlier,
             "asked": [[kind.name, sequence] for kind, sequence in self._asked],
             "replies": [kept(event.message) for event in self._replies],
             "sent_at": [self._sent_at[slot].copy() for slot in self._open_slots()],
@@ -255,7 +322,7 @@ class Conversation:
         """Refuse a state that `load` could not take, changing nothing."""
         self._expect(Phase.OUTSIDE, "load a state")
         owner, size = f"worker rank {self.rank}", self.parameters.size
-        numbers = {"pulled_at": int, "sequence": int}
+        numbers = {"pulled_at": int, "sequence": int, "earlier": float}
         sent_at = [np.zeros(size, np.float32)]
         lists = {"asked": [list], "replies": [Mapping], "sent_at": sent_at}
         require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists)
@@ -276,6 +343,7 @@ class Conversation:
         self.check(state)
         self.rule.load(state["rule"])
         self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
+        self._earlier = state["earlier"]
         self.resumes = True
         self._asked.extend((Kind[name], sequence) for name, sequence in state["asked"])
         for item in state["replies"]:
@@ -382,7 +450,7 @@ class Conversation:
             0 if joining else self._sequence,
             self.rule.clock,
             self.pulled_at,
-            self.weight,
+            self._share(kind),
             self.shard.index,
             False,
             (joining and self.resumes) or (kind is Kind.VIEW and self._refreshes),
@@ -393,6 +461,13 @@ class Conversation:
         if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
         return Send(self.shard.server, message, frame)
+
+    def _share(self, kind: Kind) -> float:
+        """Return what a message counts for in a mean: a contribution all steps since the one before."""
+        if kind not in _CONTRIBUTIONS:
+            return self.weight
+        share, self._earlier, self._contributed = self._earlier + self.weight, 0.0, True
+        return share
 
     def _expect(self, phase: Phase, what: str) -> None:
         if self.phase is not phase:

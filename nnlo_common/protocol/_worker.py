@@ -38,6 +38,17 @@ class Worker:
         gradient: the flat vector g; fill it, at `gradient_point()`, before each `step`.
         conversations: one for each shard.
 
+    Args:
+        rank: its own.
+        algorithm: makes the rule of each shard.
+        parameters: x.
+        gradient: g.
+        shards: of the centre.
+        workers: how many there are.
+        local: moves the parameters in each step.
+        given_sums: `gradient` holds, in each step that is made, the sum over all steps since the last
+            contribution; those between may be passed.
+
     Example:
         >>> import numpy as np
         >>> from nnlo_common.algorithms import EASGD
@@ -57,6 +68,7 @@ class Worker:
         *,
         workers: int,
         local: VectorOptimizer | None = None,
+        given_sums: bool = False,
     ) -> None:
         self.rank, self.parameters, self.gradient = rank, parameters, gradient
         self.local = algorithm.local_optimizer() or local
@@ -70,6 +82,8 @@ class Worker:
             )
             for shard in shards
         ]
+        for conversation in self.conversations:
+            conversation.rule.given_sums = given_sums
         self._exchange_first = self.conversations[0].rule.exchange_first
         self._epochs = 0  # finished
 
@@ -99,10 +113,16 @@ class Worker:
         return self.parameters.vector if point is None else point(self.parameters.vector)
 
     def set_weight(self, weight: float) -> None:
-        """Set this worker's share in a mean, e.g. its number of samples."""
+        """Set the share in a mean that each step has from now on, e.g. its number of samples."""
         check_weight(self.rank, weight)
         for conversation in self.conversations:
             conversation.weight = weight
+
+    def add_weight(self, weight: float) -> None:
+        """Add to the share that the next contribution has, for steps that were passed."""
+        check_weight(self.rank, weight)
+        for conversation in self.conversations:
+            conversation.add_weight(weight)
 
     def count_samples(self, total: int) -> None:
         """Set how many samples this worker has taken so far."""
@@ -120,7 +140,7 @@ class Worker:
             local_step: moves the parameters, in place of the local optimizer; a framework's optimizer.
         """
         for conversation in self.conversations:
-            conversation.rule.observe(conversation.parameters, conversation.gradient)
+            conversation.begin_step()
         if self._exchange_first:
             yield from self._all(Conversation.exchange)
         if local_step is not None:
@@ -130,7 +150,7 @@ class Worker:
         if not self._exchange_first:
             yield from self._all(Conversation.exchange)
         for conversation in self.conversations:
-            conversation.rule.advance()
+            conversation.end_step()
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector.
@@ -144,13 +164,31 @@ class Worker:
 
     @property
     def due(self) -> bool:
-        """Whether the next step exchanges; else nothing but its count changes."""
-        return any(conversation.rule.due() is not None for conversation in self.conversations)
+        """Whether the next step exchanges, or the rule has to see its gradient."""
+        return any(conversation.due is not None for conversation in self.conversations)
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        return any(conversation.due_within(steps) for conversation in self.conversations)
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+        return max(conversation.rule.gathered for conversation in self.conversations)
 
     def pass_step(self) -> None:
-        """Count a step that does not exchange, made elsewhere; the vectors need not hold its numbers."""
+        """Count a step made elsewhere; the vectors need not hold its numbers.
+
+        What is due in it will be done in the next step that is made.
+        """
         for conversation in self.conversations:
-            conversation.rule.advance()
+            conversation.pass_step()
+
+    def last_round(self) -> Activity:
+        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
+        yield from self._all(Conversation.last_round)
+        yield from self._drain()
+        yield from self._all(Conversation.settle)
 
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
         """Copy the centre as it is now into `into`, without taking part in it.
@@ -170,15 +208,21 @@ class Worker:
         for conversation in self.conversations:
             yield from conversation.options(values)
 
+    @property
+    def refreshes(self) -> bool:
+        """Whether the next epoch begins with the centre that the last one has ended with."""
+        return self._epochs > 0 and self.conversations[0].rule.refreshes
+
     def begin_epoch(self) -> Activity:
         """Begin an epoch; where workers step together, each goes on from what the last one has ended with."""
-        if self._epochs and self.conversations[0].rule.refreshes:
+        if self.refreshes:
             yield from self._all(Conversation.settle)  # finish_epoch has seen to it that all has come
             yield from self._all(Conversation.refresh)
             yield from self._seen()
 
     def finish_epoch(self) -> Activity:
-        """Tell all servers that one more epoch is done."""
+        """Contribute what is left of the epoch, and tell all servers that it is done."""
+        yield from self._all(Conversation.contribute_rest)
         yield from self._drain()  # so that the epoch's contributions are in the centre, on every server
         yield from self._all(Conversation.finish_epoch)
         self._epochs += 1

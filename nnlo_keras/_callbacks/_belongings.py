@@ -65,8 +65,7 @@ class Belongings:
         wrapper = wrapper_of(model.optimizer) or next(iter(self._wrappers()), None)
         algorithm, optimizer = "none", model.optimizer
         if wrapper is not None:
-            options = ", ".join(f"{name}={value!r}" for name, value in wrapper._own.items())
-            algorithm, optimizer = f"{type(wrapper).__name__}({options})", wrapper.inner_optimizer
+            algorithm, optimizer = wrapper.describe(), wrapper.inner_optimizer
         return {
             "algorithm": algorithm,
             "optimizer": type(optimizer).__name__,

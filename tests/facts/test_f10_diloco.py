@@ -146,7 +146,7 @@ def test_rounds_of_one_step_are_nesterov_sgd(workers: int, rate: float, momentum
 
 
 def test_displacements_are_weighted() -> None:
-    """Weights 1, 2, 5 on displacements 3, 3, 3 steps of 1, 2, 3: a mean of 3 (1 + 4 + 15) / 8."""
+    """A round weighs what its steps do: 1 and then twice 1, 2, 5, on displacements of 3 steps of 1, 2, 3."""
     run = train(
         DiLoCo(every=3),
         lambda x, rank: np.float32(rank),
@@ -157,7 +157,7 @@ def test_displacements_are_weighted() -> None:
         local=lambda: SGD(1.0),
         observe=lambda worker, step: worker.set_weight({1: 1.0, 2: 2.0, 3: 5.0}[worker.rank]),
     )
-    np.testing.assert_allclose(run.center, [-7.5], rtol=1e-6)
+    np.testing.assert_allclose(run.center, [-3 * (3 * 1 + 5 * 2 + 11 * 3) / (3 + 5 + 11)], rtol=1e-6)
 
 
 # --- lag -------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Number of batches and of samples that `fit` has trained on, as far as Keras tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+__all__ = ["BatchSizes"]
+
+
+class BatchSizes:
+    """Counts the batches and the samples of each execution of a `fit`.
+
+    Keras numbers batches as if each execution were full, and does not tell callbacks what a batch holds.
+
+    Args:
+        batches: what `fit` loops over; None where that was not found.
+        model: the model.
+        steps_matter: whether the optimizer counts each batch as a step, in `model.optimizer`.
+    """
+
+    def __init__(self, batches: Any, model: Any, *, steps_matter: bool) -> None:
+        self._fit, self._model, self._steps_matter = batches, model, steps_matter
+        self._adapter = getattr(batches, "data_adapter", None)
+        self._seen = self._steps = 0.0  # samples and steps of this epoch, where they have to be counted
+
+    @classmethod
+    def of(cls, frame: Any, model: Any, *, steps_matter: bool) -> BatchSizes:
+        """Find what the `fit` loops over that has called what runs in `frame`."""
+        while frame is not None and "epoch_iterator" not in frame.f_locals:
+            frame = frame.f_back
+        batches = None if frame is None else frame.f_locals["epoch_iterator"]
+        return cls(batches, model, steps_matter=steps_matter)
+
+    @property
+    def per_execution(self) -> int:
+        """How many batches an execution has, if it is full."""
+        return int(getattr(self._fit, "steps_per_execution", None) or 1)
+
+    def begin_epoch(self) -> None:
+        """Begin to count."""
+        self._seen, self._steps = 0.0, self._steps_made()
+
+    def batches(self, first: int, last: int) -> int:
+        """Return how many batches an execution really had that was to have those from `first` to `last`."""
+        number = getattr(self._fit, "num_batches", None)
+        if number:
+            return max(0, min(last + 1, number) - first)
+        if last > first and self._steps_matter:  # the last execution of an epoch of unknown length
+            before, self._steps = self._steps, self._steps_made()
+            return min(last + 1 - first, int(self._steps - before))
+        return last + 1 - first
+
+    def samples(self, first: int, count: int) -> float:
+        """Return how many samples some batches had, or how many batches there were if nothing tells."""
+        size = getattr(self._adapter, "batch_size", None)
+        number = getattr(self._adapter, "num_batches", None)
+        if size and number and not getattr(self._fit, "steps_per_epoch", None):
+            partial = getattr(self._adapter, "partial_batch_size", None) or size
+            return float(size * count + (partial - size if first < number <= first + count else 0))
+        before, self._seen = self._seen, self._counted()
+        return self._seen - before if self._seen > before else float(count)
+
+    def _counted(self) -> float:
+        """Return how many samples the mean loss of this epoch is of, so far."""
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()
+        count = getattr(getattr(self._model, "_loss_tracker", None), "count", None)
+        return 0.0 if count is None else float(keras.ops.convert_to_numpy(count))
+
+    def _steps_made(self) -> float:
+        if not self._steps_matter or self.per_execution == 1:
+            return 0.0
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()
+        return float(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
