@@ -50,8 +50,13 @@ TOGETHER = {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
     "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
-# And with Keras, whose workers have the same half of the samples in every epoch.
-WITH_KERAS = TOGETHER | {"easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"]}
+# And with Keras, whose workers have the same half of the samples in every epoch. A name with a comma is a
+# further row of the algorithm before it.
+WITH_KERAS = TOGETHER | {
+    "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"],
+    "downpour, lag": [*TOGETHER["downpour"], "--lag", "1"],
+    "easgd, lag": ["--batch", "50", "--learning-rate", "0.1", "--every", "2", "--lag", "1"],
+}
 # JEDI-net, on jets.
 SINGLE_JEDI = {
     "one process, Adam": ["--optimizer", "adam", "--batch", "50", "--learning-rate", "0.004"],
@@ -144,7 +149,12 @@ def main():
     single, together = COMPARED[chosen.what]
     singles = [run(name, [], settings, chosen) for name, settings in single.items()]
     launch = [mpiexec(), "-n", str(RANKS)]
-    rows = [run(name, launch, ["--algorithm", name, *together[name]], chosen) for name in chosen.algorithms]
+    wanted = {name: name.partition(",")[0] for name in together}
+    rows = [
+        run(name, launch, ["--algorithm", algorithm, *together[name]], chosen)
+        for name, algorithm in wanted.items()
+        if algorithm in chosen.algorithms
+    ]
     text = table(singles, rows)
     print(text)
     if chosen.output:

@@ -25,7 +25,8 @@ def parser_of(text, data):
     parser.add_argument("--learning-rate", type=float, default=0.05, help="falls to 0 as a cosine")
     parser.add_argument("--warmup", type=float, default=1.0, help="the first epoch's share of that rate")
     parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; beta1 of adam")
-    parser.add_argument("--every", type=int, help="steps between exchanges; not for gem")
+    parser.add_argument("--every", type=int, help="steps between exchanges")
+    parser.add_argument("--lag", type=int, help="exchanges that may be under way while a worker trains on")
     parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
     parser.add_argument("--data", help=data)
     parser.add_argument(
