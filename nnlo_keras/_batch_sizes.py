@@ -44,10 +44,12 @@ class BatchSizes:
 
     def batches(self, first: int, last: int) -> int:
         """Return how many batches an execution really had that was to have those from `first` to `last`."""
+        if last == first:
+            return 1
         number = getattr(self._fit, "num_batches", None)
         if number:
             return max(0, min(last + 1, number) - first)
-        if last > first and self._steps_matter:  # the last execution of an epoch of unknown length
+        if self._steps_matter:  # the last execution of an epoch of unknown length
             before, self._steps = self._steps, self._steps_made()
             return min(last + 1 - first, int(self._steps - before))
         return last + 1 - first
