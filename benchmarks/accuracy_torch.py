@@ -35,7 +35,9 @@ def plain(chosen, parameters):
 
 
 def wrapper(chosen):
-    given = {name: value for name in ("every", "kappa", "lag") if (value := getattr(chosen, name)) is not None}
+    given = {
+        name: value for name in ("every", "kappa", "lag") if (value := getattr(chosen, name)) is not None
+    }
     return partial(WRAPPERS[chosen.algorithm], **given)
 
 

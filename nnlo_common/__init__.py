@@ -15,7 +15,6 @@ from nnlo_common._errors import (
     StartupError,
 )
 from nnlo_common._flat import FlatVector, Frame
-from nnlo_common._guard import guard_launched
 from nnlo_common._lars import LARS
 from nnlo_common._layout import Layout, Segment
 from nnlo_common._noise_scale import NoiseScale
@@ -30,6 +29,7 @@ from nnlo_common._optimizers import (
 )
 from nnlo_common._participant import Participant
 from nnlo_common._roles import Report
+from nnlo_common._startup import guard_launched
 from nnlo_common._stopping import EarlyStopping, Target
 from nnlo_common._topology import Arrangement, Topology
 from nnlo_common.algorithms import (

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import faulthandler
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,9 +22,8 @@ from types import TracebackType
 from typing import ClassVar, NoReturn, Protocol
 
 from nnlo_common._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
-from nnlo_common._launchers import find_launch, is_child
 
-__all__ = ["GuardedWorld", "advise", "describe_failure", "engage", "guard", "guard_launched"]
+__all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "guard"]
 
 # For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
 _DELIVERY_S = 0.2
@@ -66,35 +64,6 @@ def guard(world: GuardedWorld) -> None:
     elif _Guard.active is not None:
         _Guard.active.world = world
         _Guard.active.install()
-
-
-def guard_launched() -> None:
-    """Guard a process that a launcher has started as one of several, before it has joined the others.
-
-    A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
-    Nothing of MPI is loaded here, only when something fails.
-    """
-    from nnlo_common._startup import switched_off  # which imports this module
-
-    launch = None if is_child() else find_launch(os.environ)
-    if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
-        guard(_Launched(launch.rank or 0, launch.size or 0))
-
-
-class _Launched:
-    """A rank that knows of its job from the launcher's variables only."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.host = rank, size, socket.gethostname()
-
-    def abort(self, code: int) -> NoReturn:
-        """Join the others, only to end them."""
-        try:
-            from nnlo_common.transport._world import World
-
-            World().abort(code)
-        except (ImportError, RuntimeError):
-            os._exit(code)
 
 
 def advise(call: Callable[[], str]) -> None:

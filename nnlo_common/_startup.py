@@ -15,10 +15,11 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from nnlo_common._cores import limit_threads
 from nnlo_common._errors import MissingExtraError, StartupError
@@ -34,6 +35,7 @@ __all__ = [
     "check_together",
     "connect",
     "guard",
+    "guard_launched",
     "limit_threads",
     "limited_start",
     "load_world",
@@ -89,6 +91,33 @@ def switched_off(env: Mapping[str, str]) -> bool:
         env: the environment variables.
     """
     return env.get(SWITCH, "").lower() in ("0", "off", "no", "false")
+
+
+def guard_launched() -> None:
+    """Guard a process that a launcher has started as one of several, before it has joined the others.
+
+    A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
+    Nothing of MPI is loaded here, only when something fails.
+    """
+    launch = None if is_child() else find_launch(os.environ)
+    if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
+        guard(_Launched(launch.rank or 0, launch.size or 0))
+
+
+class _Launched:
+    """A rank that knows of its job from the launcher's variables only."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.host = rank, size, socket.gethostname()
+
+    def abort(self, code: int) -> NoReturn:
+        """Join the others, only to end them."""
+        try:
+            from nnlo_common.transport._world import World
+
+            World().abort(code)
+        except (ImportError, RuntimeError):
+            os._exit(code)
 
 
 def load_world(comm: MPI.Intracomm | None = None) -> World:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Container, Sequence
+from typing import Protocol
 
+from nnlo_common.algorithms import CenterRule
 from nnlo_common.protocol._messages import Kind, Message
-from nnlo_common.protocol._peers import AWAITED, Standing
+from nnlo_common.protocol._peers import AWAITED, Peers, Standing
 
-if TYPE_CHECKING:
-    from nnlo_common.protocol._server import Server
-
-__all__ = ["refused", "violated"]
+__all__ = ["Books", "refused", "violated"]
 
 
-def refused(server: Server, message: Message) -> str | None:
+class Books(Protocol):
+    """What a server knows, as far as it is checked."""
+
+    rule: CenterRule
+    peers: Peers
+    shard: int
+    depth: int
+    awaited: int
+    staleness: Counter[int]
+
+    @property
+    def handlers(self) -> Container[Kind]:
+        """The requests that workers may send."""
+
+
+def refused(server: Books, message: Message) -> str | None:
     """Return why the protocol does not allow this request now, if it does not."""
     kind, size = message.kind, server.rule.center.size
     peer = server.peers.get(message.sender)
@@ -42,7 +55,7 @@ def refused(server: Server, message: Message) -> str | None:
     return f"rank {message.sender} {problem}"
 
 
-def violated(server: Server, waiting: Sequence[int]) -> str | None:
+def violated(server: Books, waiting: Sequence[int]) -> str | None:
     """Return the first invariant that does not hold of the server's books.
 
     Args:
