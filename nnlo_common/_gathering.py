@@ -46,6 +46,15 @@ class Gathering:
         """Wait for all ranks."""
         self.part.ask({"ask": "mean", "values": {}, "weight": 0})
 
+    def agree_on_last_round(self, gathered: int) -> bool:
+        """Return whether any rank has steps that no round has had; all ranks call it."""
+        question = {"ask": "last round", "values": {"gathered": float(gathered)}, "weight": 1}
+        return bool(self.part.ask(question)[0]["means"]["gathered"])
+
+    def end_last_round(self) -> None:
+        """Wait until all workers have made it."""
+        self.part.ask({"ask": "last round", "values": {}, "weight": 0})
+
     def mean(self, values: Mapping[str, float], weight: float, epochs: int) -> dict[str, float]:
         """Return the means over all ranks after so many epochs; each gets the same."""
         question = {"ask": "mean", "values": dict(values), "weight": weight, "epochs": epochs}

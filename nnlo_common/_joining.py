@@ -219,6 +219,7 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
     counters: dict[str, Counter] = {
         "mean": Means(ranks),
+        "last round": Means(ranks),
         "average": Averages(start),
         "note": Notes(),
         "epoch mean": EpochMeans(cell.workers),

@@ -127,6 +127,7 @@ class Team:
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = False
+        self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         self._final: Vector | None = None  # what a worker has taken over at the end
@@ -291,14 +292,24 @@ class Team:
             self._samples_before, self._steps_in_epoch = self._samples, 0
 
     def last_round(self) -> None:
-        """Contribute this worker's steps since its last exchange, if the algorithm would lose them otherwise.
+        """Bring the steps since the last round into the centre, where the algorithm trains in rounds.
 
-        All workers call it after their last epoch.
+        All ranks call it after the last epoch, once or more; only the first time counts.
         """
+        if self._rounds_over or not self.algorithm.trains_in_rounds:
+            return
+        self._rounds_over = True
+        if not self._gathering.agree_on_last_round(self._part.gathered):
+            return
+        if self.serves:
+            self._gathering.end_last_round()
+            self._publish()
+            return
         if self._moved_outside:
             self.model.absorb()
         self._part.last_round()
         self._show()
+        self._gathering.end_last_round()
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have left."""
@@ -306,8 +317,7 @@ class Team:
         self.end_epoch()
         if self.before_close is not None:
             self.before_close()
-        if self._final is None and not self.serves:
-            self.last_round()
+        self.last_round()
         self.over = True
         self._part.finish(self._publish if self.serves else self.model.publish)
         if self._parameters is not None:

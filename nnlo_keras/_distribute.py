@@ -157,7 +157,7 @@ class Distribute(keras.callbacks.Callback):
         """Begin an epoch."""
         self._epochs_left = range(epoch + 1, self.params.get("epochs") or 0)
         if self._served is not None:
-            self._served.begin_epoch(epoch)
+            self._served.begin_epoch(epoch, last=not self._epochs_left)
         elif self._exchanging is not None:
             self._exchanging.begin_epoch()
         if self._feeding is not None:
@@ -202,6 +202,10 @@ class Distribute(keras.callbacks.Callback):
         if served is not None:
             served.end()
         self._pass_epochs(team)
+        if self._exchanging is not None:
+            self._exchanging.last_round()
+        else:
+            team.last_round()
         for one in self._companions:
             one.after_epochs()
         if served is not None:

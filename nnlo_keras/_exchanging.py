@@ -147,9 +147,14 @@ class Exchanging:
         self._weights.detach()
         if left:
             self._weights.clear()
-        if last and not self._sums and self._team.gathered and not self._team.stopped:
+        if last:
+            self.last_round()
+
+    def last_round(self) -> None:
+        """Bring what was trained since the last round into the centre; once, with all ranks."""
+        if self._weight:
             self._team.add_weight(self._taken_weight())
-            self._team.last_round()
+        self._team.last_round()
 
     def _refuse_changes(self, before: Vector) -> None:
         """Refuse a training step that changes weights by itself: the next exchange would undo it, unsaid.

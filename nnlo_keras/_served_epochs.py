@@ -34,7 +34,7 @@ class ServedEpochs:
     ) -> None:
         self._model, self._team, self._weights = model, team, weights
         self._rates, self._companions = rates, companions
-        self._epoch, self._served = 0, False
+        self._epoch, self._served, self._last = 0, False, False
         self._logs: dict[str, float] = {}
         self._final: Vector | None = None  # what the model was when the training was over
 
@@ -50,9 +50,9 @@ class ServedEpochs:
 
         return [*restore, forget, *own_logs(model)]
 
-    def begin_epoch(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int, *, last: bool) -> None:
         """Begin an epoch: what callbacks have made of the rate since the last one is told."""
-        self._epoch, self._served = epoch, False
+        self._epoch, self._served, self._last = epoch, False, last
         self._rates.tell()
 
     def end_batch(self) -> None:
@@ -84,6 +84,8 @@ class ServedEpochs:
         if not self._served:
             self._served = True
             self._team.begin_epoch()
+            if self._last:
+                self._team.last_round()
             for one in self._companions:
                 one.after_serving()
             self._logs = dict(self._team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])

@@ -97,6 +97,7 @@ class DiLoCo(Algorithm):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
     weighs: ClassVar[bool] = True
+    trains_in_rounds: ClassVar[bool] = True
 
     every: int = 500
     outer_learning_rate: float = 0.7

@@ -36,7 +36,7 @@ class LocalSGDWorker(WorkerRule):
 
     def last_round(self) -> Ask | None:
         """Average what was done since the last round."""
-        return Ask.EXCHANGE if self.gathered else None
+        return Ask.EXCHANGE
 
 
 class LocalSGDCenter(CenterRule):
@@ -84,6 +84,7 @@ class LocalSGD(Algorithm):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
     weighs: ClassVar[bool] = True
+    trains_in_rounds: ClassVar[bool] = True
 
     every: int = 10
     warmup: int = 0

@@ -143,7 +143,7 @@ class WorkerRule(Stateful, ABC):
         return None
 
     def last_round(self) -> Ask | None:
-        """Say what to ask for at the end of the training, so that no step since the last exchange is lost."""
+        """Say what to ask for at the end of the training, if a worker has steps that no round has had."""
         return None
 
     def begin_epoch(self) -> None:
@@ -261,6 +261,9 @@ class Algorithm(ABC):
 
     #: Whether contributions are averaged, so that it matters how many samples each is of.
     weighs: ClassVar[bool] = False
+
+    #: Whether what workers do between exchanges reaches the centre in rounds only: the last is to be closed.
+    trains_in_rounds: ClassVar[bool] = False
 
     #: Why a training cannot go on with another number of workers; empty where it can, from the centre.
     tied_to_workers: ClassVar[str] = ""

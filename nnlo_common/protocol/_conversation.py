@@ -45,6 +45,7 @@ class Shard:
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
+_NOTHING = 2.0**-60  # beside the weight of a step, in float32; a weight has to be above 0
 _CONTRIBUTIONS = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT})
 
 
@@ -191,8 +192,8 @@ class Conversation:
         return self._between(self.rule.last_round())
 
     def _between(self, ask: Ask | None) -> list[Action]:
-        """Open an exchange between two steps, for those before it."""
-        weight, self.weight = self.weight, 0.0 if self._earlier else self.weight
+        """Open an exchange between two steps, for those before it; without any it counts for nothing."""
+        weight, self.weight = self.weight, _NOTHING
         actions = self._open(ask)
         self.weight, self._contributed = weight, False
         return actions
