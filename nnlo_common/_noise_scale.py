@@ -53,7 +53,7 @@ class NoiseScale(Stateful):
         Args:
             small: mean of |g|^2 over the workers.
             large: |mean g|^2.
-            batch: b, samples of one worker.
+            batch: b, samples of one worker. In another unit, `value` is in that unit.
             workers: p, at least 2.
         """
         total = batch * workers

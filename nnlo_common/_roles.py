@@ -27,7 +27,8 @@ class Report:
         exchanges: contributions that this rank's shard of the centre has taken up.
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: how many commits old a contribution was, on average.
-        noise_scale: the gradient noise scale of this rank's shard (synchronous training only).
+        noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
+            the workers' weights: samples, unless they were set.
         lost: who has died, as servers know it: rank, host, what it did last, and when; one line for each.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -59,12 +60,14 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
             training.begin_epoch()
         if worker < 0:
             return
-        for position, item in enumerate(self._dataset):
-            if position % workers == worker:
-                if training is not None and loader is None:
-                    if training.stopped:
-                        return
-                    training.take(1)
+        if training is None or loader is not None:
+            yield from islice(self._dataset, worker, None, workers)
+            return
+        with training.draws() as draws:
+            for item in islice(self._dataset, worker, None, workers):
+                if training.stopped:
+                    return
+                training.take(1, draws)
                 yield item
 
     def _training(self) -> Wrapper | None:

@@ -19,6 +19,7 @@ from nnlo_common._team import Team
 from nnlo_torch._aside import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
+from nnlo_torch._weighing import Draws, Weighing
 
 __all__ = ["Participation"]
 
@@ -48,6 +49,7 @@ class Participation:
         self._stopped = self._agreed = self._looping = self._evaluating = False
         self._steps = self._samples = self._samplers = self._epochs_begun = 0
         self._aside: list[Future[Any]] = []
+        self._weighing = Weighing()
 
     @property
     def serves(self) -> bool:
@@ -100,15 +102,25 @@ class Participation:
             if self.serves:
                 self._opt_called = True  # so a scheduler sees that steps were made, though not by `step`
 
-    def take(self, samples: int) -> None:
-        """Count samples that this rank has taken; samplers call this."""
-        if not self._looping:
-            self._count(samples)
+    def draws(self) -> Draws:
+        """Begin a run of a sampler, for `take`; samplers call this in their first `next`."""
+        return self._weighing.draws()
 
-    def _count(self, samples: int) -> None:
+    def take(self, samples: int, draws: Draws | None = None) -> None:
+        """Count samples that this rank has taken; samplers call this.
+
+        Args:
+            samples: how many.
+            draws: the sampler's run, if a loader may draw ahead of the loop.
+        """
+        if not self._looping:
+            self._count(samples, draws)
+
+    def _count(self, samples: int, draws: Draws | None = None) -> None:
         self._samples += samples
         if self._team is not None:
             self._team.take(samples)
+            (self._weighing if draws is None else draws).add(samples)
 
     @contextmanager
     def center_weights(self) -> Iterator[None]:

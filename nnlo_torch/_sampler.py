@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -97,13 +98,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         dynamic = self._dynamic and training is not None and training.size > 1
         if dynamic and training is not None:
             training.before_epoch_ends(self._give_back)
-        for element in self._leased(training) if dynamic else self._dealt(training):
-            if training is not None:
-                if training.stopped:
-                    break
-                training.take(len(element) if isinstance(element, Sequence) else 1)
-            self._taken += 1
-            yield element
+        with nullcontext() if training is None else training.draws() as draws:
+            for element in self._leased(training) if dynamic else self._dealt(training):
+                if training is not None:
+                    if training.stopped:
+                        break
+                    training.take(len(element) if isinstance(element, Sequence) else 1, draws)
+                self._taken += 1
+                yield element
 
     def __len__(self) -> int:
         """How many samples this rank takes in an epoch; about as many, where they are leased.

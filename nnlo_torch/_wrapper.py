@@ -18,6 +18,7 @@ from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge
 from nnlo_torch._participation import Participation
 from nnlo_torch._team import join_team
+from nnlo_torch._weighing import checked_weight
 
 __all__ = ["Wrapper", "current"]
 
@@ -47,7 +48,8 @@ class Wrapper(Participation, torch.optim.Optimizer):
         rank: this rank's number.
         size: how many ranks there are.
         role: "alone", "worker 0", "server 0", ...
-        weight: this rank's share in a mean over workers, for the steps from now on.
+        weight: how much this rank's steps count in a mean over workers, from now on. None, the default: each
+            as much as the samples of the batches that the loop has got since the step before.
 
     Args:
         optimizer: any dense optimizer of `torch.optim`, made but not stepped yet.
@@ -96,7 +98,16 @@ class Wrapper(Participation, torch.optim.Optimizer):
         super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
         self.optimizer, self.algorithm = optimizer, algorithm
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        self.rank, self.size, self.role, self.weight = 0, 1, "alone", 1.0
+        self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
+
+    @property
+    def weight(self) -> float | None:
+        """How much this rank's steps count in a mean over workers; None: as much as their samples."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
+        self._weight = checked_weight(weight)
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
 
@@ -146,7 +157,8 @@ class Wrapper(Participation, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._team.step(self.weight, self._change_gradient)
+        samples = self._weighing.step()
+        self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -25,7 +25,8 @@ class SynchronousCenter(CenterRule):
     """c <- Optimizer(c, mean of the first N gradients taken at c); later ones are dropped.
 
     Attributes:
-        noise_scale: the gradient noise scale, from every commit of several equal batches at one centre.
+        noise_scale: the gradient noise scale, from every commit of several equal batches at one centre; in
+            samples where the contributions' weights are numbers of samples.
     """
 
     saved = ("center", "clock", "optimizer", "noise_scale")
@@ -62,8 +63,8 @@ class Synchronous(Algorithm):
     :math:`c \leftarrow \mathrm{Optimizer}(c, \frac{1}{N}\sum_i g^i(c))`: the mean, not the sum, so that
     p workers with batches of B are one process with batches of N B. A gradient that comes later was
     taken at an older centre; it is dropped and its worker gets the new centre. The mean is taken in rank
-    order, so that the order of arrival never changes a bit. Unequal batches are weighted by the weights
-    that the workers send.
+    order, so that the order of arrival never changes a bit. It is weighted by what the workers send with
+    their gradients: the plug-ins send numbers of samples, so the mean is that over all samples.
 
     When workers leave, the backup is used up first; after that the step waits for those who are left.
     Nobody is ever waited for who has left.

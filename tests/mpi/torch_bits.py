@@ -21,7 +21,6 @@ for name, make in OPTIMIZERS.items():
     for _ in range(2):
         for inputs, targets in loader:
             optimizer.zero_grad()
-            optimizer.weight = len(inputs)
             loss_of(model, inputs, targets).backward()
             optimizer.step()
     with optimizer.center_weights():

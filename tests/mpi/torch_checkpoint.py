@@ -67,7 +67,6 @@ def train(
                     raise KeyboardInterrupt
                 os.kill(os.getpid(), signal.SIGUSR1)
             optimizer.zero_grad()
-            optimizer.weight = len(inputs)
             noise = random.random() * np.random.random()  # noqa: NPY002
             loss_of(model, inputs + 0.1 * noise, targets).backward()
             optimizer.step()
