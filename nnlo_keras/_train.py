@@ -20,7 +20,7 @@ from nnlo_common._joining import assigned, launched
 from nnlo_common._random_states import seed_random
 from nnlo_common._roles import speaks
 from nnlo_common._train._job import brief
-from nnlo_common._train._plan import Plan, all_metrics, refuse_for_keras, rises, stop_rules
+from nnlo_common._train._plan import Plan, all_metrics, rises, stop_rules
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["Training", "forget", "load", "seed"]
@@ -77,7 +77,6 @@ class Training:
 
     def __init__(self, plan: Plan) -> None:
         settings = plan.settings
-        refuse_for_keras(settings)
         self._plan, self._settings = plan, settings
         self._model = self.model = plan.loaded.model
         inner = _optimizer(plan)

@@ -18,7 +18,7 @@ from nnlo_torch._progress import Progress
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._timeline import Timeline
 from nnlo_torch._wrapper import Wrapper
-from nnlo_torch._wrappers import AGN, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_torch._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
 
 __all__ = [
     "AGN",
@@ -26,6 +26,7 @@ __all__ = [
     "DiLoCo",
     "Downpour",
     "DynSGD",
+    "EAMSGD",
     "EASGD",
     "EarlyStopping",
     "GEM",

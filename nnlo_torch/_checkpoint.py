@@ -25,6 +25,7 @@ from nnlo_torch._snapshot import (
     saved_modules,
     unpacked,
 )
+from nnlo_torch._team import kinds_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Checkpoint"]
@@ -197,6 +198,7 @@ class Checkpoint:
             "team": None if team is None else team.state(),
             "modules": saved_modules(optimizer._modules(), parameters=team is None),
             "optimizer": None if with_center else optimizer.optimizer.state_dict(),
+            "local": None if optimizer.local is None else optimizer.local.state_dict(),
             "also": {name: _state(one) for name, one in self._also.items()},
             "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
             "random": random_states(),
@@ -231,7 +233,7 @@ class Checkpoint:
         optimizer, member = self._optimizer, None if self._team is None else self._team.member
         return {
             "algorithm": optimizer.algorithm.describe(),
-            "optimizer": type(optimizer.optimizer).__name__,
+            "optimizer": kinds_of(optimizer.optimizer, optimizer.local),
             "servers": 0 if member is None else member.servers,
             "workers": 0 if member is None else member.workers,
             "model": layout_of(optimizer, optimizer._modules())
@@ -272,6 +274,8 @@ class Checkpoint:
         load_modules(self._optimizer._modules(), tree["modules"])
         if tree["optimizer"] is not None:
             self._optimizer.load_state_dict(tree["optimizer"])
+        if self._optimizer.local is not None:
+            self._optimizer.local.load_state_dict(tree["local"])
 
     def _take_groups(self) -> None:
         """Show what the centre's optimizer has: with its state it has got new groups."""

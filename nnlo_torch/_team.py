@@ -14,7 +14,12 @@ from nnlo_torch._center import CenterOptimizer
 from nnlo_torch._modules import buffers_of
 from nnlo_torch._options import GroupOptions
 
-__all__ = ["join_team"]
+__all__ = ["join_team", "kinds_of"]
+
+
+def kinds_of(optimizer: torch.optim.Optimizer, local: torch.optim.Optimizer | None) -> str:
+    """Return what ranks, and checkpoints, are to agree on of the optimizers."""
+    return ", local ".join(type(one).__name__ for one in (optimizer, local) if one is not None)
 
 
 def join_team(
@@ -24,6 +29,7 @@ def join_team(
     *,
     servers: int,
     modules: Sequence[torch.nn.Module],
+    local: torch.optim.Optimizer | None,
     stall_timeout_s: float | None,
 ) -> tuple[Team, Bridge]:
     """Tie the model to flat vectors and take up this rank's part (collective).
@@ -34,11 +40,13 @@ def join_team(
         world: the ranks.
         servers: how many of them serve.
         modules: what the parameters belong to, for the buffers and the names.
+        local: what moves a worker's weights, where the user's optimizer does not.
         stall_timeout_s: after how long a silent worker is given up; None: never.
     """
     named = named_parameters(optimizer, modules)
     bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
     buffers = buffers_of(modules)
+    steps = optimizer if algorithm.optimizer_runs == "worker" else local
     team = Team(
         algorithm,
         world,
@@ -46,8 +54,8 @@ def join_team(
         buffers=BufferBridge(buffers) if buffers else None,
         options=GroupOptions(optimizer),
         center_optimizer=lambda place: CenterOptimizer(optimizer, bridge, place),
-        local_step=optimizer.step if algorithm.optimizer_runs == "worker" else None,
-        optimizer=type(optimizer).__name__,
+        local_step=None if steps is None else steps.step,
+        optimizer=kinds_of(optimizer, local),
         servers=servers,
         stall_timeout_s=stall_timeout_s,
     )

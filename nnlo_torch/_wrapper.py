@@ -17,15 +17,12 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_torch._bridge import Bridge
 from nnlo_torch._participation import Participation
+from nnlo_torch._requirements import refuse
 from nnlo_torch._team import join_team
 from nnlo_torch._weighing import checked_weight
 
 __all__ = ["Wrapper", "current"]
 
-_REFUSED = {
-    "LBFGS": "it evaluates the model several times a step",
-    "SparseAdam": "it needs sparse gradients, which are not exchanged",
-}
 _current: weakref.ref[Wrapper] | None = None
 
 
@@ -45,6 +42,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
     Attributes:
         optimizer: yours.
         algorithm: how it is exchanged.
+        local: the optimizer that moves a worker's weights between exchanges, if yours does not; or None.
         rank: this rank's number.
         size: how many ranks there are.
         role: "alone", "worker 0", "server 0", ...
@@ -54,6 +52,8 @@ class Wrapper(Participation, torch.optim.Optimizer):
     Args:
         optimizer: any dense optimizer of `torch.optim`, made but not stepped yet.
         algorithm: the options of the algorithm.
+        local: moves a worker's weights in each step, where yours runs on the centre; None: nothing does, or
+            the algorithm.
         model: whose parameters these are; None: whatever modules hold them are found. Their buffers, such as
             running statistics, are averaged over the workers.
         servers: how many ranks share the serving of the centre.
@@ -70,13 +70,14 @@ class Wrapper(Participation, torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         algorithm: Algorithm,
         *,
+        local: torch.optim.Optimizer | None = None,
         model: torch.nn.Module | None = None,
         servers: int = 1,
         stall_timeout_s: float | None = None,
         world: RankWorld | None = None,
     ) -> None:
-        _refuse(optimizer, type(self).__name__)
-        self._begin(optimizer, algorithm)
+        refuse(optimizer, type(self).__name__)
+        self._begin(optimizer, algorithm, local)
         self._model = model
         world = world or launched()
         if world is not None and world.size > 1:
@@ -85,6 +86,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
                 *(optimizer, algorithm, world),
                 servers=servers,
                 modules=modules,
+                local=local,
                 stall_timeout_s=stall_timeout_s,
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
@@ -92,11 +94,16 @@ class Wrapper(Participation, torch.optim.Optimizer):
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
 
-    def _begin(self, optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> None:
+    def _begin(
+        self,
+        optimizer: torch.optim.Optimizer,
+        algorithm: Algorithm,
+        local: torch.optim.Optimizer | None = None,
+    ) -> None:
         self._begin_participation()
         self._bridge = None
         super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
-        self.optimizer, self.algorithm = optimizer, algorithm
+        self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
 
@@ -208,26 +215,22 @@ class Wrapper(Participation, torch.optim.Optimizer):
             after(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "algorithm": self.algorithm, "weight": self.weight}
+        kept = ("optimizer", "algorithm", "local", "weight")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["optimizer"], state["algorithm"])
+        self._begin(state["optimizer"], state["algorithm"], state["local"])
         self.weight = state["weight"]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.optimizer!r}, {self.algorithm.describe()}, {self.role})"
 
     def _change_gradient(self) -> None:
-        """What a wrapper does to the collected gradient."""
+        """Do to the collected gradient what the algorithm wants."""
 
-
-def _refuse(optimizer: torch.optim.Optimizer, wrapper: str) -> None:
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(
-            f"{wrapper} wraps a torch optimizer, not a {name}; pass e.g. torch.optim.SGD(...)"
-        )
-    if isinstance(optimizer, Wrapper):
-        raise ConfigurationError(f"{wrapper} cannot wrap another wrapper, {name}; wrap the inner one alone")
-    if name in _REFUSED:
-        raise ConfigurationError(f"{wrapper} cannot wrap {name}: {_REFUSED[name]}; use another optimizer")
+    def _scale_by_rates(self) -> None:
+        """Multiply each gradient with its group's learning rate, where yours is not stepped."""
+        assert self._bridge is not None  # alone nobody asks
+        rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
+        for view, rate in zip(self._bridge.gradient_views, rates, strict=True):
+            view.mul_(rate)

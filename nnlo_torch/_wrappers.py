@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 import torch
 
-from nnlo_common import ConfigurationError, algorithms
+from nnlo_common import algorithms
+from nnlo_common._numbers import whole_number
+from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["AGN", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
+__all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
 
 
 class Downpour(Wrapper):
@@ -20,11 +22,18 @@ class Downpour(Wrapper):
     momentum does not bear that well: on a quadratic of curvature h, with one stale commit, the learning rate
     has to be below (1 - momentum) / h. Use less of either, or an optimizer such as Adam.
 
+    Between exchanges a worker stays at the centre that it has fetched and adds up its gradients; with `local`
+    it also moves its own weights in each step, as the paper has it.
+
     Args:
         optimizer: yours; it runs on the server.
-        every: gradients are summed over this many steps before they are pushed.
-        lag: exchanges that may be under way while the worker goes on.
+        every: steps between exchanges: gradients are summed over them, pushed, and the centre is fetched.
+        n_push: steps between pushes, if not as many.
+        n_fetch: steps between fetches, if not as many.
+        local: moves a worker's weights between exchanges: the learning rate of plain SGD, or a torch
+            optimizer over the same parameters; None: nothing does.
         warm_start: commits that the first worker makes alone before the others are let in.
+        lag: exchanges that may be under way while the worker goes on.
         options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
 
     Example:
@@ -41,14 +50,25 @@ class Downpour(Wrapper):
         optimizer: torch.optim.Optimizer,
         *,
         every: int = 1,
-        lag: int = 0,
+        n_push: int | None = None,
+        n_fetch: int | None = None,
+        local: float | torch.optim.Optimizer | None = None,
         warm_start: int = 0,
+        lag: int = 0,
         **options: Any,
     ) -> None:
+        refuse(optimizer, type(self).__name__)
+        whole_number("every", every, 1)
+        rate, moves = local_of(local, optimizer, "Downpour")
         rule = algorithms.Downpour(
-            n_push=every, n_fetch=every, schedule="aligned", lag=lag, warm_start=warm_start
+            n_push=every if n_push is None else n_push,
+            n_fetch=every if n_fetch is None else n_fetch,
+            schedule="aligned",
+            local_learning_rate=rate,
+            warm_start=warm_start,
+            lag=lag,
         )
-        super().__init__(optimizer, rule, **options)
+        super().__init__(optimizer, rule, local=moves, **options)
 
 
 class Synchronous(Wrapper):
@@ -79,7 +99,9 @@ class EASGD(Wrapper):
         every: steps between exchanges.
         beta: the workers' common pull; each moves by alpha = beta / p.
         alpha: that moving rate itself, in place of beta.
+        beta_per: "exchange", or "step": alpha = beta / (p every).
         order: "step_first": your step, then the exchange; "paper": the other way round.
+        synchronous: wait for all workers at each exchange.
         lag: exchanges that may be under way while the worker goes on.
         options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
@@ -91,12 +113,55 @@ class EASGD(Wrapper):
         every: int = 10,
         beta: float = 0.9,
         alpha: float | None = None,
+        beta_per: Literal["exchange", "step"] = "exchange",
         order: Literal["paper", "step_first"] = "step_first",
+        synchronous: bool = False,
         lag: int = 0,
         **options: Any,
     ) -> None:
-        rule = algorithms.EASGD(every=every, beta=beta, alpha=alpha, order=order, lag=lag)
+        pull: dict[str, Any] = {"beta": beta, "alpha": alpha, "beta_per": beta_per}
+        rule = algorithms.EASGD(every=every, order=order, synchronous=synchronous, lag=lag, **pull)
         super().__init__(optimizer, rule, **options)
+
+
+class EAMSGD(Wrapper):
+    """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
+
+    See `nnlo_common.EAMSGD`. Your optimizer is not stepped: its learning rates and its momentum are those of
+    the equations. Between steps the model has the point that lies a momentum ahead, where the next gradient
+    is taken; at the end of the training, the worker's weights.
+
+    Args:
+        optimizer: `torch.optim.SGD` with momentum and nesterov=True, without dampening and weight decay.
+        every: steps between exchanges.
+        beta: the workers' common pull; each moves by alpha = beta / p.
+        alpha: that moving rate itself, in place of beta.
+        beta_per: "exchange", or "step": alpha = beta / (p every).
+        synchronous: wait for all workers at each exchange.
+        lag: exchanges that may be under way while the worker goes on.
+        options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 10,
+        beta: float = 0.9,
+        alpha: float | None = None,
+        beta_per: Literal["exchange", "step"] = "exchange",
+        synchronous: bool = False,
+        lag: int = 0,
+        **options: Any,
+    ) -> None:
+        pull: dict[str, Any] = {"beta": beta, "alpha": alpha, "beta_per": beta_per}
+        # The groups' learning rates go into the gradient, so the rule's own is 1.
+        pull |= {"learning_rate": 1.0, "momentum": momentum_of(optimizer, "EAMSGD", nesterov=True)}
+        rule = algorithms.EAMSGD(every=every, synchronous=synchronous, lag=lag, **pull)
+        super().__init__(optimizer, rule, **options)
+
+    def _change_gradient(self) -> None:
+        self._scale_by_rates()
 
 
 class GEM(Wrapper):
@@ -107,25 +172,33 @@ class GEM(Wrapper):
 
     Args:
         optimizer: `torch.optim.SGD` with momentum, without Nesterov, dampening and weight decay.
+        every: steps whose mean gradient makes a step of GEM.
         kappa: how much energy the workers may have together, in units of the momentum SGD's.
-        lag: steps that gradients are delayed by.
+        clip: upper bound of how much larger than the gradient's a step may be; None: none (for study).
+        primed: begin with the first centre as the one that gradients are stale against; False is for study.
+        lag: steps that gradients are delayed by; it hides no round trip.
         options: `servers`, `model`, `stall_timeout_s`, `world`; see `Wrapper`.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, kappa: float = 1.0, lag: int = 0, **options: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 1,
+        kappa: float = 1.0,
+        clip: float | None = 5.0,
+        primed: bool = True,
+        lag: int = 0,
+        **options: Any,
     ) -> None:
         # The groups' learning rates go into the gradient, so the rule's own is 1.
-        rule = algorithms.GEM(learning_rate=1.0, momentum=_momentum(optimizer), kappa=kappa, lag=lag)
+        momentum = momentum_of(optimizer, "GEM", nesterov=False)
+        own: dict[str, Any] = {"every": every, "kappa": kappa, "clip": clip, "primed": primed, "lag": lag}
+        rule = algorithms.GEM(learning_rate=1.0, momentum=momentum, **own)
         super().__init__(optimizer, rule, **options)
 
     def _change_gradient(self) -> None:
-        assert self._bridge is not None  # alone nobody asks
-        index = 0
-        for group in self.param_groups:
-            for _ in group["params"]:
-                self._bridge.gradient_views[index].mul_(group["lr"])
-                index += 1
+        self._scale_by_rates()
 
 
 class AGN(Wrapper):
@@ -231,21 +304,3 @@ class DiLoCo(Wrapper):
             every=every, outer_learning_rate=outer_learning_rate, outer_momentum=outer_momentum, lag=lag
         )
         super().__init__(optimizer, rule, **options)
-
-
-def _momentum(optimizer: torch.optim.Optimizer) -> float:
-    """The one momentum of all groups of a momentum SGD."""
-    groups = optimizer.param_groups
-    momenta = {group.get("momentum") for group in groups}
-    extras = [
-        name
-        for name in ("nesterov", "dampening", "weight_decay", "maximize")
-        if any(group.get(name) for group in groups)
-    ]
-    if not isinstance(optimizer, torch.optim.SGD) or len(momenta) != 1 or extras:
-        found = f"{type(optimizer).__name__} with momenta {sorted(map(str, momenta))}"
-        raise ConfigurationError(
-            f"GEM needs a torch.optim.SGD with one momentum for all groups and nothing else; this is {found}"
-            + (f" and {', '.join(extras)}" if extras else "")
-        )
-    return float(momenta.pop() or 0.0)

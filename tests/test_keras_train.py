@@ -12,7 +12,7 @@ import pytest
 from trainings import ADAM, refused, started, told, train, write_files
 
 from nnlo_common._cli import main
-from nnlo_common._train._modes import MODES, ONLY_TORCH
+from nnlo_common._train._modes import MODES
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
@@ -40,7 +40,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
     for mode in MODES.values():
         taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "name", "servers"} == mode.options.keys() - ONLY_TORCH
+        assert taken - {"optimizer", "name", "servers"} == mode.options.keys()
 
 
 @pytest.mark.framework("keras")
@@ -156,7 +156,6 @@ WRONG_KERAS = {
     "a value that it cannot have": (["--optimizer-option", "clipnorm=1", "clipvalue=1"], "Only one of"),
     "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
     "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
-    "torch's order": (["--mode", "easgd", "--order", "paper"], "PyTorch models only"),
 }
 
 

@@ -78,7 +78,9 @@ def test_a_torch_module_trains_and_trains_the_same_again(capsys):
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_a_torch_module_alone(mode):
-    assert train(*torch_net, "--mode", mode, "--run", "r") == 0
+    nesterov = ["--momentum", "0.9", "--optimizer-option", "nesterov=true"]
+    words = nesterov if mode == "eamsgd" else []
+    assert train(*torch_net, "--mode", mode, *words, "--run", "r") == 0
     assert len(told("r")["center"]["loss"]) == 1
 
 
@@ -244,6 +246,27 @@ def test_what_torch_cannot_train_is_refused(words, expected, capsys):
     assert expected in refused(capsys, *torch_net, *words)
 
 
+NEW = {
+    "EAMSGD": "--mode eamsgd --every 3 --beta-per step --synchronous --momentum 0.5 "
+    "--optimizer-option nesterov=true --learning-rate 0.1",
+    "Downpour": "--every 4 --n-fetch 2 --local 0.05 --warm-start 1 --learning-rate 0.05",
+    "GEM": "--mode gem --every 2 --clip 4 --no-primed --momentum 0.5 --learning-rate 0.05",
+}
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("words", NEW.values(), ids=NEW)
+def test_three_ranks_train_with_the_options_of_a_mode(words):
+    data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10", "--epochs", "3", "--run", "r"]
+    done = started(*torch_net, *data, *words.split())
+    assert done.returncode == 0, done.stderr
+    found = told("r")["center"]["val_loss"]
+    assert found[-1] < found[0]
+    assert main(["train", "--config", "r/config.toml", "--run", "again"]) == 0  # it has all of them
+
+
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow
@@ -275,6 +298,11 @@ def test_three_ranks_train_a_torch_module():
         (["--epochs", "0"], "--epochs '0' is not possible"),
         pytest.param(["--labels-name", "three"], "do not fit", marks=pytest.mark.extended),
         (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
+        pytest.param(
+            ["--mode", "easgd", "--order", "paper", "--every", "1"],
+            "the centre would stay as it begins. Give more --epochs",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_what_is_refused_is_told_once_by_three_ranks(words, expected):

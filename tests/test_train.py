@@ -94,10 +94,17 @@ WRONG_FLAGS = {
     "GPUs below 0": (["--max-gpus", "-1"], "at least 0"),
     "patience 0": (["--early-stopping", "0"], "at least 1"),
     "unknown mode": (["--mode", "easdg"], "did you mean 'easgd'?"),
-    "another mode's option": (["--mode", "gem", "--every", "3"], "easgd, localsgd, but the mode is 'gem'"),
+    "another mode's option": (["--mode", "gem", "--alpha", "3"], "eamsgd, easgd, but the mode is 'gem'"),
     "an impossible option": (["--mode", "easgd", "--beta", "-1"], "EASGD: beta=-1.0"),
     "two that are one": (["--mode", "easgd", "--beta", "1", "--alpha", "0.1"], "one of the two"),
     "unknown order": (["--mode", "easgd", "--order", "papr"], "did you mean 'paper'?"),
+    "EAMSGD of Adam": (["--mode", "eamsgd", "--optimizer", "adam"], "nesterov=true"),
+    "EAMSGD without Nesterov": (["--mode", "eamsgd"], "--optimizer-option nesterov=true"),
+    "no such order of EAMSGD": (["--mode", "eamsgd", "--order", "paper"], "but the mode is 'eamsgd'"),
+    "local steps backwards": (["--local", "-1"], "local_learning_rate=-1.0"),
+    "pushes of nothing": (["--n-push", "0"], "n_push=0"),
+    "every nothing": (["--every", "0"], "every=0"),
+    "no moving rate's unit": (["--mode", "easgd", "--beta-per", "steps"], "did you mean 'step'?"),
     "GEM of Adam": (["--mode", "gem", "--optimizer", "adam"], "--optimizer sgd --momentum"),
     "no condition": (["--target-metric", "0.9"], "like 'val_accuracy > 0.9'"),
     "a condition of NaN": (["--target-metric", "loss < nan"], "finite"),
@@ -382,12 +389,16 @@ def test_a_command_is_split_as_by_a_shell_that_is_not_there():
 def test_every_option_of_every_mode_is_taken(mode):
     given = {"model": Given("net.json"), "loss": Given("mse"), "mode": Given(mode)}
     for name, option in MODES[mode].options.items():
-        default = {"alpha": None, "local_learning_rate": 0.1}.get(name, option.default)
+        default = {"alpha": None, "local_learning_rate": 0.1, "local": 0.1}.get(name, option.default)
+        if name in ("n_push", "n_fetch"):
+            default = 2
         if default is not None:
-            given[name] = Given(str(default))
+            given[name] = Given(default if isinstance(default, bool) else str(default))
+    if mode == "eamsgd":
+        given["optimizer_option"] = Given({"nesterov": True})
     settings = settings_of(given)
     assert settings.rule() == type(settings.rule())(**vars(settings.rule()))
-    assert set(settings.algorithm) == set(given) - {"model", "loss", "mode"}
+    assert set(settings.algorithm) == set(given) - {"model", "loss", "mode", "optimizer_option"}
     assert MODES[mode].options.keys() <= mode_options().keys()
 
 
@@ -428,7 +439,9 @@ def test_the_configuration_of_a_run_makes_it_again():
     assert again.model == str(Path("m.py").absolute())
     assert again.train == (str(Path("a.h5").absolute()), "root://x//b.h5")
     assert (again.learning_rate, again.run) == (0.25, None)
-    assert again.algorithm == {"alpha": 0.2, "every": 10, "lag": 0}
+    assert again.algorithm == {
+        "alpha": 0.2, "every": 10, "lag": 0, "beta_per": "exchange", "order": "step_first", "synchronous": False,
+    }  # fmt: skip
     same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")
     assert [getattr(again, name) for name in same] == [getattr(settings, name) for name in same]
 

@@ -20,7 +20,7 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._files import whole
 from nnlo_common._startup import connect
 from nnlo_common._train._config import as_toml
-from nnlo_common._train._modes import MODES, ONLY_TORCH
+from nnlo_common._train._modes import MODES
 from nnlo_common._train._settings import OPTIONS, Settings
 
 __all__ = [
@@ -58,14 +58,7 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     if settings.cache is not None:
         values["cache"] = absolute(settings.cache)
     plain = {name: value for name, value in values.items() if value not in (None, ())}
-    return as_toml(_without_torch_only(plain, settings), OPTIONS)
-
-
-def _without_torch_only(values: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Without defaults of options that a Keras model would be refused for."""
-    return {
-        name: value for name, value in values.items() if name not in ONLY_TORCH or name in settings.algorithm
-    }
+    return as_toml(plain, OPTIONS)
 
 
 def absolute(path: str) -> str:

@@ -10,23 +10,35 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 from nnlo_common import algorithms
+from nnlo_common._numbers import whole_number
 from nnlo_common._train._options import Kind, Option
 from nnlo_common.algorithms import Algorithm
 
-__all__ = ["MODES", "ONLY_TORCH", "Mode", "algorithm_of", "mode_options"]
+__all__ = ["LEFT_OUT", "MODES", "Mode", "algorithm_of", "mode_options"]
 
 GROUP = "Algorithm"
-#: What only the wrappers of PyTorch take.
-ONLY_TORCH = frozenset({"order", "warm_start"})
-# What no wrapper takes: the optimizer says it, or it is for study.
-_LEFT_OUT: Mapping[str, frozenset[str]] = {
-    "downpour": frozenset({"n_fetch", "schedule", "local_learning_rate"}),
-    "easgd": frozenset({"beta_per", "synchronous"}),
-    "gem": frozenset({"learning_rate", "momentum", "clip", "epsilon", "primed", "gradient_at"}),
+_SAID = "your optimizer says it"
+#: Options of the algorithms that no wrapper takes, with the reason.
+LEFT_OUT: Mapping[str, Mapping[str, str]] = {
+    "downpour": {"schedule": "always aligned"},
+    "eamsgd": {"learning_rate": _SAID, "momentum": _SAID, "order": "always the paper's"},
+    "gem": {
+        "learning_rate": _SAID,
+        "momentum": _SAID,
+        "epsilon": "for study",
+        "gradient_at": "for study",
+    },
 }
-_CALLED = {"n_push": "every"}
-# One that no plug-in has, for its optimizer would be none of the framework's.
-_NOT_WRAPPED = (algorithms.EAMSGD,)
+# What the wrappers call otherwise, and what is another's by default there.
+_CALLED = {("downpour", "local_learning_rate"): "local"}
+_OTHERWISE: Mapping[str, Mapping[str, str]] = {
+    "downpour": {
+        "n_push": "steps between pushes, if not --every",
+        "n_fetch": "steps between fetches, if not --every",
+        "local": "learning rate of a worker's own steps between fetches; else it makes none",
+    },
+}
+_EVERY = "steps between exchanges"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +59,29 @@ def _found() -> dict[str, Mode]:
     return {
         one.__name__.lower(): Mode(algorithm=one, options=_options(one))
         for one in sorted(classes, key=lambda one: one.__name__.lower())
-        if issubclass(one, Algorithm) and not inspect.isabstract(one) and one not in _NOT_WRAPPED
+        if issubclass(one, Algorithm) and not inspect.isabstract(one)
     }
 
 
 def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     """The options of one algorithm."""
     types, told = typing.get_type_hints(algorithm), _explained(algorithm)
-    left_out = _LEFT_OUT.get(algorithm.__name__.lower(), frozenset())
+    mode = algorithm.__name__.lower()
+    left_out, otherwise = LEFT_OUT.get(mode, {}), _OTHERWISE.get(mode, {})
     options = {}
+    if mode == "downpour":  # it has two in place of the wrappers' one
+        options["every"] = Option(name="every", group=GROUP, kind=Kind.WHOLE, help=_EVERY, default=1)
     for field in fields(algorithm):
         if field.name in left_out:
             continue
-        name = _CALLED.get(field.name, field.name)
+        name = _CALLED.get((mode, field.name), field.name)
         kind, choices = _kind(types[field.name])
         options[name] = Option(
             name=name,
             group=GROUP,
             kind=kind,
-            help=told[field.name],
-            default=None if field.default is MISSING else field.default,
+            help=otherwise.get(name, told[field.name]),
+            default=None if field.default is MISSING or name in otherwise else field.default,
             choices=choices,
         )
     return options
@@ -75,6 +90,8 @@ def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
 def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
     if typing.get_origin(annotation) is Literal:
         return Kind.WORD, typing.get_args(annotation)
+    if annotation is bool:
+        return Kind.FLAG, ()
     return (Kind.WHOLE if annotation is int else Kind.REAL), ()
 
 
@@ -102,16 +119,19 @@ def _joined(name: str) -> Option:
     for mode, facts in MODES.items():
         if name in facts.options:
             option = facts.options[name]
-            default = "" if option.default is None else f" ({option.default})"
+            value = option.default
+            if option.kind is Kind.FLAG:
+                value = "yes" if value else "no"
+            default = "" if value is None else f" ({value})"
             meanings.setdefault(option.help, []).append(f"{mode}{default}")
     every_mode = sum(map(len, meanings.values())) == len(MODES)
+    usual = max(meanings, key=lambda meaning: len(meanings[meaning]))  # of all modes but those named
     text = "; ".join(
-        meaning if every_mode else f"{', '.join(modes)}: {meaning}" for meaning, modes in meanings.items()
+        meaning if every_mode and meaning == usual else f"{', '.join(modes)}: {meaning}"
+        for meaning, modes in meanings.items()
     )
-    if name in ONLY_TORCH:
-        text += " (PyTorch only)"
     one = next(mode.options[name] for mode in MODES.values() if name in mode.options)
-    metavar = "|".join(one.choices) if one.choices else "N" if one.kind is Kind.WHOLE else "X"
+    metavar = "|".join(one.choices) or {Kind.WHOLE: "N", Kind.FLAG: ""}.get(one.kind, "X")
     return Option(name=name, group=GROUP, kind=one.kind, help=text, metavar=metavar, choices=one.choices)
 
 
@@ -123,8 +143,15 @@ def algorithm_of(mode: str, options: Mapping[str, Any]) -> Algorithm:
         5
     """
     named = {**options}
-    if mode == "downpour" and "every" in named:
-        named["n_push"] = named["n_fetch"] = named.pop("every")
+    if mode == "downpour":
+        every = named.pop("every", 1)
+        whole_number("every", every, 1)
+        named = {"n_push": every, "n_fetch": every, **named}
+        if "local" in named:
+            named["local_learning_rate"] = named.pop("local")
+    # The wrappers take the optimizer's.
     if mode == "agn":
-        named.setdefault("local_learning_rate", 0.0)  # the wrappers take the optimizer's
+        named.setdefault("local_learning_rate", 0.0)
+    if mode == "eamsgd":
+        named["learning_rate"] = 1.0
     return MODES[mode].algorithm(**named)

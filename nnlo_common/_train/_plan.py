@@ -14,10 +14,11 @@ from nnlo_common._errors import ConfigurationError
 from nnlo_common._train._folding import parts
 from nnlo_common._train._job import brief
 from nnlo_common._train._model import Loaded
-from nnlo_common._train._modes import MODES, ONLY_TORCH
+from nnlo_common._train._modes import MODES
 from nnlo_common._train._module import asked
 from nnlo_common._train._options import nearest
 from nnlo_common._train._settings import Settings
+from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.data import HDF5Source, Reading, list_files
 
 __all__ = [
@@ -275,21 +276,19 @@ def check_exchanges(plan: Plan, workers: int) -> None:
         workers: who share the samples.
     """
     settings = plan.settings
-    rule: Any = settings.rule()
-    if rule.optimizer_runs != "worker" or getattr(rule, "warmup", 0):
-        return
-    every: int = getattr(rule, "every", 1)
+    rule = settings.rule()
+    if not isinstance(rule, EASGD | LocalSGD | DiLoCo) or (isinstance(rule, LocalSGD) and rule.warmup):
+        return  # what is left of an epoch is contributed at its end
+    elastic = isinstance(rule, EASGD)
+    # In the paper's order the first exchange comes before the first step, and moves nothing.
+    needed = rule.every + (isinstance(rule, EASGD) and rule.order == "paper")
     share = math.ceil(plan.data.count() / workers)
     steps = settings.epochs * math.ceil(share / settings.batch)
-    if every > steps:
+    if needed > steps:
+        less = rule.every + steps - needed
         raise ConfigurationError(
-            f"--mode {settings.mode} exchanges every {every} steps of a worker, but each has {steps} steps: "
-            f"{share} samples in batches of {settings.batch}, {settings.epochs} times; the centre would stay "
-            f"as it begins. Give --every {steps} or less, or more --epochs"
+            f"--mode {settings.mode} exchanges every {rule.every} steps of a worker, but each has {steps} "
+            f"steps: {share} samples in batches of {settings.batch}, {settings.epochs} times; the centre "
+            f"would stay as it begins{'' if elastic else ' until the training ends'}. Give "
+            + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
         )
-
-
-def refuse_for_keras(settings: Settings) -> None:
-    """Refuse what only the wrappers of PyTorch have."""
-    for name in ONLY_TORCH & settings.algorithm.keys():
-        raise ConfigurationError(f"--{name.replace('_', '-')} is there for PyTorch models only; leave it out")

@@ -52,6 +52,7 @@ MODEL, DATA, TRAINING, ALGORITHM, RANKS, OUTPUT = (
     "Ranks",
     "What is kept",
 )
+_NESTEROV = "--optimizer sgd --momentum 0.9 --optimizer-option nesterov=true"
 _WORD, _WORDS, _WHOLE, _REAL, _FLAG = Kind.WORD, Kind.WORDS, Kind.WHOLE, Kind.REAL, Kind.FLAG
 
 
@@ -251,6 +252,11 @@ class Settings:
             (
                 self.mode == "gem" and self.optimizer.lower() != "sgd",
                 f"--mode gem follows a momentum SGD, no {self.optimizer}; use --optimizer sgd --momentum 0.9",
+            ),
+            (
+                self.mode == "eamsgd"
+                and (self.optimizer.lower() != "sgd" or self.optimizer_option.get("nesterov") is not True),
+                f"--mode eamsgd follows an SGD with Nesterov momentum; use {_NESTEROV}",
             ),
             (
                 {"alpha", "beta"} <= self.algorithm.keys(),

@@ -89,8 +89,8 @@ class EASGD(Algorithm):
         every: tau, steps between exchanges.
         alpha: the moving rate. None: from beta.
         beta: p alpha for p workers.
-        beta_per: "exchange": alpha = beta / p; "step": alpha = beta / (p tau), the paper's footnote on
-            effective elasticity.
+        beta_per: whether beta is for an exchange or a step: "exchange": alpha = beta / p; "step":
+            alpha = beta / (p tau), the paper's footnote on effective elasticity.
         order: whether the exchange or the step comes first; see above.
         synchronous: wait for all workers at each exchange.
 

@@ -175,8 +175,10 @@ class GEM(Algorithm):
         kappa: how much energy, in units of the proxy's, the collective may have.
         clip: upper bound of pi; None does not clip at all (for study only).
         epsilon: keeps pi finite.
-        primed: see above; False is for study only.
+        primed: begin with the first centre as the one that gradients are stale against; see above. False is
+            for study only.
         gradient_at: "update": at the worker's own c + u; "center": at the pulled c, as printed.
+        lag: steps that gradients are delayed by; see above.
 
     Example:
         >>> from nnlo_common.testing import train_virtually

@@ -1,0 +1,85 @@
+"""Demands of the wrappers on the optimizers that they are given, and the refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from nnlo_common import ConfigurationError
+from nnlo_torch._participation import Participation
+
+__all__ = ["local_of", "momentum_of", "refuse"]
+
+_REFUSED = {
+    "LBFGS": "it evaluates the model several times a step",
+    "SparseAdam": "it needs sparse gradients, which are not exchanged",
+}
+
+
+def refuse(optimizer: object, wrapper: str) -> None:
+    """Refuse what is no optimizer that a training of several ranks can step."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"{wrapper} wraps a torch optimizer, not a {name}; pass e.g. torch.optim.SGD(...)"
+        )
+    if isinstance(optimizer, Participation):
+        raise ConfigurationError(f"{wrapper} cannot wrap another wrapper, {name}; wrap the inner one alone")
+    if name in _REFUSED:
+        raise ConfigurationError(f"{wrapper} cannot wrap {name}: {_REFUSED[name]}; use another optimizer")
+
+
+def local_of(
+    local: object, optimizer: torch.optim.Optimizer, wrapper: str
+) -> tuple[float, torch.optim.Optimizer | None]:
+    """Return the learning rate of local steps, or 0, and the optimizer that makes them, if one does.
+
+    Raises:
+        ConfigurationError: it is neither, or an optimizer that does not move the parameters of the other.
+    """
+    if local is None:
+        return 0.0, None
+    if isinstance(local, int | float | np.number) and not isinstance(local, bool) and 0 <= local < math.inf:
+        return float(local), None
+    if not isinstance(local, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"{wrapper}: local={local!r} is not possible: it must be a learning rate, a torch optimizer over "
+            "the same parameters, or None"
+        )
+    refuse(local, f"{wrapper}: local=")
+    own, given = ({id(tensor) for tensor in _parameters(one)} for one in (local, optimizer))
+    if own != given:
+        raise ConfigurationError(
+            f"{wrapper}: the optimizer in local= has {len(own - given)} parameters that yours has not, and "
+            f"lacks {len(given - own)} of yours; make both of the same parameters"
+        )
+    # Nothing steps it on a server, nor alone; schedulers are not to warn of that.
+    local._opt_called = True  # type: ignore[attr-defined]
+    return 0.0, local
+
+
+def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: bool) -> float:
+    """Return the one momentum of all groups of a momentum SGD; refuse everything else."""
+    groups = getattr(optimizer, "param_groups", [])
+    momenta = {group.get("momentum") for group in groups}
+    extras = [
+        name
+        for name in ("nesterov", "dampening", "weight_decay", "maximize")
+        if any(group.get(name) for group in groups) and not (nesterov and name == "nesterov")
+    ]
+    lacking = nesterov and not all(group.get("nesterov") for group in groups)
+    if not isinstance(optimizer, torch.optim.SGD) or len(momenta) != 1 or extras or lacking:
+        kind = "nesterov=True and " if nesterov else ""
+        found = f"{type(optimizer).__name__} with momenta {sorted(map(str, momenta))}"
+        raise ConfigurationError(
+            f"{wrapper} needs a torch.optim.SGD with {kind}one momentum for all groups and nothing else; "
+            f"this is {found}{' without nesterov' if lacking else ''}"
+            + (f" and {', '.join(extras)}" if extras else "")
+        )
+    return float(momenta.pop() or 0.0)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
