@@ -448,6 +448,24 @@ def test_alone_a_local_optimizer_does_nothing():
     assert copied.local.param_groups[0]["params"][0] is copied.param_groups[0]["params"][0]
 
 
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("SGD", 8), ("Adam", 1), ("AdamW", 1), ("RMSprop", 1), ("Adagrad", 1), ("Adadelta", 1)],
+)
+def test_a_sum_of_gradients_makes_longer_steps_of_sgd_only(name, factor):
+    """Apart from epsilon, as docs/algorithms.md says."""
+    moved = []
+    for scale in (1.0, 8.0):
+        model = cases.model_of()
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
+        before, slopes = values(model), gradient(model, 0)
+        for step in range(3):
+            give(model, [100 * scale * (1 + step) * slope for slope in slopes])
+            optimizer.step()
+        moved.append((values(model) - before).norm().item())
+    assert moved[1] / moved[0] == pytest.approx(factor, rel=0.01)
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------
 
 

@@ -440,7 +440,8 @@ def test_the_configuration_of_a_run_makes_it_again():
     assert again.train == (str(Path("a.h5").absolute()), "root://x//b.h5")
     assert (again.learning_rate, again.run) == (0.25, None)
     assert again.algorithm == {
-        "alpha": 0.2, "every": 10, "lag": 0, "beta_per": "exchange", "order": "step_first", "synchronous": False,
+        "alpha": 0.2, "every": 10, "lag": 0,
+        "beta_per": "exchange", "order": "step_first", "synchronous": False,
     }  # fmt: skip
     same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")
     assert [getattr(again, name) for name in same] == [getattr(settings, name) for name in same]
