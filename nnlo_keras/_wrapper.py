@@ -12,6 +12,7 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_common.algorithms import Algorithm
+from nnlo_keras._passing import Passing
 from nnlo_keras._sums import GradientSum, gradient_sum
 
 __all__ = ["AS_YOURS", "Mode", "Wrapper", "wrapper_of"]
@@ -30,7 +31,7 @@ class Mode(enum.Enum):
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
-class Wrapper(keras.optimizers.Optimizer):
+class Wrapper(Passing, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
     Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
@@ -70,13 +71,15 @@ class Wrapper(keras.optimizers.Optimizer):
         _refuse(optimizer, type(self).__name__)
         rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
-        self.inner_optimizer, self.algorithm = optimizer, algorithm
-        self.servers, self._own, self.mode = servers, own, Mode.ALONE
+        self.algorithm, self.servers = algorithm, servers
+        self._own, self.mode = own, Mode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
         self.attached = False  # whether a Distribute callback drives it
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientSum | None = None
+        self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
+        self.check_options()
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the wrapped optimizer's variables and, among several ranks, the sum of gradients."""
@@ -86,7 +89,8 @@ class Wrapper(keras.optimizers.Optimizer):
             self.inner_optimizer.build(variables)
         if self.local_optimizer is not None and not self.local_optimizer.built:
             self.local_optimizer.build(variables)
-        super().build(variables)
+        with self.only_itself():  # else Keras would make averages and accumulators for the wrapper, too
+            super().build(variables)
         if self.algorithm.optimizer_runs != "worker" and (self.attached or launched() is not None):
             self.sum = gradient_sum(self, variables)
 
@@ -106,11 +110,6 @@ class Wrapper(keras.optimizers.Optimizer):
             return None
         return self.inner_optimizer.apply(grads, trainable_variables)
 
-    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
-        """Do as `apply` does; return how often the wrapped optimizer has stepped."""
-        super().apply_gradients(grads_and_vars)
-        return self.iterations
-
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it
         given = {self._var_key(variable): grad for variable, grad in zip(variables, grads, strict=True)}
@@ -124,6 +123,8 @@ class Wrapper(keras.optimizers.Optimizer):
 
     def _step_locally(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Move the weights of this worker until the next centre comes."""
+        if scale := self.loss_scale_factor:  # the centre's optimizer takes it back for itself
+            grads = [gradient if gradient is None else gradient / scale for gradient in grads]
         if self.local_optimizer is not None:
             self.local_optimizer.apply(grads, variables)
         elif self.local_rate:
@@ -158,11 +159,6 @@ class Wrapper(keras.optimizers.Optimizer):
         """Its own, the wrapped optimizer's, and those of an optimizer for local steps."""
         local = [] if self.local_optimizer is None else self.local_optimizer.variables
         return [*self._variables, *self.inner_optimizer.variables, *local]
-
-    @property
-    def _model_variables_moving_average(self) -> Any:
-        """The wrapped optimizer's: SwapEMAWeights looks for it here if a LossScaleOptimizer is around."""
-        return self.inner_optimizer._model_variables_moving_average
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""

@@ -339,6 +339,7 @@ def _momentum(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
             "clipvalue",
             "global_clipnorm",
             "use_ema",
+            "loss_scale_factor",
             "gradient_accumulation_steps",
         )
         if getattr(optimizer, name, None)

@@ -1,0 +1,167 @@
+"""Attributes and methods of a wrapper that are those of the optimizer in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nnlo_common import ConfigurationError
+from nnlo_common.algorithms import Algorithm, DynSGD
+
+__all__ = ["OPTIONS", "Passing"]
+
+#: Options that Keras gives every optimizer; they act where the wrapped one steps, so those of it count.
+OPTIONS = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+#: What Keras' constructor sets, and nothing would ever read.
+_FORGOTTEN = ("_iterations", "_learning_rate", *OPTIONS)
+
+
+class Passing:
+    """The half of a wrapper that passes on what is read, set and called to `inner_optimizer`.
+
+    Keras' own base class would take each of these for itself, and never use it. Until the wrapper has its
+    `inner_optimizer`, nothing is passed on.
+    """
+
+    algorithm: Algorithm
+    servers: int
+    inner_optimizer: Any
+
+    _only_itself = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a public attribute that the wrapped optimizer alone has, such as `momentum`."""
+        inner = vars(self).get("inner_optimizer")
+        if inner is None or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = vars(self).get("inner_optimizer")
+        if inner is None and name in _FORGOTTEN:
+            return
+        own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if inner is None or (own and name not in OPTIONS) or not hasattr(inner, name):
+            super().__setattr__(name, value)
+        else:
+            self._pass_on(inner, name, value)
+
+    def _track_variable(self, variable: Any) -> None:
+        """Track a variable of the wrapper, but for the count and the rate that Keras' constructor makes."""
+        if "inner_optimizer" in vars(self):
+            super()._track_variable(variable)  # type: ignore[misc]
+
+    def _pass_on(self, inner: Any, name: str, value: Any) -> None:
+        before = getattr(inner, name)
+        if self.algorithm.optimizer_runs == "nowhere" and value != before:
+            raise ConfigurationError(
+                f"{type(self).__name__} takes the options of its optimizer when it is made, so {name} cannot "
+                f"become {value!r} now; make a new wrapper, and compile the model with it"
+            )
+        setattr(inner, name, value)
+        try:
+            self.check_options()
+        except ConfigurationError:
+            setattr(inner, name, before)
+            raise
+
+    def check_options(self) -> None:
+        """Refuse options of the wrapped optimizer that the algorithm cannot do; also those set later.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        rule, inner, name = self.algorithm, self.inner_optimizer, type(self).__name__
+        if inner.global_clipnorm and self.servers > 1 and rule.optimizer_runs == "center":
+            raise ConfigurationError(
+                f"{name} with servers={self.servers} cannot wrap an optimizer with "
+                f"global_clipnorm={inner.global_clipnorm}: each server would clip its part of the gradient "
+                "by the norm of that part; use servers=1 or clipnorm"
+            )
+        if inner.gradient_accumulation_steps and isinstance(rule, DynSGD):
+            steps = inner.gradient_accumulation_steps
+            raise ConfigurationError(
+                f"{name} cannot wrap an optimizer with gradient_accumulation_steps={steps}: it divides a "
+                "gradient by how many others the centre has got meanwhile, most of which would not move it; "
+                f"use every={steps}"
+            )
+
+    @contextmanager
+    def only_itself(self) -> Iterator[None]:
+        """Let Keras build the wrapper alone: averages and accumulators are the wrapped optimizer's."""
+        vars(self)["_only_itself"] = True
+        try:
+            yield
+        finally:
+            vars(self)["_only_itself"] = False
+
+    # -- what Keras itself reads of an optimizer ------------------------------------------------------
+
+    @property
+    def _iterations(self) -> Any:
+        """The count of the wrapped optimizer, of gradients as they come."""
+        return self.inner_optimizer._iterations
+
+    @property
+    def _learning_rate(self) -> Any:
+        """The variable or schedule of the wrapped optimizer."""
+        return self.inner_optimizer._learning_rate
+
+    @property
+    def _accumulated_gradients(self) -> Any:
+        return self.inner_optimizer._accumulated_gradients
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        """The wrapped optimizer's: SwapEMAWeights looks for it here if a LossScaleOptimizer is around."""
+        return self.inner_optimizer._model_variables_moving_average
+
+    # -- methods --------------------------------------------------------------------------------------
+
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[Any] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """Exclude variables from the weight decay of the wrapped optimizer, as Keras does before `build`."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        """Step one variable as the wrapped optimizer does."""
+        return self.inner_optimizer.update_step(gradient, variable, learning_rate)
+
+    def assign(self, variable: Any, value: Any) -> None:
+        """Assign as the wrapped optimizer does."""
+        self.inner_optimizer.assign(variable, value)
+
+    def assign_add(self, variable: Any, value: Any) -> None:
+        """Add as the wrapped optimizer does."""
+        self.inner_optimizer.assign_add(variable, value)
+
+    def assign_sub(self, variable: Any, value: Any) -> None:
+        """Subtract as the wrapped optimizer does."""
+        self.inner_optimizer.assign_sub(variable, value)
+
+
+def _option(name: str) -> Any:
+    """A property: an option of the wrapped optimizer, or None while Keras builds the wrapper itself."""
+
+    def read(wrapper: Any) -> Any:
+        return None if wrapper._only_itself else getattr(wrapper.inner_optimizer, name)
+
+    return property(read, doc=f"`{name}` of the wrapped optimizer.")
+
+
+for _name in OPTIONS:
+    setattr(Passing, _name, _option(_name))
