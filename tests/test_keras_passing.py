@@ -276,7 +276,7 @@ def test_a_model_that_is_loaded_has_forgotten_what_was_excluded_as_with_keras_it
 
 @pytest.fixture
 def _launched(monkeypatch):
-    """Ranks that are threads are not known to the launcher, but `fit` builds optimizers before it asks for them."""
+    """Let optimizers that `fit` builds early know that there are several ranks, as under a launcher."""
     monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
 
 
