@@ -135,9 +135,10 @@ class Distribute(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Take up this rank's part."""
         wrappers = wrappers_in(self.model)
+        world = self._world or launched()
         for wrapper in wrappers.values():
             wrapper.mode, wrapper.attached = Mode.ALONE, True
-        world = self._world or launched()
+            wrapper.several = world is not None and world.size > 1
         container = container_of(sys._getframe(1))
         callbacks = [] if container is None else container.callbacks
         self._companions = [one for one in callbacks if isinstance(one, Companion)]

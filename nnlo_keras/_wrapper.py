@@ -76,6 +76,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
         self.attached = False  # whether a Distribute callback drives it
+        self.several = False  # whether it has found several ranks
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientSum | None = None
         self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
@@ -91,7 +92,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
             self.local_optimizer.build(variables)
         with self.only_itself():  # else Keras would make averages and accumulators for the wrapper, too
             super().build(variables)
-        if self.algorithm.optimizer_runs != "worker" and (self.attached or launched() is not None):
+        if self.algorithm.optimizer_runs != "worker" and (self.several or launched() is not None):
             self.sum = gradient_sum(self, variables)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:

@@ -116,6 +116,13 @@ class Wrapper(Participation, torch.optim.Optimizer):
     def weight(self, weight: float | None) -> None:
         self._weight = checked_weight(weight)
 
+    def __getattr__(self, name: str) -> Any:
+        """Read a public attribute that your optimizer alone has, e.g. `train` of one without a schedule."""
+        inner = vars(self).get("optimizer")
+        if inner is None or name.startswith("_") or not hasattr(inner, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(inner, name)
+
     # -- an ordinary optimizer ------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

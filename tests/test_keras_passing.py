@@ -155,8 +155,7 @@ def test_an_option_that_only_some_optimizers_have_is_passed_on_too():
 
 def test_a_wrapper_alone_has_no_variables_of_its_own():
     for optimizer in (o.Adam(0.1), o.SGD(0.1, use_ema=True, gradient_accumulation_steps=2)):
-        wrapped = nk.Downpour(optimizer)
-        wrapped.build(cases.dense().trainable_variables)
+        wrapped = fitted(nk.Downpour(optimizer), callbacks=[nk.Distribute()]).optimizer
         assert [id(one) for one in wrapped.variables] == [id(one) for one in optimizer.variables]
 
 

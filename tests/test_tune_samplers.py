@@ -1,4 +1,4 @@
-"""The samplers of a search: Optuna's own suite, and known functions."""
+"""The samplers of a search, on known functions; Optuna's own suite is in test_tune_suites.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from in_memory import ranks
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 from optuna.samplers import GPSampler, RandomSampler, TPESampler
-from optuna.testing.pytest_samplers import BasicSamplerTestCase
 
 from nnlo_common import ConfigurationError
 from nnlo_common.tune import optimize
@@ -23,12 +22,6 @@ from nnlo_common.tune._names import SAMPLERS
 from nnlo_common.tune._spread import noise_of_means
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-class TestEvolutionaryIsASampler(BasicSamplerTestCase):
-    @pytest.fixture
-    def sampler(self):
-        return EvolutionarySampler
 
 
 def mixed(trial):
