@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nnlo_common._errors import ConfigurationError
 from nnlo_common._flat import FlatVector
 from nnlo_common._layout import Layout
 from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.protocol import Moving
 from nnlo_common.transport._endpoint import RankWorld
 
 __all__ = ["Plan", "agree"]
@@ -44,6 +48,8 @@ class Plan:
         center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
         local_optimizer: what moves a worker's parameters; None where something else does.
         buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
+        moving: the layers whose statistics among them are moved by each batch.
+        updates: how often each of these has moved them before.
         options: how many numbers describe an optimizer's options, where workers send them.
         optimizer: what kind of optimizer it is, where all ranks are to have the same.
         epochs: how many the training is to have, where that is known before.
@@ -61,6 +67,8 @@ class Plan:
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
     buffers: FlatVector | None = None
+    moving: Sequence[Moving] = ()
+    updates: npt.NDArray[np.float64] | None = None
     options: int = 0
     optimizer: str = ""
     epochs: int = 0
@@ -93,7 +101,7 @@ def _facts(world: RankWorld, plan: Plan) -> dict[str, Any]:
         "epochs": plan.epochs,
         "meetings": list(plan.meetings),
         "layout": plan.parameters.layout.to_json(),
-        "buffers": None if plan.buffers is None else plan.buffers.layout.to_json(),
+        "buffers": None if plan.buffers is None else [plan.buffers.layout.to_json(), str(plan.moving)],
     }
     if world.rank < plan.servers > 1:  # each holds a part of one start
         facts["start"] = hashlib.blake2b(plan.parameters.vector.data, digest_size=8).hexdigest()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common._flat import FlatVector, Vector
 from nnlo_common._layout import Layout
+from nnlo_common.protocol import Moves, Moving
 
 __all__ = ["Buffers", "Model", "Options", "unwired", "vectors_in_turn", "wired"]
 
@@ -53,6 +55,19 @@ class Buffers(Protocol):
     @property
     def flat(self) -> FlatVector:
         """The buffers."""
+
+    @property
+    def layers(self) -> Sequence[Moving]:
+        """The layers whose statistics are moved by each batch, and where these lie."""
+
+    def moves(self) -> Moves:
+        """Return how often each of these layers has moved its statistics."""
+
+    def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:
+        """Count from here, with these counts of all updates where layers keep one."""
+
+    def resume(self, since: npt.NDArray[np.float64]) -> None:
+        """Go on where so many updates had been made since the last `mark`."""
 
     def gather(self) -> None:
         """Copy the buffers into their vector."""

@@ -2,7 +2,7 @@
 
 All of it is asked at the desk of the first server, but for the centre's parameters, which lie on all servers.
 Running statistics and the like never go through an optimizer: each worker brings its own at the end of its
-epoch, and whoever wants those of the centre gets their mean.
+epoch, with how often it has moved them, and whoever wants those of the centre gets what all come to together.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common._flat import Vector
 from nnlo_common._framework import Buffers, Model
 from nnlo_common._roles import TeamPart
+from nnlo_common._state import State, require
 from nnlo_common.protocol import DESK_NUMBERS
 
 __all__ = ["Gathering"]
@@ -70,16 +72,33 @@ class Gathering:
             np.copyto(piece, numbers)
         return dict(answer["values"])
 
-    def bring_buffers(self, weight: float, *, instead: bool = False) -> None:
-        """Let this rank's buffers count in the mean of all, or be what all get instead of it."""
+    def tell_start(self) -> None:
+        """Say what this rank's statistics are before it moves them."""
+        if self._buffers is not None and self._buffers.layers:
+            self._bring(self._buffers, weight=0, start=True)
+
+    def bring_buffers(self, weight: float, epoch: int = 0, *, instead: bool = False) -> None:
+        """Let this rank's buffers count in those of all, or be what all get instead."""
         if self._buffers is not None and weight:
-            self._buffers.gather()
-            question = {"ask": "average", "weight": weight, "views": self.views}
-            self.part.ask(question | ({"instead": True} if instead else {}), self._buffers.flat.vector)
+            self._bring(self._buffers, weight=weight, epoch=epoch, instead=instead)
 
     def take_buffers(self) -> None:
-        """Give the model the mean of all buffers."""
-        self._swap_buffers(None)
+        """Give the model the buffers of all, to go on from them."""
+        if self._buffers is not None:
+            buffers, counts = self._averages(takes=True)
+            self._write(self._buffers, buffers)
+            self._buffers.mark(counts)
+
+    def state(self) -> State:
+        """Return what this rank's next contribution depends on beside its buffers."""
+        since = np.zeros(0) if self._buffers is None else self._buffers.moves().since
+        return {"moves": since.copy()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned."""
+        require("the buffers", state, moves=self.state()["moves"])
+        if self._buffers is not None:
+            self._buffers.resume(state["moves"])
 
     def take_center(self) -> Vector:
         """Give the model the centre as it is now; return a copy of its parameters."""
@@ -91,27 +110,47 @@ class Gathering:
 
     @contextmanager
     def lent(self, center: Vector) -> Iterator[None]:
-        """Let the model have these parameters, and the mean of all buffers, for the length of a block."""
-        own, own_buffers = self._model.parameters.vector.copy(), self._swap_buffers(None)
+        """Let the model have these parameters, and the buffers of all, for the length of a block."""
+        own = self._model.parameters.vector.copy()
         try:
             self._swap(center)
-            yield
+            with self._lent_buffers():
+                yield
         finally:
             self._swap(own)
-            self._swap_buffers(own_buffers)
 
     def _swap(self, vector: Vector) -> None:
         np.copyto(self._model.parameters.vector, vector)
         self._model.publish()
 
-    def _swap_buffers(self, vector: Vector | None) -> Vector | None:
-        """Give the model these buffers, or the mean of all; return those it had."""
+    @contextmanager
+    def _lent_buffers(self) -> Iterator[None]:
+        """Let the model have the buffers of all for the length of a block."""
         if self._buffers is None:
-            return None
+            yield
+            return
         self._buffers.gather()
-        own = self._buffers.flat.vector.copy()
-        if vector is None:
-            _, vector = self.part.ask({"ask": "average", "weight": 0, "views": self.views})
-        np.copyto(self._buffers.flat.vector, vector)
-        self._buffers.scatter()
-        return own
+        own, since = self._buffers.flat.vector.copy(), self._buffers.moves().since
+        self._write(self._buffers, self._averages()[0])
+        try:
+            yield
+        finally:
+            self._write(self._buffers, own)
+            self._buffers.resume(since)
+
+    def _bring(self, buffers: Buffers, **facts: Any) -> None:
+        buffers.gather()
+        numbers = np.concatenate([buffers.flat.vector, buffers.moves().wired()])
+        self.part.ask({"ask": "average", "views": self.views, **facts}, numbers)
+        buffers.mark()
+
+    def _averages(self, **facts: Any) -> tuple[Vector, npt.NDArray[np.float64]]:
+        """Return the buffers of all, and how often layers have moved their statistics."""
+        assert self._buffers is not None  # or there would be no averages
+        _, numbers = self.part.ask({"ask": "average", "weight": 0, "views": self.views, **facts})
+        size = self._buffers.flat.vector.size
+        return numbers[:size], numbers[size:].copy().view(np.float64)
+
+    def _write(self, buffers: Buffers, vector: Vector) -> None:
+        np.copyto(buffers.flat.vector, vector)
+        buffers.scatter()

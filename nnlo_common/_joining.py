@@ -220,7 +220,7 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
     counters: dict[str, Counter] = {
         "mean": Means(ranks),
         "last round": Means(ranks),
-        "average": Averages(start),
+        "average": Averages(start, plan.moving, plan.updates),
         "note": Notes(),
         "epoch mean": EpochMeans(cell.workers),
         "copy": Copies(ranks, world.rank),
@@ -236,7 +236,8 @@ def _clerk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Cle
 
 
 def _buffered(plan: Plan) -> int:
-    return 0 if plan.buffers is None else plan.buffers.vector.size
+    # Of each layer that moves statistics three counts travel, each of them as wide as two numbers.
+    return 0 if plan.buffers is None else plan.buffers.vector.size + 6 * len(plan.moving)
 
 
 def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:

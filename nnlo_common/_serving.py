@@ -255,7 +255,7 @@ class Serving:
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Go on with the centre of `state`, but with other workers; call it before `start`."""
         self._server.load_for_others(state["server"])
-        self._go_on(state)
+        self._go_on(state, others=True)
 
     def set_local_rate(self, rate: float) -> None:
         """Do nothing: a server makes no steps of its own."""
@@ -298,14 +298,14 @@ class Serving:
             self.ask({"ask": "goodbye"})
         self._endpoint.close()
 
-    def _go_on(self, state: Mapping[str, Any]) -> None:
+    def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
         # Between two epochs of the workers a server has ended, and assembled, as many as all of them.
         self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
         for guest in self._server.guests:
             self._server.guests[guest] = self._pulls
         averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
         if isinstance(averages, Averages) and state["averages"] is not None:
-            averages.load(state["averages"])
+            averages.load(state["averages"], others=others)
 
     def _all_may_pause(self) -> bool:
         """Whether this server is at the place of the script where those are who ask to pause.

@@ -112,6 +112,8 @@ class Team:
             servers=servers,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
+            moving=() if buffers is None else buffers.layers,
+            updates=None if buffers is None else buffers.moves().total,
             options=2 * len(options.read()),
             optimizer=optimizer,
             epochs=epochs,
@@ -212,6 +214,8 @@ class Team:
             self._show()
         if self._epochs:
             self._gathering.take_buffers()  # where workers step together all have brought theirs by now
+        else:
+            self._gathering.tell_start()
 
     def step(
         self,
@@ -363,7 +367,8 @@ class Team:
         self.model.absorb()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # What a scheduler has set since the last step, the servers are still to be told.
-        return {"part": self._part.state(), "known_options": list(self._known_options), **counts}
+        state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
+        return state | {"buffers": self._gathering.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; call it before anything else is done.
@@ -372,9 +377,10 @@ class Team:
             ConfigurationError: it was saved with other options or another model.
         """
         counts = {name: type(getattr(self, f"_{name}")) for name in _COUNTS}
-        require("a rank", state, part=Mapping, known_options=[float], **counts)
+        require("a rank", state, part=Mapping, known_options=[float], buffers=Mapping, **counts)
         self.model.absorb()
         self._part.load(state["part"])
+        self._gathering.load(state["buffers"])
         for name in _COUNTS:
             setattr(self, f"_{name}", state[name])
         self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
@@ -476,7 +482,8 @@ class Team:
 
     def _bring_buffers(self) -> None:
         """Let this worker's buffers count in the mean of all, if it has trained at all."""
-        self._gathering.bring_buffers(self._samples - self._samples_before or self._steps_in_epoch)
+        weight = self._samples - self._samples_before or self._steps_in_epoch
+        self._gathering.bring_buffers(weight, self._epochs)
 
     def _publish(self) -> None:
         """On a server: let the model be the centre."""

@@ -58,6 +58,7 @@ class Distribute(keras.callbacks.Callback):
         self._team: Team | None = None
         self._exchanging: Exchanging | None = None  # on a worker
         self._served: ServedEpochs | None = None  # on a server
+        self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
         self._feeding: Feeding | None = None  # where `fit` trains on an H5Sequence
@@ -178,7 +179,10 @@ class Distribute(keras.callbacks.Callback):
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
+        before = self._exchanging.in_epoch
         self._exchanging.end_batch(batch, idle=feeding is not None and feeding.idle)
+        if self._statistics is not None:
+            self._statistics.add_batches(self._exchanging.in_epoch - before)
         if team.stopped:
             self.model.stop_training = True
         elif feeding is not None:
@@ -232,6 +236,8 @@ class Distribute(keras.callbacks.Callback):
         sizes = BatchSizes.of(sys._getframe(1), self.model, steps_matter=local)
         exchanging = Exchanging(team, weights, wrappers, rates, sizes, undisturbed=calm)
         self._served, self._exchanging = None, exchanging
+        if self._statistics is not None:
+            self._restore += self._statistics.count(wrappers)
         self._restore += unvalidated(self.model)  # that is for the rank that has the centre
         if self._feeding is not None:
             self._restore += self._feeding.lease(self.model, team)
@@ -250,11 +256,12 @@ class Distribute(keras.callbacks.Callback):
             )
         self._prepare(assigned(world, first.servers).title)
         weights = Weights(self.model, wrappers)
+        self._statistics = Statistics.of(self.model, weights.variables)
         team = self._team = Team(
             first.algorithm,
             world,
             model=weights,
-            buffers=Statistics.of(self.model, weights.variables),
+            buffers=self._statistics,
             options=RateOption(wrappers),
             center_optimizer=lambda place: CenterOptimizer(wrappers, weights, place),
             moved_outside=local or first.moves_locally,  # within the training step
@@ -298,7 +305,7 @@ class Distribute(keras.callbacks.Callback):
 
     def _release(self, team: Team) -> None:
         self._report, self._team, self._feeding = team.report(), None, None
-        self._exchanging = self._served = None
+        self._exchanging = self._served = self._statistics = None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common._flat import Vector
 from nnlo_common._framework import unwired
+from nnlo_common.protocol import Moves
 from nnlo_keras._layout import averaged, layout_of
+from nnlo_keras._moving import TrainingCalls, moving_layers
 from nnlo_keras._roads import road
 from nnlo_keras._stepping import stepper
 from nnlo_keras._wrapper import Wrapper
@@ -130,6 +133,12 @@ class Statistics:
     def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))
         self._road = road(variables, self.flat, model)
+        segments = self.flat.layout.segments
+        places = {id(variable): one.place for variable, one in zip(variables, segments, strict=True)}
+        self._model, self._moving = model, moving_layers(model, places)
+        self._calls: TrainingCalls | None = None  # on a worker
+        self._before = np.zeros(len(self._moving))  # updates before this process has begun to count
+        self.layers = list(self._moving.values())
         self.gather()
 
     @classmethod
@@ -145,6 +154,32 @@ class Statistics:
     def scatter(self) -> None:
         """Copy the vector into the statistics."""
         self._road.write()
+
+    def count(self, wrappers: Sequence[Wrapper]) -> list[Callable[[], object]]:
+        """Count how often layers move their statistics from now on; return what ends it."""
+        self._calls = TrainingCalls(self._model, list(self._moving), wrappers)
+        return self._calls.begin()
+
+    def add_batches(self, count: int) -> None:
+        """Note that the model was trained on so many batches."""
+        if self._calls is not None:
+            self._calls.batches += count
+
+    def moves(self) -> Moves:
+        """Return how often each layer has moved its statistics."""
+        decay = np.array([layer.momentum for layer in self._moving], np.float64)
+        since = self._before if self._calls is None else self._before + self._calls.since()
+        return Moves(since, decay, np.zeros(decay.size))
+
+    def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:  # noqa: ARG002 - a protocol's
+        """Count from here; these layers keep no count."""
+        self.resume(np.zeros(len(self._moving)))
+
+    def resume(self, since: npt.NDArray[np.float64]) -> None:
+        """Go on where so many updates had been made since the last `mark`."""
+        self._before = since
+        if self._calls is not None:
+            self._calls.mark()
 
 
 class RateOption:

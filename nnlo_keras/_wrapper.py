@@ -46,6 +46,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         local_rate: that of plain SGD which does so, if there is no such optimizer; None: nothing moves them;
             "as yours": that of your optimizer.
         sum: of gradients, where they are added up.
+        applied: how often it was applied, or traced.
 
     Args:
         optimizer: any Keras optimizer.
@@ -79,6 +80,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         self.several = False  # whether it has found several ranks
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientSum | None = None
+        self.applied = 0
         self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
         self.check_options()
 
@@ -97,6 +99,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Do with the gradients what the mode says; within the compiled training step."""
+        self.applied += 1
         if not self.attached and launched() is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} is used by one of several ranks without the callback that exchanges; "

@@ -30,7 +30,7 @@ from nnlo_common._flat import PRESENT
 from nnlo_common._framework import vectors_in_turn
 from nnlo_common._layout import padded
 
-__all__ = ["Bridge", "BufferBridge", "Road", "named_parameters"]
+__all__ = ["Bridge", "Road", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # From so many numbers on a gradient is large: to move it at once gains more than the call costs.
@@ -225,37 +225,6 @@ class Bridge:
             f"the gradient of {self.names[index]} is sparse; sparse gradients are not exchanged: "
             "use sparse=False in its Embedding"
         )
-
-
-class BufferBridge:
-    """A model's float buffers as a flat vector, copied there and back when an epoch ends.
-
-    Args:
-        named: names and buffers.
-    """
-
-    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self._buffers = [buffer for _, buffer in named]
-        # Float64 statistics are rounded to float32 on their way: they are averages of noise.
-        segments, offset = [], 0
-        for name, buffer in named:
-            segments.append(Segment(name, tuple(buffer.shape), "float32", offset, buffer.numel()))
-            offset += buffer.numel()
-        self.flat = FlatVector(Layout(tuple(segments), offset))
-        self._views = _views(self.flat)
-        self.gather()
-
-    @torch.no_grad()
-    def gather(self) -> None:
-        """Copy the buffers into the vector."""
-        for buffer, view in zip(self._buffers, self._views, strict=True):
-            view.copy_(buffer)
-
-    @torch.no_grad()
-    def scatter(self) -> None:
-        """Copy the vector into the buffers."""
-        for buffer, view in zip(self._buffers, self._views, strict=True):
-            buffer.copy_(view)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ import torch
 from nnlo_common._team import Team
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
-from nnlo_torch._bridge import Bridge, BufferBridge, named_parameters
+from nnlo_torch._bridge import Bridge, named_parameters
+from nnlo_torch._buffers import BufferBridge
 from nnlo_torch._center import CenterOptimizer
 from nnlo_torch._modules import buffers_of
 from nnlo_torch._options import GroupOptions
@@ -51,7 +52,7 @@ def join_team(
         algorithm,
         world,
         model=bridge,
-        buffers=BufferBridge(buffers) if buffers else None,
+        buffers=BufferBridge(buffers, modules) if buffers else None,
         options=GroupOptions(optimizer),
         center_optimizer=lambda place: CenterOptimizer(optimizer, bridge, place),
         local_step=None if steps is None else steps.step,

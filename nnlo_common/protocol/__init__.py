@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from nnlo_common.protocol._averages import Averages
 from nnlo_common.protocol._conversation import Conversation, Phase, Shard
-from nnlo_common.protocol._counters import Averages, Copies, EpochMeans, Means, Notes, Told
+from nnlo_common.protocol._counters import Copies, EpochMeans, Means, Notes, Told
 from nnlo_common.protocol._desk import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
+from nnlo_common.protocol._moving import Moves, Moving
 from nnlo_common.protocol._peers import AWAITED, Standing
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
@@ -33,6 +35,8 @@ __all__ = [
     "Lost",
     "Means",
     "Message",
+    "Moves",
+    "Moving",
     "Notes",
     "ONE_WAY",
     "Phase",

@@ -1,20 +1,14 @@
-"""What the desk can be asked for: means over all ranks, averages of what workers brought last, copies."""
+"""What the desk can be asked for: means over all ranks, copies, notes, what a checkpoint needs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Vector
-from nnlo_common._state import State, require
 from nnlo_common.protocol._desk import Answer, Question
 
-__all__ = ["Averages", "Copies", "EpochMeans", "Means", "Notes", "Told"]
+__all__ = ["Copies", "EpochMeans", "Means", "Notes", "Told"]
 
 
 class Means:
@@ -144,86 +138,6 @@ class Copies:
         answers = [Answer(rank, values, brought.numbers) for rank in sorted(self._asked)]
         self._asked = {}
         return answers
-
-
-class Averages:
-    """The weighted mean of the vectors that workers have last brought; nobody waits for anybody.
-
-    `views` counts how often a rank has met all others to see the centre. Who goes on from there may bring its
-    next vector before others have asked what the average was there; for them it does not count yet.
-
-    Args:
-        start: the average before anybody has brought anything.
-    """
-
-    def __init__(self, start: Vector) -> None:
-        self._start: Vector = start.copy()
-        # Of each rank the vector brought last and, as nobody is two views behind, the last of a view before.
-        self._parts: dict[int, list[_Part]] = {}
-        self._counted: list[_Part] = []
-        self._mean: Vector = self._start  # of these
-
-    def ask(self, question: Question) -> list[Answer]:
-        """Take a vector, if one was brought, and return the average."""
-        views = question.content["views"]
-        if question.numbers is not None and question.numbers.size:
-            if question.content.get("instead"):  # of what others have brought
-                self._parts.clear()
-            older = [part for part in self._parts.get(question.rank, []) if part.views < views]
-            part = _Part(views, question.content["weight"], question.numbers.copy())
-            self._parts[question.rank] = [*older[-1:], part]
-        return [Answer(question.rank, {}, self._average(views))]
-
-    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
-        """Keep what a worker has brought that has left; what a dead one has brought gets too old."""
-        if lost and rank in self._parts:
-            if len(self._parts) == 1:  # until somebody else brings something
-                self._start = self._average()
-            del self._parts[rank]
-        return []
-
-    def state(self) -> State:
-        """Return the average and what it is made of, when all have seen the centre as often."""
-        last = {str(rank): parts[-1] for rank, parts in self._parts.items()}
-        parts = {rank: [part.weight, part.vector.copy()] for rank, part in last.items()}
-        return {"value": self._average().copy(), "parts": parts}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned."""
-        require("the averages", state, value=self._start, parts=Mapping)
-        self._start = state["value"].copy()
-        self._parts = {
-            int(rank): [_Part(0, weight, vector)] for rank, (weight, vector) in state["parts"].items()
-        }
-
-    def _average(self, views: float = math.inf) -> Vector:
-        """Return the mean of what counts for a rank that has seen the centre so often."""
-        counted = []
-        for rank in sorted(self._parts):
-            counted += [part for part in self._parts[rank] if part.views <= views][-1:]
-        if not counted:
-            return self._start
-        if counted != self._counted:
-            self._counted, self._mean = counted, _mean(counted)
-        return self._mean
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """What a rank has brought when it had seen the centre so often."""
-
-    views: int
-    weight: float
-    vector: Vector
-
-
-def _mean(parts: Sequence[_Part]) -> Vector:
-    """Return the weighted mean, in float64 up to here, so that the mean of equal numbers is that number."""
-    total = sum(part.weight for part in parts)
-    mean = np.full(parts[0].vector.size, -0.0)  # to which -0 can be added and stays what it is
-    for part in parts:
-        mean += part.weight / total * part.vector.astype(np.float64)
-    return mean.astype(parts[0].vector.dtype)
 
 
 class Told:

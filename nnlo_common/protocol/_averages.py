@@ -1,0 +1,129 @@
+"""Averages of what workers bring, such as the running statistics of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common._flat import Vector
+from nnlo_common._state import State, require
+from nnlo_common.protocol._desk import Answer, Question
+from nnlo_common.protocol._moving import Moves, Moving, MovingAverages, weighted
+
+__all__ = ["Averages"]
+
+
+class Averages:
+    """The averages of the vectors that workers bring; nobody waits for anybody.
+
+    Statistics of layers that count their updates are combined as if one rank had seen the batches of all
+    (`MovingAverages`). Of everything else the average is the weighted mean of what each has brought last.
+
+    `views` counts how often a rank has met all others to see the centre. Who goes on from there may bring its
+    next vector before others have asked what the average was there; for them it does not count yet.
+
+    A question may say more of its vector: it is this rank's `start`, which does not count itself; or it is
+    what all get `instead` of an average. It may say that the rank `takes` the answer, to go on from it.
+
+    Args:
+        start: the average before anybody has brought anything.
+        layers: which parts of it are statistics that layers move.
+        totals: how often each of these layers has moved them before.
+    """
+
+    def __init__(
+        self,
+        start: Vector,
+        layers: Sequence[Moving] = (),
+        totals: npt.NDArray[np.float64] | None = None,
+    ) -> None:
+        self._start: Vector = start.copy()
+        self._layers = len(layers)
+        self._moving = MovingAverages(start, layers, totals)
+        self._last: dict[int, tuple[float, Vector]] = {}  # weight and vector that each rank has brought last
+        self._begun: dict[int, Vector] = {}  # what each rank has gone on from
+        # The answer for those who have not seen the centre as often as the rank that brought something last.
+        self._views, self._earlier = 0, self._start
+        self._answer: Vector | None = None  # as long as it does not change
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take a vector, if one was brought, and return the average."""
+        content, views = question.content, question.content["views"]
+        if question.numbers is not None and question.numbers.size:
+            vector = question.numbers[: self._start.size].copy()
+            if content.get("start"):
+                self._begun[question.rank] = vector
+            else:
+                self._take(question, vector)
+        answer = self._current() if views >= self._views else self._earlier
+        if content.get("takes"):
+            self._begun[question.rank] = answer[: self._start.size]
+        return [Answer(question.rank, {}, answer)]
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Keep what a worker has brought that has left; of a dead one only the updates that it has made."""
+        if lost:
+            self._begun.pop(rank, None)
+        if lost and rank in self._last:
+            if len(self._last) == 1:  # until somebody else brings something
+                self._start = self._current()[: self._start.size].copy()
+            del self._last[rank]
+            self._answer = None
+        return []
+
+    def state(self) -> State:
+        """Return the averages and what they are made of, when all have seen the centre as often."""
+        return {
+            "value": self._current()[: self._start.size].copy(),
+            "last": {str(rank): [weight, vector] for rank, (weight, vector) in self._last.items()},
+            "begun": {str(rank): vector for rank, vector in self._begun.items()} if self._layers else {},
+            "moving": self._moving.state(),
+        }
+
+    def load(self, state: Mapping[str, Any], *, others: bool = False) -> None:
+        """Go on with what `state` returned.
+
+        Args:
+            state: the state.
+            others: with other workers; of the former ones only the averages are left.
+        """
+        require("the averages", state, value=self._start, last=Mapping, begun=Mapping, moving=Mapping)
+        self._start, self._answer = state["value"].copy(), None
+        self._moving.load(state["moving"])
+        last, begun = ({} if others else state[name] for name in ("last", "begun"))
+        self._last = {int(rank): (weight, vector) for rank, (weight, vector) in last.items()}
+        self._begun = {int(rank): vector for rank, vector in begun.items()}
+        if others:
+            self._moving.replace(self._start, self._moving.result()[1])
+
+    def _take(self, question: Question, vector: Vector) -> None:
+        rank, content, numbers = question.rank, question.content, question.numbers
+        assert numbers is not None  # or there would be no vector
+        if content["views"] > self._views:
+            self._views, self._earlier = content["views"], self._current()
+        wired = numbers[self._start.size :]
+        moves = Moves.unwired(wired) if wired.size else Moves.none(self._layers)
+        if content.get("instead"):  # of what others have brought
+            self._last.clear()
+            self._moving.replace(vector, moves.total)
+        elif self._layers:
+            start = self._begun.get(rank, self._start)
+            self._moving.add(rank, content.get("epoch", 0), content["weight"], (vector, moves), start)
+        self._last[rank] = content["weight"], vector
+        self._begun[rank] = vector
+        self._answer = None
+
+    def _current(self) -> Vector:
+        """Return the averages, and how often statistics were moved."""
+        if self._answer is None:
+            answer, last = self._start.copy(), [self._last[rank] for rank in sorted(self._last)]
+            if last:
+                answer[:] = weighted(last)
+            values, totals = self._moving.result()
+            with np.errstate(over="ignore"):
+                answer[self._moving.places] = values
+            self._answer = np.concatenate([answer, totals.view(np.float32)]) if self._layers else answer
+        return self._answer
