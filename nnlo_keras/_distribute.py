@@ -237,7 +237,7 @@ class Distribute(keras.callbacks.Callback):
         exchanging = Exchanging(team, weights, wrappers, rates, sizes, undisturbed=calm)
         self._served, self._exchanging = None, exchanging
         if self._statistics is not None:
-            self._restore += self._statistics.count(wrappers)
+            self._restore += self._statistics.count(wrappers[0])
         self._restore += unvalidated(self.model)  # that is for the rank that has the centre
         if self._feeding is not None:
             self._restore += self._feeding.lease(self.model, team)

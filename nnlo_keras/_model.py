@@ -155,9 +155,9 @@ class Statistics:
         """Copy the vector into the statistics."""
         self._road.write()
 
-    def count(self, wrappers: Sequence[Wrapper]) -> list[Callable[[], object]]:
+    def count(self, wrapper: Wrapper) -> list[Callable[[], object]]:
         """Count how often layers move their statistics from now on; return what ends it."""
-        self._calls = TrainingCalls(self._model, list(self._moving), wrappers)
+        self._calls = TrainingCalls(self._model, list(self._moving), wrapper)
         return self._calls.begin()
 
     def add_batches(self, count: int) -> None:

@@ -1,16 +1,18 @@
 """The layers of a Keras model that move statistics by each batch, and how often they do.
 
 Keras has no count of its own. A layer moves its statistics once in each call in training mode, so calls are
-counted while `fit` runs. Where Python runs the training step that is all. Where it only traces the step, the
-calls in a trace are those of each batch; the optimizer is applied once in a trace, so that says how many
-traces there were.
+counted while `fit` runs:
+
+* on torch by Python, which makes all calls, unless they are compiled: then their number is not known;
+* on TensorFlow by a variable, within the training step, wherever in it the call is;
+* on JAX by Python, which traces the training step. A call within a loop or a branch of JAX's own cannot move
+  statistics, so a batch has as many calls as a trace. In each trace the optimizer is applied once.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -22,7 +24,7 @@ from nnlo_keras._wrapper import Wrapper
 
 __all__ = ["TrainingCalls", "moving_layers"]
 
-_COUNTS = "nnlo_counts"
+_OURS = "nnlo_counts"
 
 
 def moving_layers(model: Any, places: Mapping[int, slice]) -> dict[Any, Moving]:
@@ -46,15 +48,57 @@ def moving_layers(model: Any, places: Mapping[int, slice]) -> dict[Any, Moving]:
 
 def _calls_that_of(layer: Any, kind: Any) -> bool:
     own = vars(layer).get("call")
-    return type(layer).call is kind.call and (own is None or hasattr(own, _COUNTS))
+    return type(layer).call is kind.call and (own is None or hasattr(own, _OURS))
 
 
-@dataclass(eq=False)
+class _Calls:
+    """A count that Python makes."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self) -> None:
+        """Count a call."""
+        self._count += 1
+
+    def read(self) -> int:
+        """Return how many there have been."""
+        return self._count
+
+
+class _TracedCalls:
+    """A count that TensorFlow makes, also in a graph."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    def add(self) -> None:
+        """Count a call."""
+        self._count.assign_add(1)
+
+    def read(self) -> int:
+        """Return how many there have been."""
+        return int(self._count.numpy())
+
+
 class _Counts:
-    """What has been counted of one training step: calls of each layer, and what each optimizer had before."""
+    """What is counted of one training step.
 
-    calls: list[int]
-    before: list[int]
+    Args:
+        layers: how many layers there are.
+        applied: how often the optimizer had been applied before.
+    """
+
+    def __init__(self, layers: int, applied: int) -> None:
+        kind = _TracedCalls if keras.backend.backend() == "tensorflow" else _Calls
+        self.calls = [kind() for _ in range(layers)]
+        self.applied = applied
+
+    def read(self) -> npt.NDArray[np.float64]:
+        """Return the calls of each layer."""
+        return np.array([one.read() for one in self.calls], np.float64)
 
 
 #: By the function that `fit` calls for each batch: it is traced in its first `fit` and used in later ones.
@@ -67,73 +111,59 @@ class TrainingCalls:
     Args:
         model: the model; `fit` has made its training function.
         layers: those of it that are counted.
-        wrappers: of its optimizers.
+        wrapper: of its optimizer.
 
     Attributes:
         batches: on how many batches the model has been trained.
     """
 
-    def __init__(self, model: Any, layers: Sequence[Any], wrappers: Sequence[Wrapper]) -> None:
-        self._layers, self._wrappers = layers, wrappers
-        torch = keras.backend.backend() == "torch"
-        self._traced = bool(not model.run_eagerly and (not torch or model.jit_compile))
-        step, applied = model.train_function, [wrapper.applied for wrapper in wrappers]
+    def __init__(self, model: Any, layers: Sequence[Any], wrapper: Wrapper) -> None:
+        self._layers, self._wrapper = layers, wrapper
+        backend, step = keras.backend.backend(), model.train_function
+        self._compiled = bool(backend == "torch" and model.jit_compile and not model.run_eagerly)
+        self._traced = bool(backend == "jax" and model.jit_compile and not model.run_eagerly)
         counts = _COUNTED.get(step)
-        if counts is None or len(counts.calls) != len(layers) or len(counts.before) != len(wrappers):
-            counts = _COUNTED[step] = _Counts([0] * len(layers), applied)
+        if counts is None or len(counts.calls) != len(layers):
+            counts = _COUNTED[step] = _Counts(len(layers), wrapper.applied)
         self._counts = counts
-        # What is traced once may be done many times there; and a compiled torch step says nothing.
-        self._loops = (
-            set(map(id, layers)) if torch else {id(one) for loop in _loops(model) for one in _inside(loop)}
-        )
         self.batches = 0
         self.mark()
 
     def begin(self) -> list[Callable[[], object]]:
         """Begin to count; return what ends it."""
-        return [_counted(layer, index, self._counts) for index, layer in enumerate(self._layers)]
+        return [_counted(layer, one) for layer, one in zip(self._layers, self._counts.calls, strict=True)]
 
     def mark(self) -> None:
         """Count from here."""
-        self._marked = self.batches, np.array(self._counts.calls, np.float64)
+        self._marked = self.batches, self._counts.read()
 
     def since(self) -> npt.NDArray[np.float64]:
         """Return how often each layer has moved its statistics since then; nan: not known."""
         batches, before = self._marked
-        calls = np.array(self._counts.calls, np.float64)
+        calls, done = self._counts.read(), self.batches - batches
+        if not done:
+            return np.zeros(calls.size)
+        if self._compiled:
+            return np.full(calls.size, np.nan)
         if not self._traced:
             return calls - before
-        if self.batches == batches:
-            return np.zeros(calls.size)
-        applied = zip(self._wrappers, self._counts.before, strict=True)
-        traces = min(wrapper.applied - earlier for wrapper, earlier in applied)
-        known = [
-            traces > 0 and count % traces == 0 and id(layer) not in self._loops
-            for count, layer in zip(self._counts.calls, self._layers, strict=True)
-        ]
-        return np.where(known, calls / max(traces, 1) * (self.batches - batches), np.nan)
+        traces = self._wrapper.applied - self._counts.applied
+        if not traces:
+            return np.full(calls.size, np.nan)
+        return np.where(calls % traces == 0, done * calls / traces, np.nan)
 
 
-def _counted(layer: Any, index: int, counts: _Counts) -> Callable[[], object]:
+def _counted(layer: Any, calls: _Calls | _TracedCalls) -> Callable[[], object]:
     """Count a layer's calls in training mode; return what ends it."""
     vars(layer).pop("call", None)  # of a fit that has failed
     call = layer.call
 
     def counted(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if training and layer.trainable:
-            counts.calls[index] += 1
+            calls.add()
         return call(inputs, training=training, mask=mask)
 
-    setattr(counted, _COUNTS, counts)
-    # What Keras keeps track of are variables and layers.
+    setattr(counted, _OURS, True)
+    # Keras would look for variables and layers in it.
     object.__setattr__(layer, "call", counted)
     return lambda: vars(layer).pop("call", None)
-
-
-def _loops(model: Any) -> list[Any]:
-    kinds = (keras.layers.RNN, keras.layers.TimeDistributed)
-    return [layer for layer in model._flatten_layers() if isinstance(layer, kinds)]
-
-
-def _inside(layer: Any) -> list[Any]:
-    return list(layer._flatten_layers(include_self=False))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch_cases import initialised
 
 import nnlo_torch as nt
 
@@ -14,9 +15,8 @@ MOMENTA = (0.01, 0.1, None)
 
 
 def model_of():
-    torch.manual_seed(1)
     layers = [torch.nn.BatchNorm1d(3, momentum=momentum) for momentum in MOMENTA]
-    return torch.nn.Sequential(torch.nn.Linear(3, 3), *layers, torch.nn.Linear(3, 1))
+    return initialised(torch.nn.Sequential(torch.nn.Linear(3, 3), *layers, torch.nn.Linear(3, 1)))
 
 
 def batches_of(different):
