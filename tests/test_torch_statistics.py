@@ -150,11 +150,12 @@ def test_a_momentum_that_is_changed_between_epochs_never_makes_the_decay_too_slo
 
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
 def test_the_statistics_of_an_mpi_job_are_those_of_one_process(size, tmp_path):
-    for name, start in (("plain", alone), ("job", lambda *args: mpiexec(size, *args))):
+    for name, start in (("plain", alone), ("job", lambda *args, **options: mpiexec(size, *args, **options))):
         (tmp_path / name).mkdir()
-        done = start(PROGRAM, str(tmp_path / name))
+        done = start(PROGRAM, str(tmp_path / name), timeout_s=150)
         assert done.returncode == 0, done.stderr
     for different in (False, True):
         found, want = (np.load(tmp_path / name / f"different{different}.npz") for name in ("job", "plain"))

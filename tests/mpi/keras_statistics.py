@@ -90,7 +90,7 @@ def train(kind, *, world=None, plain=False):
     threads = world is not None and not world.own_process
     wrapper = keras.optimizers.SGD(0.0)
     if not plain:
-        wrapper = nk.LocalSGD(wrapper, every=2) if threads else nk.Synchronous(wrapper)
+        wrapper = nk.LocalSGD(wrapper, every=1) if threads else nk.Synchronous(wrapper)
     options = {"steps_per_execution": 2} if kind == "executions" else {}
     model.compile(wrapper, "mse", run_eagerly=kind == "eager", **options)
     rank, workers = (0, 1) if plain or world is None else (world.rank - 1, world.size - 1)
@@ -116,5 +116,5 @@ if __name__ == "__main__":
     for kind in sys.argv[2].split(","):
         role, seen = train(kind, world=world, plain=world is None)
         if role in ("alone", "server 0"):
-            found = {f"{epoch} {name}": value for epoch, each in enumerate(seen) for name, value in each.items()}
+            found = {f"{epoch} {path}": each[path] for epoch, each in enumerate(seen) for path in each}
             np.savez(Path(sys.argv[1], f"{kind}.npz"), **found)
