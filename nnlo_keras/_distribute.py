@@ -52,6 +52,8 @@ class Distribute(keras.callbacks.Callback):
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
+    drives_training = True
+
     def __init__(self, *, stall_timeout_s: float | None = None, world: RankWorld | None = None) -> None:
         super().__init__()
         self._stall_timeout_s, self._world = stall_timeout_s, world

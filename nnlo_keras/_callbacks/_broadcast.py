@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._host import Host
 from nnlo_keras._callbacks._sharing import share
-
-if TYPE_CHECKING:
-    from nnlo_keras._distribute import Distribute
 
 __all__ = ["Broadcast"]
 
@@ -33,7 +29,7 @@ class Broadcast(Companion):
 
     meets = True
 
-    def after_start(self, distribute: Distribute | None) -> None:
+    def after_start(self, distribute: Host | None) -> None:
         """Take what the first server has, or give it."""
         super().after_start(distribute)
         if self.team is not None:

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -20,12 +20,10 @@ from nnlo_common.checkpoint import packed_tree, unpacked_tree
 from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._belongings import Belongings
 from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._host import Host
 from nnlo_keras._feeding import Feeding
 from nnlo_keras._fitting import container_of
 from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
-
-if TYPE_CHECKING:
-    from nnlo_keras._distribute import Distribute
 
 __all__ = ["Checkpoint"]
 
@@ -99,12 +97,12 @@ class Checkpoint(Companion):
         if self.has_center:
             usable(f"Checkpoint({str(self.folder)!r})", self._model_file)
 
-    def before_part(self, distribute: Distribute) -> None:
+    def before_part(self, distribute: Host) -> None:
         """Go on from the newest checkpoint, with what this rank has in it."""
         self.distribute, self.team = distribute, distribute.team
         self._resume()
 
-    def after_start(self, distribute: Distribute | None) -> None:
+    def after_start(self, distribute: Host | None) -> None:
         """Alone: go on from the newest checkpoint."""
         super().after_start(distribute)
         if self.team is None:

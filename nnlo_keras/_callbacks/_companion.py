@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -12,10 +12,8 @@ from nnlo_common import ConfigurationError
 from nnlo_common._joining import launched
 from nnlo_common._roles import speaks
 from nnlo_common._team import Team
+from nnlo_keras._callbacks._host import Host, is_host
 from nnlo_keras._fitting import container_of
-
-if TYPE_CHECKING:
-    from nnlo_keras._distribute import Distribute
 
 __all__ = ["Companion", "numbers"]
 
@@ -33,16 +31,14 @@ class Companion(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.distribute: Distribute | None = None
+        self.distribute: Host | None = None
         self.team: Team | None = None
         self.role = "alone"
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin, unless there is a `Distribute` that says when."""
-        from nnlo_keras._distribute import Distribute
-
         container = container_of(sys._getframe(1))
-        if container is not None and any(isinstance(one, Distribute) for one in container.callbacks):
+        if container is not None and any(map(is_host, container.callbacks)):
             return
         if launched() is not None:
             name = type(self).__name__
@@ -59,10 +55,10 @@ class Companion(keras.callbacks.Callback):
         """Do what has to be done before the centre is what this rank's model is."""
         self.role, self.distribute, self.team = role, None, None
 
-    def before_part(self, distribute: Distribute) -> None:
+    def before_part(self, distribute: Host) -> None:
         """Do what has to be done when this rank has its place, and before it takes up its part."""
 
-    def after_start(self, distribute: Distribute | None) -> None:
+    def after_start(self, distribute: Host | None) -> None:
         """Do what has to be done before the first batch, when all ranks are there."""
         self.distribute = distribute
         self.team = None if distribute is None else distribute.team

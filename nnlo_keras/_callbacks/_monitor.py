@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from nnlo_common._monitoring import EpochLog
 from nnlo_keras._callbacks._companion import Companion, numbers
-
-if TYPE_CHECKING:
-    from nnlo_keras._distribute import Distribute
+from nnlo_keras._callbacks._host import Host
 
 __all__ = ["Monitor"]
 
@@ -46,7 +44,7 @@ class Monitor(Companion):
         super().__init__()
         self.path = Path(path)
 
-    def after_start(self, distribute: Distribute | None) -> None:
+    def after_start(self, distribute: Host | None) -> None:
         """See whether the file can be written."""
         super().after_start(distribute)
         self._log = EpochLog(self.path, self.rank, self.role)

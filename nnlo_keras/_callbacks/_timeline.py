@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnlo_common._trace import Trace
 from nnlo_keras._callbacks._companion import Companion
-
-if TYPE_CHECKING:
-    from nnlo_keras._distribute import Distribute
+from nnlo_keras._callbacks._host import Host
 
 __all__ = ["Timeline"]
 
@@ -47,7 +45,7 @@ class Timeline(Companion):
         self.path = Path(path)
         self._trace: Trace | None = None
 
-    def after_start(self, distribute: Distribute | None) -> None:
+    def after_start(self, distribute: Host | None) -> None:
         """Open the file, and have exchanges told."""
         super().after_start(distribute)
         self._trace = Trace.of_rank(self.path, self.rank, self.role)

@@ -1,0 +1,58 @@
+"""Host: the callback that takes part in a training of several ranks, as our other callbacks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeGuard
+
+from nnlo_common import Report
+from nnlo_common._team import Team
+from nnlo_keras._feeding import Feeding
+
+__all__ = ["Host", "is_host"]
+
+
+class Host(Protocol):
+    """Drives one rank's part; `nnlo_keras.Distribute` does.
+
+    Attributes:
+        drives_training: tells it from other callbacks.
+    """
+
+    drives_training: bool
+
+    @property
+    def team(self) -> Team | None:
+        """This rank's place among several, while there are any."""
+
+    @property
+    def report(self) -> Report:
+        """What this rank has seen of the last training."""
+
+    @property
+    def feeding(self) -> Feeding | None:
+        """What `fit` trains on, where that is an H5Sequence."""
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """How many batches this worker has trained on in this epoch."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Return where this worker is in its epoch."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Resume where `state` was returned."""
+
+    def settle(self) -> None:
+        """On a server whose training is over: let the centre be what the model was then."""
+
+    def leave(self) -> None:
+        """Leave the training in good order, wherever in an epoch this rank is."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """End the epoch."""
+
+
+def is_host(callback: object) -> TypeGuard[Host]:
+    """Say whether a callback drives this rank's part."""
+    return getattr(callback, "drives_training", False) is True
