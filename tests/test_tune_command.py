@@ -125,13 +125,13 @@ def test_what_is_searched_reaches_the_options_and_the_model():
 
 
 def test_a_space_is_tried_with_the_options_before_anything_starts():
-    every = space_of({"mode": ["easgd", "gem"], "every": (1, 5)}, "get_space()")
+    every = space_of({"mode": ["easgd", "synchronous"], "every": (1, 5)}, "get_space()")
     with pytest.raises(
-        ConfigurationError, match=r"with mode = gem, every = 1 the search would try: .*'every'"
+        ConfigurationError, match=r"with mode = synchronous, every = 1 the search would try: .*'every'"
     ):
         every.check(GIVEN)
     space_of(
-        {"mode": ["easgd", "gem"], "every": {"low": 1, "high": 5, "when": {"mode": "easgd"}}}, "x"
+        {"mode": ["easgd", "synchronous"], "every": {"low": 1, "high": 5, "when": {"mode": "easgd"}}}, "x"
     ).check(GIVEN)
     with pytest.raises(ConfigurationError, match="'epochs' is searched, and given, too"):
         space_of({"epochs": (1, 5)}, "get_space()").check(GIVEN)
