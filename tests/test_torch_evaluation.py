@@ -150,6 +150,7 @@ def test_all_ranks_get_the_numbers_of_the_centre_on_the_whole_set(wrapper, serve
         def evaluate():
             model.train()
             model.frozen.eval()
+            optimizer.mean({})  # ends the epoch: what is left of it is contributed, and the centre fetched
             before = everything(model)
             center = {}
 
