@@ -49,7 +49,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/test_keras*.py tests/equations/test_keras*.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
 	@$(pytest) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'
@@ -59,9 +59,9 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'all tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) $(side_by_side) -m 'not mpi' tests/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not mpi' tests/test_keras*.py tests/equations/test_keras*.py
 	$(say) 'tests of Keras once more, on JAX'
-	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/test_keras*.py
+	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/test_keras*.py tests/equations/test_keras*.py
 	$(say) 'all tests that start mpiexec, with torch, keras and Open MPI'
 	@$(pytest) -m mpi
 	$(say) 'all tests that start mpiexec, with MPICH'

@@ -1,0 +1,30 @@
+"""nnlo_torch follows the equations of the papers, step by step: every wrapper, in many configurations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+import torch_runs  # noqa: E402
+from compared import Case, compare  # noqa: E402
+from matrix import of_torch  # noqa: E402
+from network import data_of, gradient, initial  # noqa: E402
+
+pytestmark = pytest.mark.framework("torch")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("batch", data_of(0, 2), ids=len)
+def test_the_gradient_is_that_of_torch(batch):
+    assert np.abs(gradient(initial(), batch) - torch_runs.gradient(batch)).max() < 1e-7
+
+
+@pytest.mark.parametrize("case", list(of_torch()), ids=str)
+def test_training(case: Case):
+    compare(case, torch_runs.run(case))
