@@ -118,7 +118,8 @@ class Serving:
         """Do nothing: a server contributes nothing."""
 
     def last_round(self) -> None:
-        """Do nothing: a server contributes nothing."""
+        """Take the other servers' parts of the centre once more, as the last round has left them."""
+        self._assemble(after_epoch=self._epochs)
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Do nothing: a server has none."""
@@ -343,16 +344,19 @@ class Serving:
         asked = isinstance(self._desk, Desk) and self._desk.has_asked(rank)
         return peer.standing in AWAITED and not peer.unanswered and not asked
 
-    def _assemble(self, *, for_good: bool = False) -> None:
+    def _assemble(self, *, for_good: bool = False, after_epoch: int | None = None) -> None:
         """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
 
         Args:
             for_good: this server will not ask again, however many epochs others still make.
+            after_epoch: the shards are as they are once all have finished so many epochs; None: one more
+                than at the last time.
         """
         self._pulls += 1
+        epochs = self._pulls if after_epoch is None else after_epoch
         self._missing = set(self._others)
         for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, self._pulls, shard=shard.index, resume=for_good)
+            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, resume=for_good)
             self._endpoint.send(shard.server, request)
         self._serve(self._assembled)
 

@@ -247,7 +247,8 @@ class Team:
         self._part.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
-        if len(self.model.gradients) > 1 and self.model.turn():
+        # What was not contributed is added to, where it is.
+        if len(self.model.gradients) > 1 and not self.gathered and self.model.turn():
             self._part.use_gradient(self.model.gradient)
         self._show()
 
@@ -307,6 +308,7 @@ class Team:
             return
         if self.serves:
             self._gathering.end_last_round()
+            self._part.last_round()
             self._publish()
             return
         if self._moved_outside:
@@ -452,6 +454,10 @@ class Team:
         settle()
         self._gathering.bring_buffers(1, instead=True)
         self._gathering.meet()
+
+    def agree(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Return the means over all ranks, before any has begun; the start may keep a worker waiting."""
+        return self._gathering.mean(values, weight, self._epochs)
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""

@@ -13,6 +13,7 @@ from nnlo_common import ConfigurationError, Report
 from nnlo_common._joining import assigned, launched
 from nnlo_common._roles import say
 from nnlo_common._team import Team
+from nnlo_common.algorithms import Algorithm
 from nnlo_common.transport._endpoint import RankWorld
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
@@ -227,7 +228,6 @@ class Distribute(keras.callbacks.Callback):
     def _take_part(self, world: RankWorld, container: Any, wrappers: Sequence[Wrapper]) -> None:
         calm = undisturbed(container.callbacks, self)
         team, weights = self._join(world, wrappers)
-        self._agree_on_first_epoch(team)
         rates = Rates(self.model, team)
         if team.serves:
             served = ServedEpochs(self.model, team, weights, rates, self._companions)
@@ -280,8 +280,23 @@ class Distribute(keras.callbacks.Callback):
             wrapper.mode = mode
         for one in self._companions:
             one.before_part(self)
+        self._refuse_to_wait_at_start(first.algorithm)
+        # Before a worker may be kept waiting.
+        self._agree_on_first_epoch(team)
         team.start()
         return team, weights
+
+    def _refuse_to_wait_at_start(self, algorithm: Algorithm) -> None:
+        """Refuse callbacks that wait for all workers before the first batch if some are let in later."""
+        alone = getattr(algorithm, "warm_start", 0)
+        meeting = [type(one).__name__ for one in self._companions if one.meets_at_start]
+        if alone and meeting:
+            error = ConfigurationError(
+                f"{meeting[0]}() needs all ranks before the first batch, but warm_start={alone} lets one "
+                "worker train alone at first; leave one of the two out"
+            )
+            error.collective = True  # all ranks have the same callbacks
+            raise error
 
     def _prepare(self, role: str) -> None:
         for one in self._companions:
@@ -290,7 +305,7 @@ class Distribute(keras.callbacks.Callback):
     def _agree_on_first_epoch(self, team: Team) -> None:
         """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
         restored = {"epoch": self.model._initial_epoch or 0}
-        first = team.mean(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
+        first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
         self.model._initial_epoch = int(first) or None
 
     def _pass_epochs(self, team: Team) -> None:

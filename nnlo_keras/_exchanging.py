@@ -119,6 +119,7 @@ class Exchanging:
         else:
             self._team.pass_step()
         if self._wrappers[0].algorithm.optimizer_runs == "nowhere":
+            self._weights.synchronise()
             for one in self._wrappers:
                 # Nothing steps the optimizer; its schedule goes by this worker's batches.
                 one.inner_optimizer.iterations.assign_add(done)

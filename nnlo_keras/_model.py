@@ -38,6 +38,7 @@ class Weights:
     """
 
     def __init__(self, model: Any, wrappers: Sequence[Wrapper]) -> None:
+        self._model = model
         owned = [wrapper.owned for wrapper in wrappers]
         self.variables = [variable for variables in owned for variable in variables]
         self.layout = layout_of(self.variables)
@@ -84,6 +85,11 @@ class Weights:
         """Let the next sum come into another vector, while this one travels."""
         self._turn = (self._turn + 1) % len(self.gradients)
         return True
+
+    def synchronise(self) -> None:
+        """On JAX let the variables hold what `fit` has in their place during an epoch."""
+        if keras.backend.backend() == "jax":
+            self._model.jax_state_sync()
 
     def check(self) -> None:
         """Nothing can change behind our back: Keras keeps its variables."""

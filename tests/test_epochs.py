@@ -546,3 +546,18 @@ def test_replaying_the_logged_order_of_uneven_epochs_gives_the_same_bits(
         assert np.array_equal(vector, replayed.center)
     for (vector, _), expected in zip(results[servers:], replayed.parameters, strict=True):
         assert np.array_equal(vector, expected)
+
+
+def test_a_warm_start_ends_with_the_first_workers_first_epoch():
+    """It may wait for the others there: to validate, say."""
+    run = train_virtually(
+        Downpour(warm_start=100),
+        lambda x, rank: x,
+        [1.0],
+        workers=2,
+        steps=[[3, 3], [3, 3]],
+        optimizer=SGD(0.1),
+    )
+    first = run.trace[0].index(2, 2)  # both ask to join at once
+    assert run.trace[0][2:first] == [1] * 4  # three pushes and the epoch's end
+    assert 1 in run.trace[0][first:-2]

@@ -211,3 +211,11 @@ def test_a_single_process_needs_no_mpi4py():
         "m.fit(*nk.shard(np.ones((4, 2)), np.ones((4, 1))), verbose=0, callbacks=[nk.Distribute()])\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=90).returncode == 0
+
+
+def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused_together():
+    distribute = nk.Distribute()
+    distribute._companions = [nk.WarmUp(1), nk.Broadcast()]
+    distribute._refuse_to_wait_at_start(nk.Downpour(momentum()).algorithm)
+    with pytest.raises(ConfigurationError, match=r"Broadcast\(\) needs all ranks .* warm_start=3 lets one"):
+        distribute._refuse_to_wait_at_start(nk.Downpour(momentum(), warm_start=3).algorithm)

@@ -25,7 +25,7 @@ __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 class DownpourWorker(WorkerRule):
     """Accumulate raw gradients; push the sum every `n_push` steps, fetch the centre every `n_fetch`."""
 
-    saved = ("clock", "gathered", "began", "sum")
+    saved = ("clock", "gathered", "began", "behind", "sum")
 
     def __init__(
         self, size: int, *, n_push: int = 1, n_fetch: int = 1, first_push: int = 0, pipeline: int = 0
@@ -33,8 +33,19 @@ class DownpourWorker(WorkerRule):
         super().__init__(pipeline=pipeline)
         self.n_push, self.n_fetch, self.first_push = n_push, n_fetch, first_push
         self.began = 0  # the step that the schedule is counted from
+        self.behind = 0  # steps since the last fetch was asked for, this one included
         # A single gradient travels as it lies in the worker's gradient vector.
         self.sum = GradientSum(size if n_push > 1 else 0)
+
+    def count_step(self) -> None:
+        """Begin a step."""
+        super().count_step()
+        self.behind += 1
+
+    def asked(self, ask: Ask) -> None:
+        """Note that the centre comes."""
+        if ask is not Ask.PUSH:
+            self.behind = 0
 
     def observe(self, parameters: Vector, gradient: Vector) -> None:
         """a <- a + g."""
@@ -59,7 +70,7 @@ class DownpourWorker(WorkerRule):
         """Push what is left of a, and fetch."""
         if self.gathered:
             return Ask.EXCHANGE
-        return Ask.PULL if (self.clock - self.began) % self.n_fetch else None
+        return Ask.PULL if self.behind else None
 
     def begin_epoch(self) -> None:
         """Count pushes and fetches from here."""
@@ -105,7 +116,8 @@ class Downpour(Algorithm):
         schedule: "dean" pushes first after step 0, as the paper does (a push then trails its fetch by one
             gradient); "aligned" pushes after step n_push - 1, so that n_push = n_fetch is one round trip.
         local_learning_rate: the paper's alpha for the worker's own steps between fetches.
-        warm_start: commits that the first worker makes alone before the others are let in.
+        warm_start: commits that the first worker makes alone before the others are let in; at the end of its
+            first epoch they are let in anyhow, since it may wait for them there.
 
     Example:
         >>> from nnlo_common import SGD

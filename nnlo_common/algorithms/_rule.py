@@ -112,6 +112,9 @@ class WorkerRule(Stateful, ABC):
     def due(self) -> Ask | None:
         """Say what to ask of the centre in this step, if anything."""
 
+    def asked(self, ask: Ask) -> None:
+        """Note what is asked for now."""
+
     @abstractmethod
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
         """Return what travels; it stays as it is until the reply has come."""

@@ -201,6 +201,7 @@ class Conversation:
     def _open(self, ask: Ask | None) -> list[Action]:
         if ask is None or ask is Ask.OBSERVE:
             return []
+        self.rule.asked(ask)
         slot = self._opened % (self.rule.pipeline + 1)
         vector, frame = None, None
         if ask in (Ask.EXCHANGE, Ask.PUSH):

@@ -73,6 +73,8 @@ class Server:
         self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # guests, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
+        # Whether a worker has ended an epoch: then it may wait for the others, so all are let in.
+        self._warm = False
         # Whether each contribution makes a commit, however many workers there are.
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
@@ -181,6 +183,7 @@ class Server:
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
         self._load_center(state)
         self.peers.update(peers)
+        self._warm = any(peer.epochs for peer in peers.values())
         for rank, peer in peers.items():
             peer.unanswered = sum(event.message.sender == rank for event in pending)
         self._waiting.contributions = pending
@@ -243,8 +246,9 @@ class Server:
 
     def _epoch(self, event: Received) -> list[Action]:
         self.peers[event.message.sender].epochs += 1
+        self._warm = True
         released = Release(event.message.sender, event.frame)
-        moved = [*self._commit_ready(), *self._show(), *self._answer_calls()]
+        moved = [*self._commit_ready(), *self._admit(), *self._show(), *self._answer_calls()]
         return [released, *moved, *self.answer_pauses()]
 
     def _pause(self, event: Received) -> list[Action]:
@@ -292,7 +296,7 @@ class Server:
         joins = self._waiting.joins
         while joins:
             # By rank, not by arrival: all servers then let the same workers in first.
-            allowed = sorted(self.peers.awaited())[: self.rule.capacity()]
+            allowed = sorted(self.peers.awaited())[: None if self._warm else self.rule.capacity()]
             event = next((event for event in joins if event.message.sender in allowed), None)
             if event is None:
                 break

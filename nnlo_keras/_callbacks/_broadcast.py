@@ -27,7 +27,7 @@ class Broadcast(Companion):
         >>> fitted = model.fit(x, x, callbacks=[Broadcast()], verbose=0)
     """
 
-    meets = True
+    meets = meets_at_start = True
 
     def after_start(self, distribute: Host | None) -> None:
         """Take what the first server has, or give it."""

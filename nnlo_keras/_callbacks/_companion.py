@@ -23,11 +23,13 @@ class Companion(keras.callbacks.Callback):
 
     Attributes:
         meets: all ranks wait for each other in it, so all of them have to have it.
+        meets_at_start: they do so before the first batch.
         team: this rank's place among several, while there are any.
         role: "alone", "server 0", "worker 0", ...
     """
 
     meets: ClassVar[bool] = False
+    meets_at_start: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
