@@ -80,9 +80,9 @@ def test_it_runs_with_jedi_net(tmp_path, ranks):
 @pytest.mark.parametrize("what", comparison.COMPARED)
 def test_what_is_compared_can_be_told_to_the_benchmark(what, monkeypatch):
     single, together = comparison.COMPARED[what]
-    assert list(together) == ["downpour", "easgd", "gem"]
+    assert {name.partition(",")[0] for name in together} == {"downpour", "easgd", "gem"}
     for name, settings in (single | together).items():
-        algorithm = ["--algorithm", name] if name in together else []
+        algorithm = ["--algorithm", name.partition(",")[0]] if name in together else []
         monkeypatch.setattr(sys, "argv", ["accuracy.py", *algorithm, *settings])
         accuracy_options.options("What is compared.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -278,8 +279,22 @@ def test_trainings_without_a_checkpoint_stay_with_their_block(options):
     for study, other in zip(studies, plain, strict=True):
         assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
         assert len(study.trials) == len(other.trials)
-    if options == {"folds": 3}:
-        assert any(HELPERS in trial.user_attrs for trial in studies[0].trials)
+
+
+def test_idle_teams_train_the_folds_that_wait():
+    helped = threading.Event()
+
+    def objective(trial):
+        if trial.number == 3:  # the last: the other teams become idle while its first fold trains
+            if trial.fold:
+                helped.set()
+            else:
+                assert helped.wait(30)
+        return without_checkpoint(trial)
+
+    study, *_ = searched(7, objective, n_trials=4, folds=3)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
+    assert any(HELPERS in trial.user_attrs for trial in study.trials)
 
 
 def test_it_does_not_go_with_lockstep():
