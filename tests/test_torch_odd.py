@@ -154,7 +154,7 @@ REFUSED = {
     "backup": "backup=3 of 2 workers leaves none",
     "double": "weight is torch.float64",
     "lbfgs": "cannot wrap LBFGS",
-    "every": "n_push=0 is not possible",
+    "every": "every=0: must be a whole number of at least 1",
 }
 
 
