@@ -330,4 +330,7 @@ class Distribute(keras.callbacks.Callback):
 
 def _described(wrapper: Wrapper) -> str:
     """What is to be the same on all ranks besides the algorithm."""
-    return f"{type(wrapper.inner_optimizer).__name__} in {wrapper.describe()}"
+    kind, local = type(wrapper.inner_optimizer).__name__, wrapper.local_optimizer
+    if local is not None:
+        return f"{kind}, local {type(local).__name__}"
+    return f"{kind}, local={wrapper.local_rate}" if wrapper.local_rate else kind
