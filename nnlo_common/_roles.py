@@ -113,7 +113,7 @@ class TeamPart(Part, Protocol):
         """Let the next contribution count for more in a mean, for steps that were passed."""
 
     def last_round(self) -> None:
-        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
+        """Contribute the steps since the last round, where the algorithm trains in rounds."""
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector; this one may still travel."""

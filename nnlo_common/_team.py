@@ -236,8 +236,8 @@ class Team:
         else:
             self.model.collect()
             change_gradient()
-        if self._moved_outside and local_step is None:
-            self.model.absorb()
+        if local_step is None:
+            self._take_up()
         self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
         if self._runs == "center":
             self._send_options()
@@ -288,8 +288,8 @@ class Team:
             self._part.count_samples(self._samples)
             self._bring_buffers()
             contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
-            if contributes and self._moved_outside:
-                self.model.absorb()
+            if contributes:
+                self._take_up()
             self._part.end_epoch()
             if contributes:
                 self._show()
@@ -311,8 +311,7 @@ class Team:
             self._part.last_round()
             self._publish()
             return
-        if self._moved_outside:
-            self.model.absorb()
+        self._take_up()
         self._part.last_round()
         self._show()
         self._gathering.end_last_round()
@@ -420,8 +419,7 @@ class Team:
         self.start()
         if when_all_are_there:
             self.end_epoch()
-        if self._moved_outside:
-            self.model.absorb()
+        self._take_up()
         center = np.empty_like(self.model.parameters.vector)
         if when_all_are_there:
             self._part.view(center)
@@ -472,6 +470,11 @@ class Team:
         self.model.publish()  # an exchange may have come first
         self._move()
         self.model.absorb()
+
+    def _take_up(self) -> None:
+        """Bring into the vector what the framework has moved by itself."""
+        if self._moved_outside:
+            self.model.absorb()
 
     def _show(self) -> None:
         """Let the model be where the next gradient is to be taken."""

@@ -64,7 +64,7 @@ class Working:
         self._worker.add_weight(weight)
 
     def last_round(self) -> None:
-        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
+        """Contribute the steps since the last round, where the algorithm trains in rounds."""
         self._work(self._worker.last_round())
 
     def use_gradient(self, gradient: FlatVector) -> None:

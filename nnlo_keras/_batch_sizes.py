@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from nnlo_keras._fitting import batches_of, samples_counted, synchronise
+
 __all__ = ["BatchSizes"]
 
 
@@ -23,15 +25,12 @@ class BatchSizes:
     def __init__(self, batches: Any, model: Any, *, steps_matter: bool) -> None:
         self._fit, self._model, self._steps_matter = batches, model, steps_matter
         self._adapter = getattr(batches, "data_adapter", None)
-        self._seen = self._steps = 0.0  # samples and steps of this epoch, where they have to be counted
+        self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, where they have to be counted
 
     @classmethod
     def of(cls, frame: Any, model: Any, *, steps_matter: bool) -> BatchSizes:
         """Find what the `fit` loops over that has called what runs in `frame`."""
-        while frame is not None and "epoch_iterator" not in frame.f_locals:
-            frame = frame.f_back
-        batches = None if frame is None else frame.f_locals["epoch_iterator"]
-        return cls(batches, model, steps_matter=steps_matter)
+        return cls(batches_of(frame), model, steps_matter=steps_matter)
 
     @property
     def per_execution(self) -> int:
@@ -40,7 +39,7 @@ class BatchSizes:
 
     def begin_epoch(self) -> None:
         """Begin to count."""
-        self._seen, self._steps = 0.0, self._steps_made()
+        self._seen, self._steps = 0, self._steps_made()
 
     def batches(self, first: int, last: int) -> int:
         """Return how many batches an execution really had that was to have those from `first` to `last`."""
@@ -61,19 +60,12 @@ class BatchSizes:
         if size and number and not getattr(self._fit, "steps_per_epoch", None):
             partial = getattr(self._adapter, "partial_batch_size", None) or size
             return float(size * count + (partial - size if first < number <= first + count else 0))
-        before, self._seen = self._seen, self._counted()
-        return self._seen - before if self._seen > before else float(count)
-
-    def _counted(self) -> float:
-        """Return how many samples the mean loss of this epoch is of, so far."""
-        if keras.backend.backend() == "jax":
-            self._model.jax_state_sync()
-        count = getattr(getattr(self._model, "_loss_tracker", None), "count", None)
-        return 0.0 if count is None else float(keras.ops.convert_to_numpy(count))
+        synchronise(self._model)
+        before, self._seen = self._seen, samples_counted(self._model)
+        return float(self._seen - before if self._seen > before else count)
 
     def _steps_made(self) -> float:
         if not self._steps_matter or self.per_execution == 1:
             return 0.0
-        if keras.backend.backend() == "jax":
-            self._model.jax_state_sync()
+        synchronise(self._model)
         return float(keras.ops.convert_to_numpy(self._model.optimizer.iterations))

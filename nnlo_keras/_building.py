@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
+from nnlo_keras._fitting import batches_of
 
 __all__ = ["build", "build_metrics"]
 
@@ -57,6 +58,4 @@ def _like_its_inputs(frame: Any) -> Any:
 
 def _spec(frame: Any) -> Any:
     """What a batch of the data looks like."""
-    while "epoch_iterator" not in frame.f_locals:
-        frame = frame.f_back
-    return frame.f_locals["epoch_iterator"]._distributed_dataset.element_spec
+    return batches_of(frame)._distributed_dataset.element_spec

@@ -16,6 +16,7 @@ import keras
 from nnlo_common import ConfigurationError
 from nnlo_common._team import Team
 from nnlo_common.data import LeasedBatches
+from nnlo_keras._fitting import batches_of
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["Feeding"]
@@ -41,9 +42,7 @@ class Feeding:
     @classmethod
     def of(cls, frame: Any) -> Feeding | None:
         """Find the data of the `fit` that has called what runs in `frame`; None if it is no H5Sequence."""
-        while frame is not None and "epoch_iterator" not in frame.f_locals:
-            frame = frame.f_back
-        batches = None if frame is None else frame.f_locals["epoch_iterator"]
+        batches = batches_of(frame)
         data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 

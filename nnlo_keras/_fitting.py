@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["container_of", "serving"]
+__all__ = ["batches_of", "container_of", "samples_counted", "serving", "synchronise"]
 
 
 def container_of(frame: Any) -> Any:
@@ -18,6 +18,26 @@ def container_of(frame: Any) -> Any:
             return container
         frame = frame.f_back
     return None
+
+
+def batches_of(frame: Any) -> Any:
+    """Return what the `fit` loops over that has called what runs in `frame`; None if none has."""
+    while frame is not None and "epoch_iterator" not in frame.f_locals:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["epoch_iterator"]
+
+
+def synchronise(model: Any) -> None:
+    """On JAX let the variables hold what `fit` has in their place during an epoch."""
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+
+
+def samples_counted(model: Any) -> int:
+    """Return how many samples the mean loss of this epoch is of; 0 where Keras does not count them."""
+    count = getattr(getattr(model, "_loss_tracker", None), "count", None)
+    return 0 if count is None else int(keras.ops.convert_to_numpy(count))
 
 
 def serving(serve: Callable[[], dict[str, float]], model: Any) -> Callable[..., Any]:

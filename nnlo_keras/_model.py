@@ -13,6 +13,7 @@ from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common._flat import Vector
 from nnlo_common._framework import unwired
 from nnlo_common.protocol import Moves
+from nnlo_keras._fitting import synchronise
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._moving import TrainingCalls, moving_layers
 from nnlo_keras._roads import road
@@ -88,8 +89,7 @@ class Weights:
 
     def synchronise(self) -> None:
         """On JAX let the variables hold what `fit` has in their place during an epoch."""
-        if keras.backend.backend() == "jax":
-            self._model.jax_state_sync()
+        synchronise(self._model)
 
     def check(self) -> None:
         """Nothing can change behind our back: Keras keeps its variables."""

@@ -34,10 +34,6 @@ class LocalSGDWorker(WorkerRule):
         self.gathered = 0
         return parameters
 
-    def last_round(self) -> Ask | None:
-        """Average what was done since the last round."""
-        return Ask.EXCHANGE
-
 
 class LocalSGDCenter(CenterRule):
     """c <- mean of all x_i."""

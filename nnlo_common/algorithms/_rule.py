@@ -145,10 +145,6 @@ class WorkerRule(Stateful, ABC):
         """
         return None
 
-    def last_round(self) -> Ask | None:
-        """Say what to ask for at the end of the training, if a worker has steps that no round has had."""
-        return None
-
     def begin_epoch(self) -> None:
         """Begin to count anew what is done every so many steps, if the rule does so in each epoch."""
 

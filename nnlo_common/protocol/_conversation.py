@@ -187,9 +187,9 @@ class Conversation:
         return actions
 
     def last_round(self) -> list[Action]:
-        """At the end of the training: contribute the steps since the last exchange, if the rule does so."""
+        """At the end of the training: contribute the steps since the last round."""
         self._expect(Phase.TRAINING, "contribute")
-        return self._between(self.rule.last_round())
+        return self._between(Ask.EXCHANGE)
 
     def _between(self, ask: Ask | None) -> list[Action]:
         """Open an exchange between two steps, for those before it; without any it counts for nothing."""

@@ -185,7 +185,7 @@ class Worker:
             conversation.pass_step()
 
     def last_round(self) -> Activity:
-        """Contribute the steps since the last exchange, if the algorithm would lose them otherwise."""
+        """Contribute the steps since the last round, where the algorithm trains in rounds."""
         yield from self._all(Conversation.last_round)
         yield from self._drain()
         yield from self._all(Conversation.settle)

@@ -10,6 +10,7 @@ import keras
 
 from nnlo_common import Layout
 from nnlo_common._team import Team
+from nnlo_keras._fitting import synchronise
 from nnlo_keras._layout import layout_of
 from nnlo_keras._optimizers import optimizers_of
 from nnlo_keras._snapshot import assign, untrained, values_of
@@ -76,9 +77,7 @@ class Belongings:
 
     def synchronise(self) -> None:
         """On JAX let the variables hold what fit has in their place during an epoch."""
-        synchronise = getattr(self._model, "jax_state_sync", None)
-        if synchronise is not None:
-            synchronise()
+        synchronise(self._model)
 
     def _optimizers(self) -> list[Any]:
         found = list(optimizers_of(self._model).values())

@@ -13,7 +13,7 @@ from nnlo_common._joining import launched
 from nnlo_common._roles import speaks
 from nnlo_common._team import Team
 from nnlo_keras._callbacks._host import Host, is_host
-from nnlo_keras._fitting import container_of
+from nnlo_keras._fitting import container_of, samples_counted
 
 __all__ = ["Companion", "numbers"]
 
@@ -97,8 +97,7 @@ class Companion(keras.callbacks.Callback):
     @property
     def samples_in_epoch(self) -> int:
         """How many samples the metrics of this epoch have seen; 0 where Keras does not count them."""
-        count = getattr(getattr(self.model, "_loss_tracker", None), "count", None)
-        return 0 if count is None else int(keras.ops.convert_to_numpy(count))
+        return samples_counted(self.model)
 
     def end_exchanges(self, epoch: int, logs: Any) -> None:
         """See to it that the last exchange of this epoch has been made, also before `Distribute` does."""

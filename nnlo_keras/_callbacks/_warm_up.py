@@ -10,6 +10,7 @@ import keras
 from nnlo_common import ConfigurationError
 from nnlo_common._numbers import whole_number
 from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._fitting import synchronise
 from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["WarmUp"]
@@ -108,9 +109,7 @@ class WarmUp(Companion):
 
     def _set(self, done: float) -> None:
         self._warm = done >= 1
-        sync = getattr(self.model, "jax_state_sync", None)
-        if sync is not None:
-            sync()  # during an epoch the state is not in the variables there
+        synchronise(self.model)
         part = 1.0 if self._warm else self.start + (1 - self.start) * done
         self.model.optimizer.learning_rate = part * self._rate
 
