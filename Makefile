@@ -68,8 +68,8 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	@$(pytest_mpich) -m mpi
 
 bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and trainings beside plain ones
-	$(say) 'mpiexec -n 2 python -m nnlo_common.bench exchange'
-	@.venv/bin/mpiexec -n 2 .venv/bin/python -m nnlo_common.bench exchange
+	$(say) 'mpiexec -n 2 python -m nnlo_common.commands.bench exchange'
+	@.venv/bin/mpiexec -n 2 .venv/bin/python -m nnlo_common.commands.bench exchange
 	$(say) 'mpiexec -n 2 python benchmarks/overhead_torch.py --lags 1'
 	@.venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/overhead_torch.py --lags 1
 	@for backend in torch tensorflow; do \

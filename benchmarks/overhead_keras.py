@@ -31,7 +31,7 @@ import numpy as np
 from overhead import BATCH, HEAD, SIZES, Case, cases, options, watched
 
 import nnlo_keras as nk
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 TARGETS = {1: 0.85, 10: 0.95}
 

@@ -27,7 +27,7 @@ import torch
 from overhead import BATCH, HEAD, SIZES, Case, cases, options, watched
 
 import nnlo_torch as nt
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 TARGETS = {1: 0.90, 10: 0.97}
 # For the server to come to rest, and its last reply with it.

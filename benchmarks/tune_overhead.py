@@ -19,8 +19,8 @@ import time
 
 import optuna
 
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
 
 LEAST_BUSY = {"random": 0.97, "tpe": 0.97, "bayesian": 0.95}
 LEAST_PER_S = 300

@@ -23,8 +23,8 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 
-from nnlo_common.tune._engines import engine
-from nnlo_common.tune._evolutionary import EvolutionarySampler
+from nnlo_common.search.samplers._engines import engine
+from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
 
 AT = (50, 100)
 

@@ -22,9 +22,9 @@ import optuna
 import torch
 
 import nnlo_torch as nt
-from nnlo_common._joining import launched
-from nnlo_common.transport._mail import DivisibleWorld
-from nnlo_common.tune import optimize
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
 
 BLOCK_SIZE, SAMPLES, BATCH = 3, 240, 4
 LEAST_GAIN = 1.15

@@ -1,37 +1,10 @@
-"""The framework-free heart of nnlo: flat vectors, algorithms, protocol, transports, topology.
+"""Framework-free heart of nnlo: flat vectors, algorithms, protocol, cluster, training, search.
 
 Importing it loads numpy and the standard library only; MPI starts when a training does.
 """
 
 from __future__ import annotations
 
-from nnlo_common._errors import (
-    ConfigurationError,
-    DivergedError,
-    MissingExtraError,
-    NNLOError,
-    PeerLostError,
-    ProtocolError,
-    StartupError,
-)
-from nnlo_common._flat import FlatVector, Frame
-from nnlo_common._lars import LARS
-from nnlo_common._layout import Layout, Segment
-from nnlo_common._noise_scale import NoiseScale
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._optimizers import (
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    LookaheadMomentum,
-    RMSprop,
-)
-from nnlo_common._participant import Participant
-from nnlo_common._roles import Report
-from nnlo_common._startup import guard_launched
-from nnlo_common._stopping import EarlyStopping, Target
-from nnlo_common._topology import Arrangement, Topology
 from nnlo_common.algorithms import (
     AGN,
     EAMSGD,
@@ -43,6 +16,33 @@ from nnlo_common.algorithms import (
     LocalSGD,
     Synchronous,
 )
+from nnlo_common.algorithms._lars import LARS
+from nnlo_common.algorithms._noise_scale import NoiseScale
+from nnlo_common.algorithms._optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    LookaheadMomentum,
+    RMSprop,
+)
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import (
+    ConfigurationError,
+    DivergedError,
+    MissingExtraError,
+    NNLOError,
+    PeerLostError,
+    ProtocolError,
+    StartupError,
+)
+from nnlo_common.base._flat_vector import FlatVector, Frame
+from nnlo_common.base._layout import Layout, Segment
+from nnlo_common.cluster._connecting import guard_launched
+from nnlo_common.cluster._topology import Arrangement, Topology
+from nnlo_common.training._early_stopping import EarlyStopping, Target
+from nnlo_common.training._participant import Participant
+from nnlo_common.training._roles import Report
 
 __version__ = "0.1.0.dev0"
 
@@ -83,5 +83,18 @@ __all__ = [
     "Topology",
     "VectorOptimizer",
 ]
+
+# Tracebacks and messages name errors as users import them.
+for _error in (
+    ConfigurationError,
+    DivergedError,
+    MissingExtraError,
+    NNLOError,
+    PeerLostError,
+    ProtocolError,
+    StartupError,
+):
+    _error.__module__ = __name__
+del _error
 
 guard_launched()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nnlo_common._cli import main
+from nnlo_common.commands._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
-from nnlo_common.tune import optimize
+from nnlo_common.plugin import optimize
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,

@@ -10,11 +10,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError, Report
-from nnlo_common._joining import assigned, launched
-from nnlo_common._roles import say
-from nnlo_common._team import Team
-from nnlo_common.algorithms import Algorithm
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import Algorithm, RankWorld, Team, assigned, launched, say
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
 from nnlo_keras._callbacks._companion import Companion

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common._flat import Vector
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team, Vector
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callbacks._companion import numbers
 from nnlo_keras._model import Weights

@@ -14,8 +14,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common._team import Team
-from nnlo_common.data import LeasedBatches
+from nnlo_common.plugin import LeasedBatches, Team
 from nnlo_keras._fitting import batches_of
 from nnlo_keras._hdf5 import H5Sequence
 

@@ -10,10 +10,18 @@ from typing import Any, Literal, Unpack
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import assigned, launched
-from nnlo_common._team import Team
-from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, portion
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import (
+    Batches,
+    Files,
+    HDF5Source,
+    LeasedBatches,
+    RankWorld,
+    Reading,
+    Team,
+    assigned,
+    launched,
+    portion,
+)
 
 __all__ = ["H5Sequence"]
 

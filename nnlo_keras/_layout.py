@@ -8,7 +8,7 @@ from math import prod
 import keras
 
 from nnlo_common import ConfigurationError, Layout, Segment
-from nnlo_common._layout import padded
+from nnlo_common.plugin import padded
 
 __all__ = ["averaged", "layout_of", "memory_of"]
 

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
-from nnlo_common._flat import Vector
-from nnlo_common._framework import unwired
-from nnlo_common.protocol import Moves
+from nnlo_common.plugin import Moves, Vector, unwired
 from nnlo_keras._fitting import synchronise
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._moving import TrainingCalls, moving_layers
@@ -24,7 +22,9 @@ __all__ = ["CenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
 class Weights:
-    """What a model's optimizers train, and the sums of its gradients; fits `nnlo_common._framework.Model`.
+    """What a model's optimizers train, and the sums of its gradients.
+
+    It fits the core's protocol `Model`.
 
     Attributes:
         variables: those of the first optimizer, then those of the second, and so on.
@@ -134,7 +134,7 @@ class Weights:
 
 
 class Statistics:
-    """What a model learns without an optimizer, e.g. statistics; fits `nnlo_common._framework.Buffers`."""
+    """What a model learns without an optimizer, e.g. statistics; fits the core's `Buffers`."""
 
     def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))

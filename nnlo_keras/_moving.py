@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.protocol import Moving
+from nnlo_common.plugin import Moving
 from nnlo_keras._wrapper import Wrapper
 
 __all__ = ["TrainingCalls", "moving_layers"]

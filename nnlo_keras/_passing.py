@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nnlo_common import ConfigurationError
-from nnlo_common.algorithms import Algorithm, DynSGD
+from nnlo_common.plugin import Algorithm, DynSGD
 
 __all__ = ["OPTIONS", "Passing"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team
 from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["Rates"]

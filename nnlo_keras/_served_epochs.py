@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common._flat import Vector
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team, Vector
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import serving
 from nnlo_keras._model import Weights

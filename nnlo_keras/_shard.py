@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import assigned, launched
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import RankWorld, assigned, launched
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["shard"]

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from nnlo_common import ConfigurationError, _random_states
-from nnlo_common.checkpoint import packed_tree
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import packed_tree, random_numbers
 from nnlo_keras._layout import memory_of
 
 __all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
@@ -68,7 +68,7 @@ def untrained(model: Any, trained: Iterable[Any]) -> list[Any]:
 def random_states() -> dict[str, Any]:
     """Return the states of all random numbers that a script draws from, as far as they can be had."""
     seeds = keras.src.backend.common.global_state.get_global_attribute(_SEEDS)
-    states = {**_random_states.random_states(), "keras": None if seeds is None else values_of([seeds.state])}
+    states = {**random_numbers.random_states(), "keras": None if seeds is None else values_of([seeds.state])}
     if keras.backend.backend() == "torch":
         import torch
 
@@ -82,7 +82,7 @@ def load_random(states: Mapping[str, Any]) -> None:
         # What is not there yet is seeded by a number of Python's, which are set behind it.
         seeds = keras.src.random.seed_generator.global_seed_generator()
         assign([seeds.state], states["keras"], "the seeds of Keras")
-    _random_states.load_random(states)
+    random_numbers.load_random(states)
     if "torch" in states:
         import torch
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nnlo_common._flat import Vector
+from nnlo_common.plugin import Vector
 
 __all__ = ["stepper"]
 

@@ -15,12 +15,18 @@ import numpy as np
 
 import nnlo_keras
 from nnlo_common import ConfigurationError
-from nnlo_common._files import whole
-from nnlo_common._joining import assigned, launched
-from nnlo_common._random_states import seed_random
-from nnlo_common._roles import speaks
-from nnlo_common._train._job import brief
-from nnlo_common._train._plan import Plan, all_metrics, rises, stop_rules
+from nnlo_common.plugin import (
+    Plan,
+    all_metrics,
+    assigned,
+    brief,
+    launched,
+    rises,
+    seed_random,
+    speaks,
+    stop_rules,
+    whole,
+)
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["Training", "forget", "load", "seed"]
@@ -69,7 +75,7 @@ def forget() -> None:
 
 
 class Training:
-    """A training with Keras; see `nnlo_common._train._plan.Trainer`.
+    """A training with Keras; see `nnlo_common.commands.train._plan.Trainer`.
 
     Args:
         plan: what it is to be.

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import launched
-from nnlo_common.algorithms import Algorithm
+from nnlo_common.plugin import Algorithm, launched
 from nnlo_keras._passing import Passing
 from nnlo_keras._sums import GradientSum, gradient_sum
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import keras
 
-from nnlo_common import ConfigurationError, algorithms
-from nnlo_common._numbers import whole_number
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import algorithms, whole_number
 from nnlo_keras._wrapper import AS_YOURS, Wrapper
 
 __all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]

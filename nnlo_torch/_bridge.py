@@ -26,9 +26,7 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
-from nnlo_common._flat import PRESENT
-from nnlo_common._framework import vectors_in_turn
-from nnlo_common._layout import padded
+from nnlo_common.plugin import PRESENT, padded, vectors_in_turn
 
 __all__ = ["Bridge", "Road", "named_parameters"]
 

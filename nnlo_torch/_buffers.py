@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnlo_common import FlatVector, Layout, Segment
-from nnlo_common.protocol import Moves, Moving
+from nnlo_common.plugin import Moves, Moving
 
 __all__ = ["BufferBridge"]
 

@@ -11,8 +11,7 @@ import torch
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common._keeping import Keeper
-from nnlo_common._numbers import whole_number
+from nnlo_common.plugin import Keeper, whole_number
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._sampler import ShardSampler

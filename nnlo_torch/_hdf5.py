@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, portion
+from nnlo_common.plugin import Batches, Files, HDF5Source, LeasedBatches, Reading, portion
 from nnlo_torch._sampler import check_assignment, training_of
 from nnlo_torch._wrapper import Wrapper
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from nnlo_common._monitoring import EpochLog
+from nnlo_common.plugin import EpochLog
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Monitor"]

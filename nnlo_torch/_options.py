@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common._flat import Vector
-from nnlo_common._framework import unwired
+from nnlo_common.plugin import Vector, unwired
 
 __all__ = ["GroupOptions"]
 

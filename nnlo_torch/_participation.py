@@ -11,11 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, Report
-from nnlo_common._drive import Watch
-from nnlo_common._files import whole
-from nnlo_common._observing import See
-from nnlo_common._roles import say, speaks
-from nnlo_common._team import Team
+from nnlo_common.plugin import See, Team, Watch, say, speaks, whole
 from nnlo_torch._aside import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from nnlo_common._progress import Meter, Screen, is_live, spaced, table
-from nnlo_common._roles import speaks
+from nnlo_common.plugin import Meter, Screen, is_live, spaced, speaks, table
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Progress"]

@@ -10,9 +10,7 @@ from typing import Any, Literal
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import launched
-from nnlo_common._numbers import whole_number
-from nnlo_common.data import epoch_order, share
+from nnlo_common.plugin import epoch_order, launched, share, whole_number
 from nnlo_torch._wrapper import Wrapper, current
 
 __all__ = ["ShardSampler", "check_assignment", "training_of"]

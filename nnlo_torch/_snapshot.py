@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnlo_common import ConfigurationError, Layout, Segment, _random_states
+from nnlo_common import ConfigurationError, Layout, Segment
+from nnlo_common.plugin import random_numbers
 from nnlo_torch._bridge import named_parameters
 
 __all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
@@ -65,7 +66,7 @@ def load_modules(modules: Sequence[torch.nn.Module], states: Sequence[Mapping[st
 def random_states() -> dict[str, Any]:
     """Return the states of all random numbers that a script draws from."""
     return {
-        **_random_states.random_states(),
+        **random_numbers.random_states(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -73,7 +74,7 @@ def random_states() -> dict[str, Any]:
 
 def load_random(states: Mapping[str, Any]) -> None:
     """Go on drawing where `random_states` was called."""
-    _random_states.load_random(states)
+    random_numbers.load_random(states)
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nnlo_common._team import Team
-from nnlo_common.algorithms import Algorithm
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import Algorithm, RankWorld, Team
 from nnlo_torch._bridge import Bridge, named_parameters
 from nnlo_torch._buffers import BufferBridge
 from nnlo_torch._center import CenterOptimizer

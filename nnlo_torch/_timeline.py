@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nnlo_common._trace import Trace
+from nnlo_common.plugin import Trace
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Timeline"]

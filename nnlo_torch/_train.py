@@ -13,11 +13,7 @@ import torch
 
 import nnlo_torch
 from nnlo_common import ConfigurationError, EarlyStopping
-from nnlo_common._random_states import seed_random
-from nnlo_common._roles import speaks
-from nnlo_common._train._job import brief
-from nnlo_common._train._module import running
-from nnlo_common._train._plan import Plan, all_metrics, rises, stop_rules
+from nnlo_common.plugin import Plan, all_metrics, brief, rises, running, seed_random, speaks, stop_rules
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._train_parts import function_of, optimizer_of
@@ -59,7 +55,7 @@ def forget() -> None:
 
 
 class Training:
-    """A training with PyTorch; see `nnlo_common._train._plan.Trainer`.
+    """A training with PyTorch; see `nnlo_common.commands.train._plan.Trainer`.
 
     Args:
         plan: what it is to be.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnlo_common._train._plan import Plan
+from nnlo_common.plugin import Plan
 
 __all__ = ["Function", "accuracy", "function_of", "optimizer_of"]
 

@@ -12,9 +12,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import launched
-from nnlo_common.algorithms import Algorithm
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import Algorithm, RankWorld, launched
 from nnlo_torch._bridge import Bridge
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import refuse

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from nnlo_common import algorithms
-from nnlo_common._numbers import whole_number
+from nnlo_common.plugin import algorithms, whole_number
 from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._wrapper import Wrapper
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from nnlo_common import ConfigurationError, Downpour, Participant
-from nnlo_common._attendance import Attendance
 from nnlo_common.protocol import Kind, Message
+from nnlo_common.training._stall_detector import Attendance
 
 
 class Clock:

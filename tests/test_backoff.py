@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nnlo_common.transport import _backoff
-from nnlo_common.transport._backoff import Backoff
+from nnlo_common.cluster.transport import _backoff
+from nnlo_common.cluster.transport._backoff import Backoff
 
 
 class Time:

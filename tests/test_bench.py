@@ -7,7 +7,7 @@ import sys
 import pytest
 from launch import mpiexec
 
-from nnlo_common.bench.__main__ import main
+from nnlo_common.commands.bench.__main__ import main
 
 
 def asked(monkeypatch, *arguments):
@@ -54,17 +54,17 @@ def test_without_an_mpiexec_the_line_to_use_is_complete(monkeypatch, tmp_path):
     monkeypatch.setenv("NNLO_MPI", "off")
     with pytest.raises(SystemExit, match="there is no mpiexec beside") as refusal:
         asked(monkeypatch, "idle", "--seconds", "2")
-    line = f"mpiexec -n 2 {python} -m nnlo_common.bench idle --seconds 2"
+    line = f"mpiexec -n 2 {python} -m nnlo_common.commands.bench idle --seconds 2"
     assert str(refusal.value).splitlines()[-1].strip() == line
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_another_number_of_ranks_is_refused_once_with_the_line_to_use():
-    done = mpiexec(3, "-m", "nnlo_common.bench", "idle", "--seconds", "2")
+    done = mpiexec(3, "-m", "nnlo_common.commands.bench", "idle", "--seconds", "2")
     assert done.returncode != 0
     assert done.stderr.count("this benchmark needs 2 ranks, not 3") == 1
-    assert f"mpiexec -n 2 {sys.executable} -m nnlo_common.bench idle --seconds 2" in done.stderr
+    assert f"mpiexec -n 2 {sys.executable} -m nnlo_common.commands.bench idle --seconds 2" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -79,6 +79,6 @@ def test_another_number_of_ranks_is_refused_once_with_the_line_to_use():
     ids=["idle", "exchange"],
 )
 def test_two_ranks_measure(arguments, printed):
-    done = mpiexec(2, "-m", "nnlo_common.bench", *arguments)
+    done = mpiexec(2, "-m", "nnlo_common.commands.bench", *arguments)
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in printed)

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.checkpoint import DamagedError, Manifest, Store, packed_tree, unpacked_tree
-from nnlo_common.checkpoint._manifest import MANIFEST
+from nnlo_common.training.checkpoint import DamagedError, Manifest, Store, packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint._manifest import MANIFEST
 
 FILES = {"rank0.npz": b"the centre " * 50, "rank1.npz": bytes(range(256)), "empty.json": b""}
 

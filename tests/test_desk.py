@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, Frame, ProtocolError
-from nnlo_common._leasing import Leasing
 from nnlo_common.protocol import (
     DESK_NUMBERS,
     Action,
@@ -36,7 +35,8 @@ from nnlo_common.protocol import (
     decode,
     encode,
 )
-from nnlo_common.protocol._desk import packed, unpacked
+from nnlo_common.protocol._queries import packed, unpacked
+from nnlo_common.training._lease_service import Leasing
 
 F4 = np.float32
 exactly = settings(deadline=None, derandomize=True, max_examples=60)

@@ -12,13 +12,13 @@ import nnlo_common
 
 # Importing this one loads mpi4py; its examples run in the tests under mpiexec.
 NEEDS_MPI = {
-    "nnlo_common.transport._world",
-    "nnlo_common.transport._mpi",
-    "nnlo_common.transport._mpi_world",
+    "nnlo_common.cluster.transport._world",
+    "nnlo_common.cluster.transport._mpi",
+    "nnlo_common.cluster.transport._mpi_world",
     "nnlo_common.__main__",
-    "nnlo_common.bench.__main__",
-    "nnlo_common.bench._exchange",
-    "nnlo_common.bench._idle",
+    "nnlo_common.commands.bench.__main__",
+    "nnlo_common.commands.bench._exchange",
+    "nnlo_common.commands.bench._idle",
 }
 MODULES = sorted(
     info.name
@@ -28,7 +28,7 @@ MODULES = sorted(
 
 
 def test_the_transports_are_among_them():
-    assert {"nnlo_common.transport._memory", "nnlo_common.transport._virtual"} <= set(MODULES)
+    assert {"nnlo_common.testing._memory", "nnlo_common.testing._virtual"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)

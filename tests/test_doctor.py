@@ -14,19 +14,19 @@ import pytest
 from launch import alone, mpiexec, running_mpi
 
 from nnlo_common import __version__
-from nnlo_common._cli import main
-from nnlo_common._doctor import _checks_links as on_links
-from nnlo_common._doctor import _checks_machine as on_machine
-from nnlo_common._doctor import _checks_mpi as on_mpi
-from nnlo_common._doctor._finding import Finding, Status, note, ok, problem
-from nnlo_common._doctor._judge import judge, merge_hosts
-from nnlo_common._doctor._links import Link, clock_offset, partners_of
-from nnlo_common._doctor._report import MPIFacts, Report, try_lock, versions
-from nnlo_common._doctor._show import Outcome, as_json, as_page, verdict
-from nnlo_common._doctor._units import bandwidth, seconds, signed_seconds
-from nnlo_common._doctor._watchdog import Watchdog
-from nnlo_common._launchers import Launch, Launcher
-from nnlo_common._places import locate
+from nnlo_common.cluster._hosts import locate
+from nnlo_common.cluster._launchers import Launch, Launcher
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.doctor import _checks_links as on_links
+from nnlo_common.commands.doctor import _checks_machine as on_machine
+from nnlo_common.commands.doctor import _checks_mpi as on_mpi
+from nnlo_common.commands.doctor._finding import Finding, Status, note, ok, problem
+from nnlo_common.commands.doctor._judge import judge, merge_hosts
+from nnlo_common.commands.doctor._links import Link, clock_offset, partners_of
+from nnlo_common.commands.doctor._report import MPIFacts, Report, try_lock, versions
+from nnlo_common.commands.doctor._show import Outcome, as_json, as_page, verdict
+from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_seconds
+from nnlo_common.commands.doctor._watchdog import Watchdog
 
 PROGRAMS = Path(__file__).with_name("mpi")
 VERSIONS = {

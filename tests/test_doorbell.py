@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-import nnlo_common.transport._doorbell as module
-from nnlo_common.transport._doorbell import Doorbell
+import nnlo_common.cluster.transport._doorbell as module
+from nnlo_common.cluster.transport._doorbell import Doorbell
 
 
 @pytest.fixture(params=["low descriptor", "high descriptor"])

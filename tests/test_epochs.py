@@ -15,8 +15,8 @@ from test_participant import train_in_memory
 from test_protocol import ALGORITHMS, Table, center_optimizer, granted
 
 from nnlo_common import EASGD, SGD, DiLoCo, Downpour, LocalSGD, ProtocolError, Synchronous
-from nnlo_common._flat import FlatVector
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.base._flat_vector import FlatVector
 from nnlo_common.protocol import Action, Compute, Kind, Lost, Server, Shard, Worker
 from nnlo_common.testing import Interleaved, Replay, RoundRobin, VirtualCluster, train_virtually
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nnlo_common._forking import why_forking_is_unsafe
+from nnlo_common.cluster._forking import why_forking_is_unsafe
 
 CARD, CUDA, THREAD = "the network card", "CUDA is initialised", "a thread that moves messages"
 
@@ -44,7 +44,7 @@ def test_why_forking_is_unsafe(tmp_path, cards, cuda, threads, reason):
 
 FORKS = """
 import os, sys, warnings
-from nnlo_common import _forking
+from nnlo_common.cluster import _forking
 
 _forking.why_forking_is_unsafe.__kwdefaults__["cards"] = ()  # whatever this host has
 busy = []

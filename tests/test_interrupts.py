@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from nnlo_common._interrupts import Interrupts
+from nnlo_common.base._signals import Interrupts
 
 
 def test_who_ends_late_takes_nothing_from_who_has_begun_since():

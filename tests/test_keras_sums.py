@@ -11,7 +11,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common import FlatVector  # noqa: E402
-from nnlo_common._flat import PRESENT  # noqa: E402
+from nnlo_common.base._flat_vector import PRESENT  # noqa: E402
 from nnlo_keras._layout import layout_of  # noqa: E402
 from nnlo_keras._sums import _traced, gradient_sum  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 from launch import mpiexec
 from trainings import told, write_files
 
-from nnlo_common._cli import main
+from nnlo_common.commands._cli import main
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 NET = """

@@ -21,11 +21,11 @@ import keras_tuner
 
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
-from nnlo_common._interrupts import Interrupts
-from nnlo_common._joining import launched
+from nnlo_common.base._signals import Interrupts
+from nnlo_common.search._messages import Done, End, Note, Start
+from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.testing import InjectedFault
-from nnlo_common.tune._messages import Done, End, Note, Start
-from nnlo_common.tune._time_left import TimeLeft
+from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import RESULT, Dispatch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import EASGD, GEM, SGD, DiLoCo, Downpour, LocalSGD, Synchronous
-from nnlo_common._flat import FlatVector
+from nnlo_common.base._flat_vector import FlatVector
 from nnlo_common.protocol import Server, Shard, Worker
 from nnlo_common.testing import Interleaved, VirtualCluster
 

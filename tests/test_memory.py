@@ -22,10 +22,10 @@ from nnlo_common import (
     PeerLostError,
     Synchronous,
 )
-from nnlo_common._cores import THREAD_VARIABLES
+from nnlo_common.cluster._threads import THREAD_VARIABLES
+from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.protocol import Kind, Lost, Message, Received
 from nnlo_common.testing import InjectedFault, MemoryCluster
-from nnlo_common.transport._endpoint import Link
 
 # Every program waits for others; whoever waits in vain is a failure, and a quick one.
 TIMEOUT_S = 20.0

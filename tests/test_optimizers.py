@@ -23,11 +23,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import nnlo_common._optimizer as base
-import nnlo_common._optimizers as module
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._optimizers import (
+import nnlo_common.algorithms._optimizers as module
+import nnlo_common.algorithms._vector_optimizer as base
+from nnlo_common.algorithms._optimizers import (
     SGD,
     Adadelta,
     Adagrad,
@@ -35,6 +33,8 @@ from nnlo_common._optimizers import (
     LookaheadMomentum,
     RMSprop,
 )
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import ConfigurationError
 
 Make = Callable[[], Any]
 STEPS = 50

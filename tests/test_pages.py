@@ -12,8 +12,9 @@ from typing import Self
 import numpy as np
 import pytest
 
-from nnlo_common import Frame, _pages
-from nnlo_common._pages import PAGE, zeroed
+from nnlo_common import Frame
+from nnlo_common.base import _huge_pages as _pages
+from nnlo_common.base._huge_pages import PAGE, zeroed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux gives large pages to who asks"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from nnlo_common import FlatVector, PeerLostError
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.checkpoint import Store, packed_tree, unpacked_tree
 from nnlo_common.protocol import Action, Compute, Server, Shard, Standing, Worker
 from nnlo_common.testing import Interleaved, RoundRobin, VirtualCluster, Waiting
+from nnlo_common.training.checkpoint import Store, packed_tree, unpacked_tree
 
 sys.path.insert(0, str(Path(__file__).with_name("facts")))
 from test_f15_resume import CASES, CURVATURE, SHAPES, SIZE, Case, plain

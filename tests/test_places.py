@@ -14,9 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common import _places
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._places import crowded_hosts, describe_here, locate, place_table, text_table, visible_gpus
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster import _hosts as _places
+from nnlo_common.cluster._hosts import (
+    crowded_hosts,
+    describe_here,
+    locate,
+    place_table,
+    text_table,
+    visible_gpus,
+)
 
 
 def report(host: str, cores: int = 2, gpus: int = 0, **more: str) -> dict[str, int | str]:
@@ -59,7 +66,7 @@ class TestThisProcess:
     @pytest.mark.slow
     def test_no_framework_and_no_mpi_is_imported(self) -> None:
         program = (
-            "import sys, nnlo_common._places as places; places.describe_here();"
+            "import sys, nnlo_common.cluster._hosts as places; places.describe_here();"
             "print(*sorted({'torch', 'keras', 'tensorflow', 'jax', 'mpi4py'} & set(sys.modules)))"
         )
         finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,8 +11,8 @@ from collections import deque
 import pytest
 from in_memory import no_new_threads
 
-from nnlo_common.transport._doorbell import Doorbell
-from nnlo_common.transport._progress import OverlappedEndpoint
+from nnlo_common.cluster.transport._doorbell import Doorbell
+from nnlo_common.cluster.transport._progress import OverlappedEndpoint
 
 LONG_S = 60.0  # for what must happen; nothing takes that long
 THREAD = "nnlo-progress"
@@ -129,7 +129,7 @@ def test_nothing_under_way_is_nothing_to_hand_over(door, here):
 
 
 def test_the_thread_sleeps_when_there_has_been_nothing_for_a_while(door, here, monkeypatch):
-    monkeypatch.setattr("nnlo_common.transport._progress._LINGER_S", 0.0)
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress._LINGER_S", 0.0)
     for turn in range(100):  # asleep or just about to: it never misses a hand-over
         here.send(0, None)
         here.flush()
@@ -207,8 +207,8 @@ def test_closing_waits_for_a_look_and_ends_the_thread(door):
 
 def test_who_is_soon_back_is_left_alone(door, here, monkeypatch):
     """Waking the thread would cost a short step more than it saves."""
-    monkeypatch.setattr("nnlo_common.transport._progress._BRIEF_S", LONG_S)
-    monkeypatch.setattr("nnlo_common.transport._progress._NAP_S", 1e-5)
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress._BRIEF_S", LONG_S)
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress._NAP_S", 1e-5)
     door.near = True
     for turn in range(300):
         here.send(0, None)
@@ -270,7 +270,7 @@ UNCLOSED = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_progress import Door
-from nnlo_common.transport._progress import OverlappedEndpoint
+from nnlo_common.cluster.transport._progress import OverlappedEndpoint
 here = OverlappedEndpoint(Door())
 here.send(0, None)
 here.flush()

@@ -22,8 +22,8 @@ import nnlo_common
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
 FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
-MPI_MODULE = "nnlo_common/transport/_world.py"
-PICKLE_MODULE = "nnlo_common/_train/_pickled.py"  # reads what a user has asked for by --allow-pickle
+MPI_MODULE = "nnlo_common/cluster/transport/_world.py"
+PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnlo_common._saving import Saving
-from nnlo_common.checkpoint import Store
-from nnlo_common.checkpoint._writer import Writer
+from nnlo_common.training.checkpoint import Store
+from nnlo_common.training.checkpoint._round import Saving
+from nnlo_common.training.checkpoint._writer import Writer
 
 
 class Team:

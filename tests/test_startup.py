@@ -13,11 +13,17 @@ import pytest
 from launch import alone, mpiexec, running_mpi
 
 from nnlo_common import MissingExtraError, NNLOError, StartupError
-from nnlo_common._cores import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
-from nnlo_common._guard import describe_failure
-from nnlo_common._launchers import Launch, Launcher, find_launch
-from nnlo_common._startup import START_LIMIT_S, check_together, connect, limited_start, require_threads
-from nnlo_common.transport._library import cuda_aware, one_line
+from nnlo_common.cluster._aborting import describe_failure
+from nnlo_common.cluster._connecting import (
+    START_LIMIT_S,
+    check_together,
+    connect,
+    limited_start,
+    require_threads,
+)
+from nnlo_common.cluster._launchers import Launch, Launcher, find_launch
+from nnlo_common.cluster._threads import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
+from nnlo_common.cluster.transport._library import cuda_aware, one_line
 
 PROGRAMS = Path(__file__).with_name("mpi")
 ALLOCATION = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_NNODES": "1"}
@@ -152,7 +158,7 @@ def test_the_users_choice_of_threads_is_kept() -> None:
 @pytest.mark.slow
 def test_threads_of_loaded_and_later_libraries_are_limited() -> None:
     code = (
-        "import os, numpy, threadpoolctl; from nnlo_common._cores import limit_threads; "
+        "import os, numpy, threadpoolctl; from nnlo_common.cluster._threads import limit_threads; "
         "threads = limit_threads(10**6, 10**6); "
         "loaded = {info['num_threads'] for info in threadpoolctl.threadpool_info()}; "
         "print(threads, os.environ['MKL_NUM_THREADS'], *loaded)"

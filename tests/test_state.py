@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nnlo_common import SGD, ConfigurationError
-from nnlo_common._state import Stateful
 from nnlo_common.algorithms._rule import GradientSum
+from nnlo_common.base._state_tree import Stateful
 
 
 class Inner(Stateful):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common import _arrangement, _topology
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._places import Place, locate
-from nnlo_common._topology import Arrangement, Assignment, Cell, Role, Topology
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster import _arrangement, _topology
+from nnlo_common.cluster._hosts import Place, locate
+from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
 
 ARRANGEMENTS = st.builds(
     Arrangement,

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 import torch_cases as cases  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
-from nnlo_common import _framework  # noqa: E402
+from nnlo_common.training import _model_vectors as _framework  # noqa: E402
 from nnlo_torch import _bridge  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")

@@ -12,8 +12,8 @@ import pytest
 from launch import mpiexec
 
 from nnlo_common import ConfigurationError
-from nnlo_common.checkpoint import Store
 from nnlo_common.testing import MemoryCluster
+from nnlo_common.training.checkpoint import Store
 
 sys.path.insert(0, str(Path(__file__).with_name("mpi")))
 

@@ -19,20 +19,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
-from nnlo_common._cli import main
-from nnlo_common._files import whole
-from nnlo_common._places import locate
-from nnlo_common._train._config import as_toml, read_config
-from nnlo_common._train._devices import choose_gpu, share_host
-from nnlo_common._train._folder import claim, config_text, give_back, write_json
-from nnlo_common._train._job import Job, _said_together, brief
-from nnlo_common._train._model import Loaded, check_model, choose_back_end, load_model
-from nnlo_common._train._modes import MODES, mode_options
-from nnlo_common._train._module import frameworks_in, import_file, made_model
-from nnlo_common._train._options import Given, Kind
-from nnlo_common._train._parser import read
-from nnlo_common._train._plan import Plan, data_of, rises, stop_rules
-from nnlo_common._train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.base._whole_files import whole
+from nnlo_common.cluster._hosts import locate
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.train._config import as_toml, read_config
+from nnlo_common.commands.train._devices import choose_gpu, share_host
+from nnlo_common.commands.train._folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._job import Job, _said_together, brief
+from nnlo_common.commands.train._model import Loaded, check_model, choose_back_end, load_model
+from nnlo_common.commands.train._modes import MODES, mode_options
+from nnlo_common.commands.train._module import frameworks_in, import_file, made_model
+from nnlo_common.commands.train._options import Given, Kind
+from nnlo_common.commands.train._parser import read
+from nnlo_common.commands.train._plan import Plan, data_of, rises, stop_rules
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 
 DOCS = Path(__file__).parents[1] / "docs" / "train.md"
 LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "d"}}

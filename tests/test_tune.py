@@ -20,11 +20,11 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
-from nnlo_common._joining import launched
-from nnlo_common.checkpoint._hold import _held
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import ERROR
-from nnlo_common.tune._results import RETRY_OF
+from nnlo_common.base._folder_lock import _held
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import ERROR
+from nnlo_common.search.coordinator._results import RETRY_OF
+from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -363,7 +363,7 @@ def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
 HOLDER = """
 import sys
 import optuna
-from nnlo_common.tune._record import Journal
+from nnlo_common.search.journal._record import Journal
 journal = Journal(sys.argv[1], optuna.create_study())
 print("held", flush=True)
 sys.stdin.read()

@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common._cli import main
-from nnlo_common._places import locate
-from nnlo_common._train import _folding
-from nnlo_common._train._folding import parts
-from nnlo_common._train._options import Given
-from nnlo_common._train._settings import settings_of
-from nnlo_common._tune_command import _folder as folders
-from nnlo_common._tune_command._default import defaults
-from nnlo_common._tune_command._drawing import Scale
-from nnlo_common._tune_command._facts import Facts, Finished
-from nnlo_common._tune_command._facts import finished as all_finished
-from nnlo_common._tune_command._figure import Figure, figure_of, merit
-from nnlo_common._tune_command._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
-from nnlo_common._tune_command._layout import Layout, share_hosts
-from nnlo_common._tune_command._outcome import search_text
-from nnlo_common._tune_command._page import page
-from nnlo_common._tune_command._reading import space_of
-from nnlo_common._tune_command._request import SEARCH_OPTIONS, Search, read_request
-from nnlo_common._tune_command._table import Board, Running
+from nnlo_common.cluster._hosts import locate
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.train import _folding
+from nnlo_common.commands.train._folding import parts
+from nnlo_common.commands.train._options import Given
+from nnlo_common.commands.train._settings import settings_of
+from nnlo_common.commands.tune import _folder as folders
+from nnlo_common.commands.tune._default import defaults
+from nnlo_common.commands.tune._drawing import Scale
+from nnlo_common.commands.tune._facts import Facts, Finished
+from nnlo_common.commands.tune._facts import finished as all_finished
+from nnlo_common.commands.tune._figure import Figure, figure_of, merit
+from nnlo_common.commands.tune._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
+from nnlo_common.commands.tune._layout import Layout, share_hosts
+from nnlo_common.commands.tune._outcome import search_text
+from nnlo_common.commands.tune._page import page
+from nnlo_common.commands.tune._reading import space_of
+from nnlo_common.commands.tune._request import SEARCH_OPTIONS, Search, read_request
+from nnlo_common.commands.tune._table import Board, Running
 
 DOCS = Path(__file__).parents[1] / "docs" / "tune.md"
 GIVEN = {"model": Given("m.py"), "loss": Given("mse"), "epochs": Given("3")}

@@ -11,10 +11,10 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import ERROR, FAILURE
-from nnlo_common.tune._letters import Death
-from nnlo_common.tune._messages import Answer, Done, End, Halt, Start, Suggest
+from nnlo_common.search._coordinator_mail import Death
+from nnlo_common.search._messages import Answer, Done, End, Halt, Start, Suggest
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._endings import ERROR, FAILURE
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(0, 1))

@@ -13,9 +13,9 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 
 from nnlo_common import SGD, Downpour, Participant, PeerLostError
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import ERROR, FAILURE
 from nnlo_common.testing import InjectedFault
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import ERROR, FAILURE
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 PROGRAM = Path(__file__).with_name("mpi") / "tune_deaths.py"

@@ -18,13 +18,13 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 
 from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostError
+from nnlo_common.search import optimize
+from nnlo_common.search._coordinator_mail import Death, Letters
+from nnlo_common.search._messages import Done, End, Halt, Recall, Start, from_text
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._endings import ERROR, FAILURE, FOLDS, HELPERS
+from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.testing import InjectedFault
-from nnlo_common.tune import optimize
-from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import ERROR, FAILURE, FOLDS, HELPERS
-from nnlo_common.tune._letters import Death, Letters
-from nnlo_common.tune._messages import Done, End, Halt, Recall, Start, from_text
-from nnlo_common.tune._time_left import TimeLeft
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 PROGRAM = Path(__file__).with_name("mpi") / "tune_elastic.py"
@@ -305,7 +305,7 @@ def test_it_does_not_go_with_lockstep():
 def with_checkpoint(folder, make, epochs=6):
     """An objective that keeps which epochs it has trained, with how many ranks."""
     torch, nt = pytest.importorskip("torch"), pytest.importorskip("nnlo_torch")
-    from nnlo_common._joining import launched
+    from nnlo_common.training._joining import launched
 
     data = torch.ones(16, 1)
 
@@ -350,7 +350,7 @@ def test_idle_blocks_join_a_training_and_each_epoch_is_trained_once(options, tmp
 @pytest.mark.framework("torch")
 def test_a_training_that_is_not_fit_for_more_ranks_goes_on_without_them(tmp_path):
     def make(nt, inner):
-        from nnlo_common._joining import launched
+        from nnlo_common.training._joining import launched
 
         if launched().size > 2:
             raise ConfigurationError("too many")

@@ -15,7 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from nnlo_common import ConfigurationError
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_set_aside_and_told_of(path, caplog):
 
 
 def test_a_locked_file_is_told_of_and_the_search_ends(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("nnlo_common.tune._export._LOCKED_S", 0.1)
+    monkeypatch.setattr("nnlo_common.search.journal._export._LOCKED_S", 0.1)
     path = tmp_path / "study.db"
     exported(path, n_trials=1)
     other = sqlite3.connect(path, isolation_level=None)

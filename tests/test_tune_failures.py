@@ -10,9 +10,9 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, DivergedError
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import ERROR, FAILURE
-from nnlo_common.tune._failures import kind_of
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import ERROR, FAILURE
+from nnlo_common.search.coordinator._failures import kind_of
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

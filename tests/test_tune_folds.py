@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 from nnlo_common import ConfigurationError
-from nnlo_common.tune._folds import split
+from nnlo_common.search.block._folds import split
 
 
 def parts(samples, folds, **options):

@@ -16,10 +16,10 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import ERROR, FOLDS, SPREAD
-from nnlo_common.tune._results import RETRY_OF
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import ERROR, FOLDS, SPREAD
+from nnlo_common.search.coordinator._results import RETRY_OF
+from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 DATA = np.random.default_rng(0).normal(size=(40, 3))

@@ -15,13 +15,13 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, dis
 from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
-from nnlo_common.tune import optimize
-from nnlo_common.tune._bayesian import BayesianSampler
-from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import ERROR
-from nnlo_common.tune._engines import engine
-from nnlo_common.tune._messages import Done, Halt, Report, Start, Suggest, Verdict
-from nnlo_common.tune._record import Journal
+from nnlo_common.search import optimize
+from nnlo_common.search._messages import Done, Halt, Report, Start, Suggest, Verdict
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._endings import ERROR
+from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.samplers._bayesian import BayesianSampler
+from nnlo_common.search.samplers._engines import engine
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X, Y = (distribution_to_json(FloatDistribution(-1, 1)) for _ in "xy")

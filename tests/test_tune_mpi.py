@@ -8,7 +8,7 @@ import pytest
 from launch import mpiexec
 from test_readme import code
 
-from nnlo_common._interrupts import EXIT_CODE
+from nnlo_common.base._signals import EXIT_CODE
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 from chaos.search_strikes import survive

@@ -15,13 +15,13 @@ from optuna.distributions import FloatDistribution, distribution_to_json
 from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
+from nnlo_common.search import optimize
+from nnlo_common.search._coordinator_mail import Death
+from nnlo_common.search._messages import Choose, Done, End, Halt, Start, Suggest, from_text, to_text
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.journal._record import packed
+from nnlo_common.search.samplers._replica import Replica
 from nnlo_common.testing import InjectedFault
-from nnlo_common.tune import optimize
-from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._letters import Death
-from nnlo_common.tune._messages import Choose, Done, End, Halt, Start, Suggest, from_text, to_text
-from nnlo_common.tune._record import packed
-from nnlo_common.tune._replica import Replica
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(-1, 1))

@@ -20,12 +20,12 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.testing.pytest_storages import StorageTestCase
 
-from nnlo_common.tune._bayesian import BayesianSampler
-from nnlo_common.tune._evolutionary import EvolutionarySampler
-from nnlo_common.tune._export import Export
-from nnlo_common.tune._grid import Grid
-from nnlo_common.tune._moments import Seen
-from nnlo_common.tune._seeding import Seeded
+from nnlo_common.search.coordinator._study_snapshots import Seen
+from nnlo_common.search.journal._export import Export
+from nnlo_common.search.samplers._bayesian import BayesianSampler
+from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
+from nnlo_common.search.samplers._grid import Grid
+from nnlo_common.search.samplers._seeding import Seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 

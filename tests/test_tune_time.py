@@ -15,13 +15,13 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
-from nnlo_common.tune import optimize
-from nnlo_common.tune._coordinator import Coordinator
-from nnlo_common.tune._endings import ERROR, SECONDS
-from nnlo_common.tune._messages import Done, End, Halt, Start, Suggest
-from nnlo_common.tune._record import Journal
-from nnlo_common.tune._search import Search
-from nnlo_common.tune._time_left import TimeLeft, end_of
+from nnlo_common.search import optimize
+from nnlo_common.search._messages import Done, End, Halt, Start, Suggest
+from nnlo_common.search._search import Search
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._endings import ERROR, SECONDS
+from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.journal._record import Journal
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

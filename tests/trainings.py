@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from launch import mpiexec
 
-from nnlo_common._cli import main
+from nnlo_common.commands._cli import main
 
 __all__ = ["ADAM", "refused", "started", "told", "train", "write_files"]
 

@@ -1,7 +1,9 @@
-"""The algorithms, one file each, both halves: what a worker does and what the centre does.
+"""Algorithms, one file each: what a worker does and what the centre does; and the vector optimizers.
 
-An algorithm is a frozen set of options (`Downpour`, `EASGD`, ...) that makes the two halves. The halves
-compute on flat float32 vectors only, so the same code is proved in the virtual cluster and run over MPI.
+An algorithm is a frozen set of options (`Downpour`, `EASGD`, ...) that makes both halves. They compute on
+flat float32 vectors only, so the same code is proved in the virtual cluster and run over MPI.
+May import: `base`.
+Must not know: MPI, clocks, threads, files, frameworks.
 """
 
 from __future__ import annotations

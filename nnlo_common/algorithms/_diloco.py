@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._optimizers import SGD
 from nnlo_common.algorithms._localsgd import LocalSGDWorker
+from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["DiLoCo", "DiLoCoCenter", "DiLoCoWorker"]
 

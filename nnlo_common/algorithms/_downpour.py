@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._optimizers import SGD
+from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -18,6 +16,8 @@ from nnlo_common.algorithms._rule import (
     WorkerRule,
     mean_of,
 )
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, Contribution
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["DynSGD", "DynSGDCenter"]
 

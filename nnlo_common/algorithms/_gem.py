@@ -8,9 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._optimizers import SGD
+from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -19,6 +17,8 @@ from nnlo_common.algorithms._rule import (
     GradientSum,
     WorkerRule,
 )
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["GEM", "GEMCenter", "GEMWorker"]
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule, mean_of
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]
 

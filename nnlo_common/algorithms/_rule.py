@@ -19,10 +19,10 @@ from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Vector
-from nnlo_common._optimizer import Configurable, VectorOptimizer
-from nnlo_common._state import Stateful
+from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
 

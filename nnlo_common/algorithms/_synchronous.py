@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nnlo_common._flat import Vector
-from nnlo_common._noise_scale import NoiseScale, mean_square
-from nnlo_common._optimizer import VectorOptimizer
 from nnlo_common.algorithms._downpour import DownpourWorker
+from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]
 

@@ -1,22 +1,24 @@
-"""Which samples a worker takes, and reading them.
+"""Samples: which of them a worker takes, and how they are read.
 
-The order of an epoch, fixed shares of it, and leases of parts of it; lists of HDF5 files, and batches of
-what they hold. h5py is imported when a file is opened.
+Holds: sources and lists of files, `hdf5/`, `leasing/` (who takes which part of an epoch), shuffling,
+staging, prefetch.
+May import: `base`, `algorithms`; h5py where a file is opened.
+Must not know: models, training, MPI.
 """
 
 from __future__ import annotations
 
 from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import Blocks, portion
-from nnlo_common.data._hdf5 import HDF5Source, Reading
-from nnlo_common.data._lease import WAIT, Answer, Lease, Waiting
-from nnlo_common.data._leased import LeasedBatches
-from nnlo_common.data._leases import Leases
 from nnlo_common.data._listing import Files, list_files
 from nnlo_common.data._order import epoch_order, share
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
+from nnlo_common.data.hdf5._samples import HDF5Source, Reading
+from nnlo_common.data.leasing._lease import WAIT, Answer, Lease, Waiting
+from nnlo_common.data.leasing._ledger import Leases
+from nnlo_common.data.leasing._reader import LeasedBatches
 
 __all__ = [
     "Answer",

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnlo_common._numbers import whole_number
+from nnlo_common.base._arguments import whole_number
 from nnlo_common.data._blocks import Blocks
-from nnlo_common.data._lease import Lease
 from nnlo_common.data._prefetch import Prefetch
-from nnlo_common.data._ranges import Range, Ranges
 from nnlo_common.data._source import Array, Source
+from nnlo_common.data.leasing._lease import Lease
+from nnlo_common.data.leasing._ranges import Range, Ranges
 
 __all__ = ["Batches"]
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common._numbers import whole_number
+from nnlo_common.base._arguments import whole_number
 from nnlo_common.data._order import epoch_order
-from nnlo_common.data._ranges import Range
+from nnlo_common.data.leasing._ranges import Range
 
 __all__ = ["Blocks", "portion"]
 

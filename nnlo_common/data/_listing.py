@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Files", "list_files", "refuse_one_twice"]
 

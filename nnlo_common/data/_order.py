@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._numbers import whole_number
+from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["epoch_order", "share"]
 

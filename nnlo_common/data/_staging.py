@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nnlo_common._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Staging"]
 

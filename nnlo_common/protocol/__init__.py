@@ -1,17 +1,22 @@
-"""The protocol between workers and servers as pure state machines: an event in, a list of actions out."""
+"""Protocol between workers and servers as pure state machines: an event in, a list of actions out.
+
+Holds: frozen messages, the server, the worker and its client for each shard, and queries beside the exchange.
+May import: `base`, `algorithms`, `data`.
+Must not know: MPI, frameworks, clocks, threads. The same machines run in the virtual cluster and over MPI.
+"""
 
 from __future__ import annotations
 
 from nnlo_common.protocol._averages import Averages
-from nnlo_common.protocol._conversation import Conversation, Phase, Shard
-from nnlo_common.protocol._counters import Copies, EpochMeans, Means, Notes, Told
-from nnlo_common.protocol._desk import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
+from nnlo_common.protocol._collectives import Copies, EpochMeans, Means, Notes, Told
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._moving import Moves, Moving
-from nnlo_common.protocol._peers import AWAITED, Standing
+from nnlo_common.protocol._queries import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
 from nnlo_common.protocol._server import Server
+from nnlo_common.protocol._shard_client import Conversation, Phase, Shard
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
+from nnlo_common.protocol._worker_records import AWAITED, Standing
 
 __all__ = [
     "Action",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common._flat import Vector
-from nnlo_common._state import State, require
-from nnlo_common.protocol._desk import Answer, Question
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._moving import Moves, Moving, MovingAverages, weighted
+from nnlo_common.protocol._queries import Answer, Question
 
 __all__ = ["Averages"]
 

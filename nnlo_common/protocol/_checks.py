@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.protocol._messages import Kind, Message
-from nnlo_common.protocol._peers import AWAITED, Peers, Standing
+from nnlo_common.protocol._worker_records import AWAITED, Peers, Standing
 
 __all__ = ["Books", "refused", "violated"]
 

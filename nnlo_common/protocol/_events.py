@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from nnlo_common._errors import ProtocolError
-from nnlo_common._flat import Frame
+from nnlo_common.base._errors import ProtocolError
+from nnlo_common.base._flat_vector import Frame
 from nnlo_common.protocol._messages import Message
 
 __all__ = ["Action", "Compute", "Event", "Lost", "Received", "Release", "Send", "Story", "Wait"]

@@ -9,8 +9,8 @@ import enum
 import struct
 from typing import NamedTuple
 
-from nnlo_common._errors import ProtocolError
-from nnlo_common._flat import HEADER_BYTES, Frame, Vector
+from nnlo_common.base._errors import ProtocolError
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector
 
 __all__ = ["ONE_WAY", "REPLIES", "Kind", "Message", "decode", "encode"]
 

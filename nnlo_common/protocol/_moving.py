@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common._flat import Vector
-from nnlo_common._state import State, require
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._state_tree import State, require
 
 __all__ = ["Moves", "Moving", "MovingAverages", "weighted"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from nnlo_common.protocol._events import Received
-from nnlo_common.protocol._peers import Peers, Standing
+from nnlo_common.protocol._worker_records import Peers, Standing
 
 __all__ = ["Pauses"]
 

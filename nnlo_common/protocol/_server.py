@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import Vector
-from nnlo_common._state import State
 from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._state_tree import State
 from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
-from nnlo_common.protocol._kept import kept, restored, restored_peers
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
-from nnlo_common.protocol._peers import AWAITED, Peer, Peers, Standing
-from nnlo_common.protocol._waiting import Waiting
+from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
+from nnlo_common.protocol._waiting_requests import Waiting
+from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
 

@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnlo_common._errors import ConfigurationError, ProtocolError
-from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._optimizer import VectorOptimizer
-from nnlo_common._state import State, require
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.protocol._conversation import Conversation, Shard
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import ConfigurationError, ProtocolError
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Wait
+from nnlo_common.protocol._shard_client import Conversation, Shard
 
 __all__ = ["Activity", "Worker", "check_weight"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nnlo_common.testing._training import VirtualRun, train_virtually
-from nnlo_common.transport._memory import InjectedFault, MemoryCluster, MemoryWorld
-from nnlo_common.transport._schedules import (
+from nnlo_common.testing._memory import InjectedFault, MemoryCluster, MemoryWorld
+from nnlo_common.testing._schedules import (
     ByTime,
     Interleaved,
     RandomOrder,
@@ -13,7 +12,8 @@ from nnlo_common.transport._schedules import (
     Schedule,
     Waiting,
 )
-from nnlo_common.transport._virtual import VirtualCluster
+from nnlo_common.testing._training import VirtualRun, train_virtually
+from nnlo_common.testing._virtual import VirtualCluster
 
 __all__ = [
     "ByTime",

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._flat import FlatVector, Vector
-from nnlo_common._numbers import whole_number
-from nnlo_common._optimizer import VectorOptimizer, fitted
-from nnlo_common._state import State
 from nnlo_common.algorithms import Algorithm, DiLoCo
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
+from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import Activity, Compute, Server, Shard, Worker
-from nnlo_common.transport._schedules import Schedule
-from nnlo_common.transport._virtual import VirtualCluster
+from nnlo_common.testing._schedules import Schedule
+from nnlo_common.testing._virtual import VirtualCluster
 
 __all__ = ["VirtualRun", "train_virtually"]
 

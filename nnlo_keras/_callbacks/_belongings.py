@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from nnlo_common import Layout
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team
 from nnlo_keras._fitting import synchronise
 from nnlo_keras._layout import layout_of
 from nnlo_keras._optimizers import optimizers_of

@@ -12,11 +12,7 @@ import keras
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common._files import usable, whole
-from nnlo_common._keeping import Keeper
-from nnlo_common._numbers import whole_number
-from nnlo_common._warning import warn
-from nnlo_common.checkpoint import packed_tree, unpacked_tree
+from nnlo_common.plugin import Keeper, packed_tree, unpacked_tree, usable, warn, whole, whole_number
 from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._belongings import Belongings
 from nnlo_keras._callbacks._companion import Companion

@@ -9,9 +9,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import launched
-from nnlo_common._roles import speaks
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team, launched, speaks
 from nnlo_keras._callbacks._host import Host, is_host
 from nnlo_keras._fitting import container_of, samples_counted
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard
 
 from nnlo_common import Report
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team
 from nnlo_keras._feeding import Feeding
 
 __all__ = ["Host", "is_host"]

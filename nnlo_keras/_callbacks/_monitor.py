@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from nnlo_common._monitoring import EpochLog
+from nnlo_common.plugin import EpochLog
 from nnlo_keras._callbacks._companion import Companion, numbers
 from nnlo_keras._callbacks._host import Host
 

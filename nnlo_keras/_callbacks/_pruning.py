@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common._joining import launched
+from nnlo_common.plugin import launched
 from nnlo_keras._callbacks._companion import numbers
 
 __all__ = ["Pruning"]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common._team import Team
+from nnlo_common.plugin import Team
 from nnlo_keras._optimizers import wrappers_in
 
 __all__ = ["share"]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nnlo_common._trace import Trace
+from nnlo_common.plugin import Trace
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._callbacks._host import Host
 

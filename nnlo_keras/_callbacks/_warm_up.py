@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common._numbers import whole_number
+from nnlo_common.plugin import whole_number
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import synchronise
 from nnlo_keras._wrapper import wrapper_of

@@ -12,7 +12,7 @@ from typing import Protocol
 import keras
 
 from nnlo_common import ConfigurationError, FlatVector
-from nnlo_common._flat import Vector
+from nnlo_common.plugin import Vector
 from nnlo_keras._layout import layout_of
 
 __all__ = ["Road", "memory_of", "road"]

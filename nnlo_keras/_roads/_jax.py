@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector, Segment
-from nnlo_common._flat import Vector
+from nnlo_common.plugin import Vector
 
 __all__ = ["JaxRoad", "memory_of"]
 

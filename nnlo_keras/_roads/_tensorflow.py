@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from nnlo_common import FlatVector, Frame, Segment
-from nnlo_common._flat import Vector
+from nnlo_common.plugin import Vector
 
 __all__ = ["TensorFlowRoad", "memory_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nnlo_common import FlatVector
-from nnlo_common._flat import PRESENT
+from nnlo_common.plugin import PRESENT
 
 __all__ = ["TorchSum"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common import FlatVector, Segment
-from nnlo_common._flat import HEADER_BYTES, PRESENT
+from nnlo_common.plugin import HEADER_BYTES, PRESENT
 from nnlo_keras._layout import layout_of
 from nnlo_keras._roads import memory_of, road
 

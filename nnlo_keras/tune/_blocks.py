@@ -9,17 +9,21 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial
 
-from nnlo_common._errors import ConfigurationError
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
-from nnlo_common.transport._mail import DivisibleWorld
-from nnlo_common.tune._block import run_block
-from nnlo_common.tune._coordinator import SIGNAL
-from nnlo_common.tune._letters import Death, Letters
-from nnlo_common.tune._meeting import meeting
-from nnlo_common.tune._messages import End
-from nnlo_common.tune._optimize import _agree
-from nnlo_common.tune._search import cut_teams
-from nnlo_common.tune._time_left import TimeLeft
+from nnlo_common.plugin import (
+    EXIT_CODE,
+    SIGNAL,
+    ConfigurationError,
+    Death,
+    DivisibleWorld,
+    End,
+    Interrupts,
+    Letters,
+    TimeLeft,
+    agree,
+    cut_teams,
+    meeting,
+    run_block,
+)
 from nnlo_keras.tune._dispatch import Dispatch
 
 __all__ = ["search_over"]
@@ -59,7 +63,7 @@ def search_over(
     """
     release = world.engage()
     try:
-        blocks = _agree(world, block_size, tuner.facts)
+        blocks = agree(world, block_size, tuner.facts)
         _claim(tuner, world)
     except Exception as error:
         error.collective = True  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.tune._folds import split
+from nnlo_common.plugin import split
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 

@@ -18,7 +18,7 @@ from typing import Any
 import keras_tuner
 
 from nnlo_common import ConfigurationError
-from nnlo_common._files import whole
+from nnlo_common.plugin import whole
 
 __all__ = ["keep_nothing", "keep_whole", "mend", "read", "write"]
 

@@ -26,12 +26,7 @@ from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common._warning import warn
-from nnlo_common.tune._choosers import Post
-from nnlo_common.tune._coordinator import SIGNAL
-from nnlo_common.tune._letters import Death
-from nnlo_common.tune._messages import Done, End, Halt, Message, Note, Start
-from nnlo_common.tune._time_left import TimeLeft
+from nnlo_common.plugin import SIGNAL, Death, Done, End, Halt, Message, Note, Post, Start, TimeLeft, warn
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
 

@@ -10,7 +10,7 @@ import keras_tuner
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.transport._endpoint import RankWorld
+from nnlo_common.plugin import RankWorld
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._optimizers import any_wrapper_in
 from nnlo_keras.tune._data import shared

@@ -7,8 +7,7 @@ from typing import Any
 
 import keras
 
-from nnlo_common._interrupts import EXIT_CODE, Interrupts
-from nnlo_common.tune._time_left import TimeLeft
+from nnlo_common.plugin import EXIT_CODE, Interrupts, TimeLeft
 
 __all__ = ["Leaving", "OutOfTimeError"]
 

@@ -10,7 +10,7 @@ from keras_tuner.engine.hyperparameters import HyperParameters
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
-from nnlo_common.tune._engines import engine
+from nnlo_common.plugin import engine
 from nnlo_keras.tune._space import distribution, from_sampler, to_sampler
 
 __all__ = ["SamplerOracle"]

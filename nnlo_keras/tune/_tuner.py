@@ -26,15 +26,18 @@ from keras_tuner.src.engine import tuner_utils
 from optuna.samplers import BaseSampler
 
 from nnlo_common import ConfigurationError
-from nnlo_common._interrupts import Interrupts
-from nnlo_common._joining import launched
-from nnlo_common._numbers import whole_number
-from nnlo_common._warning import warn
-from nnlo_common.checkpoint._hold import hold
-from nnlo_common.transport._mail import DivisibleWorld
-from nnlo_common.tune._names import quoted_samplers
-from nnlo_common.tune._seeding import seed_of
-from nnlo_common.tune._time_left import TimeLeft, end_of
+from nnlo_common.plugin import (
+    DivisibleWorld,
+    Interrupts,
+    TimeLeft,
+    end_of,
+    hold,
+    launched,
+    quoted_samplers,
+    seed_of,
+    warn,
+    whole_number,
+)
 from nnlo_keras.tune import _directory
 from nnlo_keras.tune._blocks import search_over
 from nnlo_keras.tune._data import Folds, held_out

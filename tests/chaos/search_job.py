@@ -10,7 +10,7 @@ import numpy as np
 import optuna
 
 from nnlo_common import SGD, Downpour, Participant
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
 
 FOLDER, N_TRIALS = Path(sys.argv[1]), int(sys.argv[2])
 optuna.logging.set_verbosity(optuna.logging.WARNING)

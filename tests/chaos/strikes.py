@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from launch import launcher, starting
 
-from nnlo_common.checkpoint import Checkpoint, Store
+from nnlo_common.training.checkpoint import Checkpoint, Store
 
 __all__ = ["Outcome", "Strike", "judge", "judge_resumed", "run", "strikes"]
 

@@ -12,8 +12,8 @@ from network import BATCH, SIZE, Array, Batch, cut, initial
 from turns import Turns
 
 import nnlo_keras as nk
-from nnlo_common._joining import within
 from nnlo_common.testing import MemoryCluster, MemoryWorld
+from nnlo_common.training._joining import within
 
 __all__ = ["gradient", "run"]
 

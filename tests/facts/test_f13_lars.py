@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import LARS, SGD, ConfigurationError, Downpour, FlatVector
-from nnlo_common._optimizer import fitted
+from nnlo_common.algorithms._vector_optimizer import fitted
 from nnlo_common.testing import train_virtually
 
 SIZES = [4, 1, 0, 7]

@@ -18,7 +18,7 @@ from reference import SCHEDULES, watched_centers
 from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD, GEM, Algorithm, Downpour, DynSGD
 from nnlo_common.testing import RandomOrder, Replay, Schedule, VirtualRun, train_virtually
-from nnlo_common.transport._schedules import Waiting
+from nnlo_common.testing._schedules import Waiting
 
 RULES: dict[str, Algorithm] = {
     "downpour": Downpour(),

@@ -18,7 +18,7 @@ from nnlo_common.algorithms import GEM, CenterRule, Contribution, Downpour
 from nnlo_common.algorithms._gem import GEMCenter, GEMWorker
 from nnlo_common.protocol import Kind
 from nnlo_common.testing import Schedule, VirtualRun, train_virtually
-from nnlo_common.transport._schedules import Waiting
+from nnlo_common.testing._schedules import Waiting
 
 Vector = NDArray[np.float32]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from nnlo_common._cli import main
-from nnlo_common._doctor import _run
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.doctor import _run
 
 _run._STEP_S = 1.0
 world = connect()

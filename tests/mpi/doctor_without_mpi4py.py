@@ -17,6 +17,6 @@ def version(name: str) -> str:
 sys.modules["mpi4py"] = None  # type: ignore[assignment]
 importlib.metadata.version = version
 
-from nnlo_common._cli import main  # noqa: E402  after the installation was changed
+from nnlo_common.commands._cli import main  # noqa: E402  after the installation was changed
 
 sys.exit(main(["doctor"]))

@@ -7,10 +7,10 @@ import numpy as np
 from mpi4py import MPI
 
 from nnlo_common import FlatVector
+from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._world import World
 from nnlo_common.protocol import Kind, Message
-from nnlo_common.transport._endpoint import Link
-from nnlo_common.transport._mpi_world import MPIWorld
-from nnlo_common.transport._world import World
 
 world = MPIWorld(World())
 rank, workers = world.rank, range(1, world.size)

@@ -13,7 +13,7 @@ import numpy as np
 from keras_cases import compiled, dense, weights
 
 import nnlo_keras as nk
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 FOLDER = Path(sys.argv[1])
 DIES_IN = int(sys.argv[2]) if len(sys.argv) > 2 else None  # which epoch

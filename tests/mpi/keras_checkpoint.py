@@ -84,7 +84,7 @@ def train(
     stop = Stop(None, how)
     callbacks = [distribute, nk.Checkpoint(folder, minutes=minutes), scheduler, stop]
     if stop_at is not None:
-        from nnlo_common._startup import connect
+        from nnlo_common.cluster._connecting import connect
 
         world = connect()
         alone = world is None or world.size == 1  # an earlier test may have begun MPI
@@ -107,7 +107,7 @@ if __name__ == "__main__":
         how=how,
         **{name: int(value) if value.isdecimal() else value for name, value in options.items()},
     )
-    from nnlo_common._startup import connect
+    from nnlo_common.cluster._connecting import connect
 
     np.savez(
         Path(result) / f"rank{connect().rank}.npz",

@@ -10,7 +10,7 @@ import numpy as np
 from keras_cases import compiled, data, dense, weights
 
 import nnlo_keras as nk
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 FOLDER = Path(sys.argv[1])
 BACKEND = keras.backend.backend()

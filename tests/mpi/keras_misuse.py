@@ -7,7 +7,7 @@ from keras_cases import compiled, data, dense
 from keras_gan import GAN, points
 
 import nnlo_keras as nk
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 case = sys.argv[1]
 odd = connect().rank == 1

@@ -13,7 +13,7 @@ import numpy as np
 from keras_gan import GAN, Averaging, Pair, Subclassed, many, points, weights
 
 import nnlo_keras as nk
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 FOLDER = Path(sys.argv[1])
 ONLY = sys.argv[2:]

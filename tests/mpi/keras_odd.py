@@ -13,7 +13,7 @@ from keras_cases import compiled, dense, weights
 
 import nnlo_keras as nk
 from nnlo_common import ConfigurationError, DivergedError
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 WORLD = connect()
 RANK, SIZE = WORLD.rank, WORLD.size

@@ -10,7 +10,7 @@ from keras_cases import compiled, dense, weights
 
 import nnlo_keras as nk
 from nnlo_common import ConfigurationError
-from nnlo_common._startup import connect
+from nnlo_common.cluster._connecting import connect
 
 FOLDER, RANK = Path(sys.argv[1]), connect().rank
 

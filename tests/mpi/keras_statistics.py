@@ -110,7 +110,7 @@ def train(kind, *, world=None, plain=False):
 
 
 if __name__ == "__main__":
-    from nnlo_common._joining import launched
+    from nnlo_common.training._joining import launched
 
     world = launched()
     for kind in sys.argv[2].split(","):

@@ -18,13 +18,13 @@ if CHECK == "granted_less":
 from mpi4py import MPI  # noqa: E402
 
 from nnlo_common import SGD, Downpour, Participant  # noqa: E402
+from nnlo_common.cluster.transport import _mpi  # noqa: E402
+from nnlo_common.cluster.transport._endpoint import Link  # noqa: E402
+from nnlo_common.cluster.transport._mpi import MPIEndpoint  # noqa: E402
+from nnlo_common.cluster.transport._mpi_world import MPIWorld  # noqa: E402
+from nnlo_common.cluster.transport._progress import OverlappedEndpoint  # noqa: E402
+from nnlo_common.cluster.transport._world import World  # noqa: E402
 from nnlo_common.protocol import Kind, Message  # noqa: E402
-from nnlo_common.transport import _mpi  # noqa: E402
-from nnlo_common.transport._endpoint import Link  # noqa: E402
-from nnlo_common.transport._mpi import MPIEndpoint  # noqa: E402
-from nnlo_common.transport._mpi_world import MPIWorld  # noqa: E402
-from nnlo_common.transport._progress import OverlappedEndpoint  # noqa: E402
-from nnlo_common.transport._world import World  # noqa: E402
 
 STEPS = 5
 if CHECK != "patient":  # as between hosts
@@ -100,7 +100,7 @@ def granted_less():
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("nnlo_common.transport").addHandler(handler)
+    logging.getLogger("nnlo_common.cluster.transport").addHandler(handler)
     me = train(1, lambda me: None if threads() == [] else sys.exit("a thread"))
     assert type(endpoint(me)) is MPIEndpoint
     if me.role == "server 0":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nnlo_common._startup import connect, require_threads
+from nnlo_common.cluster._connecting import connect, require_threads
 
 world = connect()
 if world is None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from nnlo_common._startup import connect, guard
-from nnlo_common.transport._world import MPI
+from nnlo_common.cluster._connecting import connect, guard
+from nnlo_common.cluster.transport._world import MPI
 
 
 def fail() -> None:

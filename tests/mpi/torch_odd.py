@@ -367,7 +367,7 @@ COMMON = {
 
 
 def rank_and_size():
-    from nnlo_common._launchers import find_launch
+    from nnlo_common.cluster._launchers import find_launch
 
     launch = find_launch(os.environ)
     return launch.rank, launch.size

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 import nnlo_torch as nt
-from nnlo_common._joining import launched
+from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 torch.set_num_threads(1)

@@ -9,9 +9,9 @@ import numpy as np
 import optuna
 
 from nnlo_common import SGD, Downpour, Participant
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import FAILURE
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import FAILURE
+from nnlo_common.training._joining import launched
 
 VICTIM = 2
 RANK = launched().rank

@@ -18,8 +18,8 @@ import optuna
 import torch
 
 import nnlo_torch as nt
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
 
 FOLDER, (TRIALS, BLOCK_SIZE, FOLDS) = Path(sys.argv[1]), map(int, sys.argv[2:5])
 VICTIM = int(sys.argv[5]) if sys.argv[5:] else None

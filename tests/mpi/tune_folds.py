@@ -14,9 +14,9 @@ import numpy as np
 import optuna
 
 from nnlo_common import SGD, Downpour, Participant
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
-from nnlo_common.tune._endings import FOLDS
+from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._endings import FOLDS
+from nnlo_common.training._joining import launched
 
 WHAT, JOURNAL = sys.argv[1], Path(sys.argv[2])
 COORDINATOR = JOURNAL.with_suffix(".pid")

@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 
 import nnlo_keras as nk
-from nnlo_common._joining import launched
+from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 X = np.random.default_rng(0).standard_normal((96, 3)).astype("f4")

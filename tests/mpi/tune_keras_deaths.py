@@ -11,7 +11,7 @@ import keras_tuner
 import numpy as np
 
 import nnlo_keras as nk
-from nnlo_common._joining import launched
+from nnlo_common.training._joining import launched
 
 VICTIM = 2
 RANK = launched().rank

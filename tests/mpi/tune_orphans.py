@@ -8,8 +8,8 @@ import threading
 
 import optuna
 
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 if launched().rank == 0:

@@ -7,8 +7,8 @@ import signal
 
 import optuna
 
-from nnlo_common._joining import launched
-from nnlo_common.tune import optimize
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
 
 VICTIM = 2
 RANK = launched().rank

@@ -1,0 +1,193 @@
+"""What all vector optimizers share: the protocol, the checks, the buffers and the state."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._layout import Layout
+
+__all__ = ["Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector"]
+
+_BLOCK = 65536  # values: two work rows and a block of each operand fit a second-level cache
+
+
+@runtime_checkable
+class VectorOptimizer(Protocol):
+    """What a server needs of an optimizer; `learning_rate` may be changed between steps.
+
+    Example:
+        >>> from nnlo_common import SGD
+        >>> isinstance(SGD(0.1), VectorOptimizer)
+        True
+    """
+
+    learning_rate: float
+
+    def step(self, x: Vector, gradient: Vector) -> None:
+        """Step `x` in place; `gradient` is only read."""
+
+    def state(self) -> dict[str, Any]:
+        """Return copies of everything that changes from step to step."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over copies of what `state` returned."""
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """An optimizer whose options may be sent to it between steps; what the numbers mean is its own affair."""
+
+    def configure(self, options: Vector) -> None:
+        """Take new options."""
+
+
+@dataclass(eq=False)
+class Optimizer:
+    """Checks, buffers and state; a subclass adds its slots and its equation."""
+
+    learning_rate: float
+
+    _names: ClassVar[tuple[str, ...]] = ()  # of the slots
+    # Far below 1e-30 float32 rounds an epsilon to 0, and 0/0 would make a coordinate without gradient nan.
+    _ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        **dict.fromkeys(("learning_rate", "weight_decay", "initial_accumulator"), (0.0, math.inf)),
+        **dict.fromkeys(("momentum", "decay", "beta1", "beta2"), (0.0, 1.0)),
+        "epsilon": (1e-30, math.inf),
+    }
+
+    def __post_init__(self) -> None:
+        for name in self._ranges.keys() & vars(self).keys():
+            self._check_number(name)
+        if getattr(self, "epsilon_form", "torch") not in ("torch", "keras"):
+            self._refuse("epsilon_form", "'torch' or 'keras'")
+        self._steps = 0
+        self._size: int | None = None
+        self._slots: dict[str, Vector] = {}
+        self._work = np.empty((2, 0), np.float32)
+
+    def step(self, x: Vector, gradient: Vector) -> None:
+        """Step `x` in place.
+
+        Args:
+            x: contiguous float32 vector, of the same size in every step.
+            gradient: another one, of that size, that shares no memory with `x`; it is only read.
+
+        Raises:
+            ConfigurationError: if an array or a changed learning rate cannot work; nothing is changed then.
+        """
+        self._check_number("learning_rate")
+        both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
+        if not (both and x.flags.writeable and not np.may_share_memory(x, gradient)):
+            raise ConfigurationError(
+                f"{type(self).__name__}.step needs two contiguous float32 vectors of one size, in memory of "
+                f"their own, x writable; got x: {described(x)}, gradient: {described(gradient)}"
+            )
+        self._prepare(x.size)
+        self._steps += 1
+        for part in self._parts(x.size):
+            slots = [slot[part] for slot in self._slots.values()]
+            self._update(x[part], gradient[part], slots, self._work[:, : x[part].size])
+
+    def state(self) -> dict[str, Any]:
+        """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""
+        slots = {name: slot.copy() for name, slot in self._slots.items() if self._steps}
+        return {"learning_rate": self.learning_rate, "steps": self._steps, **slots}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over copies of the `state` of an optimizer of this class with these options.
+
+        Raises:
+            ConfigurationError: if it is another optimizer's state; nothing is changed then.
+        """
+        rate, steps = float(state.get("learning_rate", math.nan)), int(state.get("steps", -1))
+        names = list(self._initial()) if steps else []
+        slots = {name: state[name] for name in names if name in state and is_vector(state[name])}
+        sizes = {slot.size for slot in slots.values()}
+        known = state.keys() == {"learning_rate", "steps", *slots} and 0 <= rate < math.inf and steps >= 0
+        if not known or len(slots) < len(names) or len(sizes) > 1:
+            got = {name: described(value) for name, value in state.items()}
+            raise ConfigurationError(
+                f"{type(self).__name__}.load needs learning_rate >= 0, steps >= 0 and, unless steps is 0, "
+                f"contiguous float32 vectors {list(self._initial())} of one size; got {got}"
+            )
+        self.learning_rate, self._steps, self._size = rate, steps, None
+        for name, slot in slots.items():
+            self._prepare(slot.size)
+            np.copyto(self._slots[name], slot)
+
+    def _parts(self, size: int) -> list[slice]:
+        """The pieces to work through: blocks that fit the cache."""
+        return [slice(start, start + _BLOCK) for start in range(0, size, _BLOCK)]
+
+    def _initial(self) -> dict[str, float]:
+        return dict.fromkeys(self._names, 0.0)
+
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
+        raise NotImplementedError
+
+    def _prepare(self, size: int) -> None:
+        """Allocate on the first use; from then on insist on that size."""
+        if self._size is None:
+            self._size = size
+            self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
+            longest = max((len(range(*part.indices(size))) for part in self._parts(size)), default=0)
+            self._work = np.empty((2, longest), np.float32)
+        if size != self._size:
+            raise ConfigurationError(
+                f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "
+                "make one optimizer per vector"
+            )
+
+    def _check_number(self, name: str) -> None:
+        value, (low, below) = getattr(self, name), self._ranges[name]
+        if not (isinstance(value, int | float | np.floating) and low <= value < below):
+            self._refuse(name, f"a number with {low:g} <= {name} < {below:g}")
+        setattr(self, name, float(value))  # a NumPy float64 would widen the float32 arithmetic
+
+    def _refuse(self, name: str, allowed: str) -> None:
+        raise ConfigurationError(f"{type(self).__name__} got {name}={getattr(self, name)!r}; give {allowed}")
+
+
+_AnyOptimizer = TypeVar("_AnyOptimizer", bound=VectorOptimizer)
+
+
+def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimizer:
+    """Return a copy of `optimizer` for one piece of a laid-out vector.
+
+    An optimizer that looks at whole parameters, as LARS does, is told by its method `fit` where they
+    begin and end.
+    """
+    one = copy.deepcopy(optimizer)
+    fit = getattr(one, "fit", None)
+    if fit is not None:
+        owned = [segment for segment in layout.segments if segment.tied_to is None]
+        fit([segment.size for segment in owned if place.start <= segment.offset < place.stop])
+    return one
+
+
+def descend(x: Vector, direction: Vector, rate: float, scratch: Vector) -> None:
+    """Do x <- x - rate * direction."""
+    np.subtract(x, np.multiply(direction, rate, out=scratch), out=x)
+
+
+def is_vector(array: object) -> bool:
+    """Whether `array` is a contiguous float32 vector."""
+    if not isinstance(array, np.ndarray):
+        return False
+    return array.dtype == np.float32 and array.ndim == 1 and array.flags.c_contiguous
+
+
+def described(value: object) -> str:
+    """Say what an array is, for an error message."""
+    if not isinstance(value, np.ndarray):
+        return f"{value!r}" if isinstance(value, int | float) else f"a {type(value).__name__}"
+    details = ("" if value.flags.c_contiguous else " strided", "" if value.flags.writeable else " read-only")
+    return f"{value.dtype}{value.shape}{''.join(details)}"

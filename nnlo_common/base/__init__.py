@@ -1,0 +1,7 @@
+"""Tools that every other room uses: errors, the flat vector and its layout, state trees, files, arguments.
+
+Holds: one exception tree, float32 vectors for whole models, exact saving of objects, whole-or-nothing files,
+argument checks, signals, random states, large pages, the folder lock.
+May import: NumPy and the standard library.
+Must not know: any other room.
+"""

@@ -1,0 +1,180 @@
+"""One contiguous float32 vector that stands for a whole model, in memory that can be sent as it lies.
+
+Requirements that shaped this module:
+
+* a message is one header and one vector in one piece of memory, so a vector is born with room for the
+  header in front of it (`Frame`) and can be sent as it lies;
+* the vector starts on a cache line (64 bytes), so that every numpy and BLAS kernel takes its fast path, and
+  a long one lies in large pages, which a transport copies at twice the speed;
+* arrays are copied once on the way in and once on the way out, never more; views cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._huge_pages import zeroed
+from nnlo_common.base._layout import Layout, Segment, described
+
+__all__ = ["HEADER_BYTES", "PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+#: Returns so many zeroed bytes.
+Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
+
+#: What says, behind the gradient of a parameter, that there is one. It is added and scaled along with the
+#: gradient and stays above 0; its square is 0 in float32, so that no norm sees it.
+PRESENT = np.float32(2.0**-100)
+
+ALIGNMENT = 64
+HEADER_BYTES = 64
+
+
+class Frame:
+    """Header room and a zeroed float32 vector in one contiguous, 64-byte-aligned piece of memory.
+
+    Attributes:
+        bytes: everything, header first; what a transport sends.
+        header: the header part, for struct.
+        vector: the float32 part; starts on a cache line too.
+
+    Args:
+        size: how many numbers the vector has.
+        allocate: returns that many zeroed bytes; for memory of a special kind.
+
+    Example:
+        >>> frame = Frame(3)
+        >>> frame.vector
+        array([0., 0., 0.], dtype=float32)
+        >>> frame.bytes.nbytes - frame.vector.nbytes
+        64
+    """
+
+    __slots__ = ("bytes", "header", "vector")
+
+    def __init__(self, size: int, allocate: Allocate = zeroed) -> None:
+        raw = allocate(ALIGNMENT + HEADER_BYTES + 4 * size)
+        start = -raw.ctypes.data % ALIGNMENT
+        self.lie_in(raw[start : start + HEADER_BYTES + 4 * size])
+
+    def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Be this memory from now on: header room, which may be written to, and numbers."""
+        self.bytes = memory
+        self.header: memoryview[int] = memory.data[:HEADER_BYTES]
+        self.vector: Vector = memory[HEADER_BYTES:].view(np.float32)
+
+
+class FlatVector:
+    """All arrays of a model in one float32 vector, in the order and at the places of its `layout`.
+
+    Attributes:
+        layout: the segment table.
+        frame: the memory, with header room.
+        vector: the float32 vector; compute on it in place.
+
+    Example:
+        >>> weights = [np.ones((2, 2), "f4"), np.zeros(2, "f2")]
+        >>> flat = FlatVector.of(weights)
+        >>> flat.vector *= 3
+        >>> flat.views()[0]
+        array([[3., 3.],
+               [3., 3.]], dtype=float32)
+        >>> flat.write_to(weights)
+        >>> weights[0].sum()
+        np.float32(12.0)
+    """
+
+    __slots__ = ("frame", "layout", "vector")
+
+    def __init__(self, layout: Layout, allocate: Allocate = zeroed) -> None:
+        self.layout = layout
+        self.frame = Frame(layout.size, allocate)
+        self.vector = self.frame.vector
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Sequence[npt.NDArray[Any]],
+        names: Sequence[str] | None = None,
+        *,
+        allow_narrowing: bool = False,
+    ) -> FlatVector:
+        """Copy `arrays` (see `Layout.of`) into a new flat vector."""
+        flat = cls(Layout.of(arrays, names, allow_narrowing=allow_narrowing))
+        flat.read_from(arrays)
+        return flat
+
+    def part(self, layout: Layout, place: slice = slice(None)) -> FlatVector:
+        """Return a part of the vector, or all of it, with a layout of its own; it lies in the same frame."""
+        vector = self.vector[place]
+        if layout.size != vector.size:
+            raise ConfigurationError(f"{vector.size} numbers cannot be laid out as {layout.size}")
+        part = copy(self)
+        part.layout, part.vector = layout, vector
+        return part
+
+    def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Be this memory from now on, as `Frame.lie_in` has it; views show what was before."""
+        self.frame.lie_in(memory)
+        self.vector = self.frame.vector
+
+    def views(self) -> list[Vector]:
+        """Return a view of the vector for each array, in its shape; tied arrays get the same memory."""
+        return [self.vector[segment.place].reshape(segment.shape) for segment in self.layout.segments]
+
+    def read_from(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy `arrays` into the vector; widening from 16 bits is exact."""
+        for segment, array, view in self._matched(arrays):
+            if segment.tied_to is None:
+                np.copyto(view, array, casting="unsafe")
+
+    def write_to(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy the vector back into `arrays`, rounding to their dtype."""
+        matched = self._matched(arrays)
+        for segment, array, _ in matched:
+            if not array.flags.writeable:
+                raise ConfigurationError(
+                    f"{segment.name} is read-only, so the vector cannot be written back into it; "
+                    "pass a writable array"
+                )
+        for _, array, view in matched:
+            np.copyto(array, view, casting="unsafe")
+
+    def _matched(self, arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[Segment, npt.NDArray[Any], Vector]]:
+        segments = self.layout.segments
+        if len(arrays) != len(segments):
+            raise ConfigurationError(f"the layout has {len(segments)} arrays but {len(arrays)} were given")
+        for segment, array in zip(segments, arrays, strict=True):
+            if not isinstance(array, np.ndarray) or (array.shape, array.dtype.name) != (
+                segment.shape,
+                segment.dtype,
+            ):
+                raise ConfigurationError(
+                    f"{segment.name} was laid out as {segment.dtype}{list(segment.shape)} but is now "
+                    f"{described(array)}; make a new FlatVector when the model changes"
+                )
+        return list(zip(segments, arrays, self.views(), strict=True))
+
+
+def looks_finite(vector: Vector, places: npt.NDArray[np.int64]) -> bool:
+    """Say whether the numbers at some places of the vector are finite; see `telling_places`."""
+    return bool(np.isfinite(vector[places]).all())
+
+
+def telling_places(layout: Layout, part: slice) -> npt.NDArray[np.int64]:
+    """Return the places, counted from the part's start, at which NaN shows if there is any.
+
+    Where a loss is NaN, so is all of its gradient but that of frozen parameters and of the rows of a table
+    that were not looked up. So two numbers of each parameter tell, and to look at all would take as long as
+    a step of the optimizer.
+    """
+    inside = [layout.segments[index] for index in layout.inside(part) if layout.segments[index].size]
+    ends = [place for s in inside for place in (s.offset, s.offset + s.size - 1)]
+    places: npt.NDArray[np.int64] = np.array(ends, np.int64) - part.start
+    return places

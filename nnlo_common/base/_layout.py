@@ -1,0 +1,269 @@
+"""The segment table of a flat vector: which array lies where, and what cannot lie there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
+
+__all__ = ["Layout", "Segment", "described", "padded"]
+
+# float32 holds every value of these; bfloat16 is ml_dtypes' (what torch, JAX and TensorFlow hand out).
+_EXACT = ("float32", "float16", "bfloat16")
+# np.shares_memory solves an integer problem; views that need more work than this are refused.
+_OVERLAP_WORK = 100_000
+_LINE = 16  # float32 numbers in a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Where one array lies in the vector; a tied array lies where the array it is tied to lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    size: int
+    tied_to: str | None = None
+
+    @property
+    def place(self) -> slice:
+        """The part of the vector that is this array."""
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The segment table: which array lies where in the flat vector.
+
+    Segments may have gaps behind them, for alignment; what lies in a gap travels with the segment before it.
+
+    Example:
+        >>> layout = Layout.of([np.zeros((2, 3), "f4"), np.zeros(3, "f4")], names=["w", "b"])
+        >>> layout.size
+        9
+        >>> [(segment.name, segment.place) for segment in layout.segments]
+        [('w', slice(0, 6, None)), ('b', slice(6, 9, None))]
+    """
+
+    segments: tuple[Segment, ...]
+    size: int
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Sequence[npt.NDArray[Any]],
+        names: Sequence[str] | None = None,
+        *,
+        allow_narrowing: bool = False,
+    ) -> Layout:
+        """Lay `arrays` out one after another, in order, without gaps.
+
+        Arrays that are the same memory (tied weights) get one place. Zero-size arrays get an empty one.
+
+        Args:
+            arrays: numpy arrays, 0-d allowed, contiguous or not.
+            names: what error messages call them; "array 0", "array 1", ... by default.
+            allow_narrowing: accept float64, whose values float32 rounds.
+
+        Raises:
+            ConfigurationError: a dtype that float32 cannot hold, something that is no array, two names
+                for one place or partly overlapping arrays.
+        """
+        arrays, names = list(arrays), _checked_names(arrays, names)
+        segments: list[Segment] = []
+        offset = 0
+        for array, name in zip(arrays, names, strict=True):
+            _check_array(array, name, allow_narrowing)
+        tied = _ties(arrays, names)
+        for index, (array, name) in enumerate(zip(arrays, names, strict=True)):
+            first = tied.get(index)
+            if first is None:
+                place, offset, owner = offset, offset + array.size, None
+            else:
+                place, owner = segments[first].offset, names[first]
+            segments.append(Segment(name, array.shape, array.dtype.name, place, array.size, owner))
+        return cls(tuple(segments), offset)
+
+    def marks(self) -> npt.NDArray[np.int64]:
+        """Return the last place before each next segment; where segments are padded it is free."""
+        ends = [segment.offset for segment in self.segments[1:]] + [self.size]
+        return np.array(ends, np.int64) - 1
+
+    def inside(self, place: slice) -> list[int]:
+        """Return which segments lie in a part of the vector, as `cut` makes them."""
+        return [
+            index for index, segment in enumerate(self.segments) if place.start <= segment.offset < place.stop
+        ]
+
+    def cut(self, parts: int) -> tuple[slice, ...]:
+        """Cut the vector at parameter boundaries into `parts` pieces whose largest is as small as possible.
+
+        Raises:
+            ConfigurationError: more parts than parameters.
+
+        Example:
+            >>> Layout.of([np.zeros(n, "f4") for n in (5, 1, 1, 4)]).cut(2)
+            (slice(0, 6, None), slice(6, 11, None))
+        """
+        starts = [segment.offset for segment in self.segments if segment.size and segment.tied_to is None]
+        sizes = np.diff([0, *starts[1:], self.size]).tolist() if starts else []
+        if not 1 <= parts <= max(1, len(sizes)):
+            raise ConfigurationError(
+                f"the centre was to be cut into {parts} parts at parameter boundaries, but the model has "
+                f"{len(sizes)} non-empty parameters; use at most {max(1, len(sizes))} servers"
+            )
+        low, high = max(sizes, default=0), self.size
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if len(_packed(sizes, middle)) <= parts else (middle + 1, high)
+        ends = np.cumsum(_split_to(_packed(sizes, low), sizes, parts)).tolist()
+        return tuple(slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+    def difference(self, other: Layout) -> str | None:
+        """Say in one line where `other` first differs from this layout; None where they are equal."""
+        for index, (mine, theirs) in enumerate(zip(self.segments, other.segments, strict=False)):
+            if mine != theirs:
+                return f"parameter {index} is {_brief(mine)} here and {_brief(theirs)} there"
+        if len(self.segments) != len(other.segments):
+            return f"{len(self.segments)} parameters here and {len(other.segments)} there"
+        return None
+
+    def to_json(self) -> str:
+        """Return the table as one line of JSON, for other ranks and for files."""
+        rows = [asdict(segment) for segment in self.segments]
+        return json.dumps({"size": self.size, "segments": rows}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """Read what `to_json` wrote."""
+        table = json.loads(text)
+        rows = [Segment(**{**row, "shape": tuple(row["shape"])}) for row in table["segments"]]
+        return cls(tuple(rows), table["size"])
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that are equal for equal layouts."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+
+def padded(size: int) -> int:
+    """Return how much room a segment gets so that the next begins on a cache line, with one number to spare.
+
+    Kernels sum in another order where memory is not aligned, and back ends take a piece over without a copy
+    only where it is; the spare number is for a mark.
+    """
+    return _LINE * (size // _LINE + 1)
+
+
+def described(array: object) -> str:
+    """Say what an array is, for an error message."""
+    if isinstance(array, np.ndarray):
+        return f"{array.dtype.name}{list(array.shape)}"
+    return f"a {type(array).__name__}"
+
+
+def _brief(segment: Segment) -> str:
+    tie = f" tied to {segment.tied_to!r}" if segment.tied_to else ""
+    return f"{segment.name!r} {segment.dtype}{list(segment.shape)}{tie}"
+
+
+def _checked_names(arrays: Sequence[object], names: Sequence[str] | None) -> list[str]:
+    if names is None:
+        return [f"array {index}" for index in range(len(arrays))]
+    if len(names) != len(arrays):
+        raise ConfigurationError(f"{len(arrays)} arrays were given with {len(names)} names; give one each")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigurationError(f"the name {name!r} was given to two arrays; names must differ")
+        seen.add(name)
+    return list(names)
+
+
+def _check_array(array: object, name: str, allow_narrowing: bool) -> None:
+    if not isinstance(array, np.ndarray):
+        raise ConfigurationError(f"{name} is {described(array)}, not a numpy array; use numpy.asarray on it")
+    lengths = zip(array.strides, array.shape, strict=True)
+    if array.size and any(stride == 0 and length > 1 for stride, length in lengths):
+        raise ConfigurationError(f"{name} overlaps itself, as a broadcast array does; pass a copy of it")
+    if array.dtype.name in _EXACT or (allow_narrowing and array.dtype == np.float64):
+        if array.dtype.isnative:
+            return
+        raise ConfigurationError(f"{name} is not in this machine's byte order; use .astype on it")
+    advice = (
+        "float32 would round it: convert it yourself, or pass allow_narrowing=True (FlatVector only)"
+        if array.dtype == np.float64
+        else "only float32, float16 and bfloat16 arrays are exchanged; leave it out or convert it yourself"
+    )
+    raise ConfigurationError(f"{name} is {described(array)}; {advice}")
+
+
+def _ties(arrays: Sequence[npt.NDArray[Any]], names: Sequence[str]) -> dict[int, int]:
+    """Map each array that is the very memory of an earlier one to that one; refuse partial overlaps."""
+    tied: dict[int, int] = {}
+    bounds = np.lib.array_utils.byte_bounds
+    spans = sorted((*bounds(array), index) for index, array in enumerate(arrays) if array.size)
+    reach: list[tuple[int, int]] = []  # (end, index) of the earlier spans that are still open
+    for low, high, index in spans:
+        reach = [(end, other) for end, other in reach if end > low]
+        for _, other in reach:
+            if _identity(arrays[index]) == _identity(arrays[other]):
+                tied[max(index, other)] = min(index, other)
+            elif _overlap(arrays[index], arrays[other]):
+                raise ConfigurationError(
+                    f"{names[min(index, other)]} and {names[max(index, other)]} share part of their memory; "
+                    "pass arrays that are either the same view or separate"
+                )
+        reach.append((high, index))
+    return {later: _first(tied, later) for later in tied}
+
+
+def _first(tied: dict[int, int], index: int) -> int:
+    while index in tied:
+        index = tied[index]
+    return index
+
+
+def _identity(array: npt.NDArray[Any]) -> tuple[object, ...]:
+    return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
+
+
+def _overlap(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    try:
+        # The stubs know only the special values -1 and 0 of max_work.
+        return np.shares_memory(one, other, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _packed(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Fill parts in order, each up to `capacity`; every size fits into one part."""
+    parts: list[list[int]] = []
+    room = -1
+    for size in sizes:
+        if size > room:
+            parts.append([])
+            room = capacity
+        parts[-1].append(size)
+        room -= size
+    return parts
+
+
+def _split_to(packed: list[list[int]], sizes: Sequence[int], parts: int) -> list[int]:
+    """Split parts of several parameters until there are `parts` of them; return their sizes."""
+    if not sizes:
+        return [0]
+    packed = [list(part) for part in packed]
+    while len(packed) < parts:
+        index = max((i for i, part in enumerate(packed) if len(part) > 1), key=lambda i: sum(packed[i]))
+        part = packed[index]
+        best = min(range(1, len(part)), key=lambda k: max(sum(part[:k]), sum(part[k:])))
+        packed[index : index + 1] = [part[:best], part[best:]]
+    return [sum(part) for part in packed]

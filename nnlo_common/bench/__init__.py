@@ -1,1 +1,0 @@
-"""Measurements anyone can repeat: `python -m nnlo_common.bench exchange`."""

@@ -1,0 +1,233 @@
+"""An uncaught exception on one rank ends the whole job, at once and with one readable block.
+
+Without this the other ranks wait for the dead one until the batch system's time limit.
+
+    uncaught in any thread ─► one block to stderr ─► earlier hook, if the program set one ─► MPI_Abort
+                                     └── a deadline beside each: whatever hangs, the process ends
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, NoReturn, Protocol
+
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
+
+__all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "guard"]
+
+# For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
+_DELIVERY_S = 0.2
+# For flushing and an earlier hook together, and for MPI_Abort; then the process ends without them.
+_DEADLINE_S = 5.0
+# What fails on one rank often fails on all: each waits for those before it to speak for everybody.
+_TURN_S, _LAST_TURN = 0.4, 5
+_FAILED, _INTERRUPTED = 1, 130
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class GuardedWorld(Protocol):
+    """What the guard needs to know of a job; `nnlo_common.cluster.transport._world.World` fits."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    def abort(self, code: int) -> NoReturn: ...
+
+
+def guard(world: GuardedWorld) -> None:
+    """Let an uncaught exception on this rank, in any thread, end the whole job with a non-zero status.
+
+    Installs `sys.excepthook` and `threading.excepthook`; hooks that the program had set before are still
+    called. Calling it again does nothing. A job of one process is left to Python's own behaviour, and so
+    are processes forked from a rank, such as the workers of a data loader.
+
+    Args:
+        world: the job.
+    """
+    if world.size > 1 and _Guard.active is None:
+        _Guard.active = _Guard(world)
+        _Guard.active.install()
+    elif _Guard.active is not None:
+        _Guard.active.world = world
+        _Guard.active.install()
+
+
+def advise(call: Callable[[], str]) -> None:
+    """Have `call` say what to do when the job ends because a rank was lost."""
+    _Guard.advice = call
+
+
+def end_within(seconds: float = _DEADLINE_S) -> None:
+    """End this process after so long with status 1, whatever it hangs in.
+
+    No thread of Python could: MPI_Abort that waits for a launcher in vain keeps Python's lock, and a Python
+    that is ending by itself starts no threads. Called again, the time begins anew.
+
+    Args:
+        seconds: how long it may still take to end by itself.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+
+
+def engage(world: GuardedWorld) -> Callable[[], None]:
+    """Make this rank's end everybody's end, until the returned function is called.
+
+    Beyond `guard` this covers a program that ends without an exception while others count on it: it calls
+    `sys.exit`, or its script is simply over.
+
+    Args:
+        world: the job.
+    """
+    if _Guard.engaged:
+        raise ConfigurationError(
+            f"rank {world.rank}: a training is open on this rank already; finish it before you begin another "
+            "(two at once would wait for each other)"
+        )
+    guard(world)
+    _Guard.engaged = True
+    _Guard.at_exit = None
+    pid = os.getpid()
+
+    def ended_early() -> None:
+        if os.getpid() == pid:
+            _say(
+                f"nnlo: rank {world.rank} of {world.size} on {world.host} ended in the middle of a training "
+                "that the other ranks go on with; ending the job\n"
+            )
+            time.sleep(_DELIVERY_S)
+            _end(world, _FAILED)
+
+    def disengage() -> None:
+        _Guard.engaged = False
+        atexit.unregister(ended_early)
+
+    _Guard.at_exit = ended_early
+    atexit.register(ended_early)
+    return disengage
+
+
+def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:
+    """Say who failed and how, in one block; one line for a Ctrl-C.
+
+    Args:
+        rank: the number of the rank that failed.
+        size: how many ranks there are.
+        host: the machine it runs on.
+        error: what was raised, with its traceback.
+        thread: the name of the thread; empty for the main one.
+    """
+    who = f"nnlo: rank {rank} of {size} on {host}"
+    if isinstance(error, KeyboardInterrupt):
+        return f"{who} was interrupted; ending the job\n"
+    where = f" in thread {thread!r}" if thread else ""
+    advice = ""
+    if isinstance(error, PeerLostError) and _Guard.advice is not None:
+        advice = f"nnlo: {_Guard.advice()}\n"
+    return f"{who} failed{where}; ending the job\n{_traced(error)}{advice}"
+
+
+def _traced(error: BaseException) -> str:
+    """The traceback; where our own frames have nothing to do with it, without them."""
+    of_user = isinstance(error, (ConfigurationError, MissingExtraError, PeerLostError, StartupError))
+    if not of_user or error.__cause__ is not None:
+        return "".join(traceback.format_exception(error))
+    ours = str(Path(__file__).parents[1] / "nnlo_")  # whichever of the packages
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
+    ]
+    where = traceback.format_list(frames)
+    return "".join(["Traceback (most recent call last):\n", *where, f"{type(error).__name__}: {error}\n"])
+
+
+class _Guard:
+    active: ClassVar[_Guard | None] = None
+    engaged: ClassVar[bool] = False
+    at_exit: ClassVar[Callable[[], None] | None] = None
+    advice: ClassVar[Callable[[], str] | None] = None
+
+    def __init__(self, world: GuardedWorld) -> None:
+        self.world = world
+        self._pid = os.getpid()
+        self._once = threading.Lock()
+        self._earlier: _Hook = sys.excepthook
+        self._earlier_in_thread = threading.excepthook
+
+    def install(self) -> None:
+        """Take the hooks, also once more where the program has set its own since."""
+        if sys.excepthook != self.on_exception:
+            self._earlier, sys.excepthook = sys.excepthook, self.on_exception
+        if threading.excepthook != self.on_thread_exception:
+            self._earlier_in_thread, threading.excepthook = threading.excepthook, self.on_thread_exception
+
+    def on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        own = self._earlier is sys.__excepthook__
+        if os.getpid() != self._pid:
+            self._earlier(kind, error, trace)
+            return
+        self._end_job(error, "", None if own else lambda: self._earlier(kind, error, trace))
+
+    def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        own = self._earlier_in_thread is threading.__excepthook__
+        if args.exc_type is SystemExit:
+            return  # how a thread ends itself quietly
+        if os.getpid() != self._pid or args.exc_value is None:
+            self._earlier_in_thread(args)
+            return
+        name = args.thread.name if args.thread is not None else "unknown"
+        self._end_job(args.exc_value, name, None if own else lambda: self._earlier_in_thread(args))
+
+    def _end_job(self, error: BaseException, thread: str, earlier: Callable[[], object] | None) -> None:
+        if not self._once.acquire(blocking=False):
+            return  # another thread's failure is already ending the job
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        end_within()
+        world = self.world
+        try:
+            if getattr(error, "said", False):
+                time.sleep(_TURN_S * _LAST_TURN)  # or who says it would be ended before
+                return
+            # Whoever speaks earlier ends the job meanwhile. What all are known to find is rank 0's to say.
+            collective = world.rank and getattr(error, "collective", False)
+            time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))
+            _say(describe_failure(world.rank, world.size, world.host, error, thread))
+            if earlier is not None:
+                earlier()
+            time.sleep(_DELIVERY_S)
+        finally:
+            if _Guard.at_exit is not None:
+                atexit.unregister(_Guard.at_exit)  # all is said
+            _end(world, code)
+
+
+def _end(world: GuardedWorld, code: int) -> NoReturn:
+    """End the job and, should that return, this process without more words."""
+    try:
+        world.abort(code)
+    finally:
+        os._exit(code)
+
+
+def _say(block: str) -> None:
+    """Write in one piece, so that the blocks of several ranks do not mix; never fail."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(block)
+        sys.stderr.flush()

@@ -1,0 +1,144 @@
+"""How a number of ranks may be divided, and the arithmetic that says so when it may not.
+
+    world = [1 coordinator, with blocks only] + blocks x folds x cell
+    cell  = servers + W groups x group_size ranks,  W = 1, 2, 3, ...
+
+The one exception is the world of one: a single rank under the default arrangement has no server and
+trains plainly, so that a script runs unchanged without an MPI launcher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nnlo_common.base._errors import ConfigurationError
+
+__all__ = ["Arrangement"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """How the ranks are divided.
+
+    Attributes:
+        servers: servers of one cell, at least 1; or 0, where every worker also holds a shard of the centre.
+        group_size: ranks of one logical worker.
+        folds: cells of one block, each of which trains on another fold of the data.
+        blocks: trials trained side by side; 0 trains one model and needs no coordinator.
+
+    Example:
+        >>> [size for size in range(1, 14) if Arrangement(blocks=2, group_size=2).fits(size)]
+        [7, 11]
+    """
+
+    servers: int = 1
+    group_size: int = 1
+    folds: int = 1
+    blocks: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("servers", 0), ("group_size", 1), ("folds", 1), ("blocks", 0)):
+            _check_number(name, getattr(self, name), least)
+
+    def __str__(self) -> str:
+        names = ("blocks", "folds", "servers", "group_size")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    @property
+    def cells(self) -> int:
+        """``max(blocks, 1) x folds``: how many centres are trained side by side."""
+        return max(self.blocks, 1) * self.folds
+
+    def fits(self, size: int) -> bool:
+        """Tell whether ``size`` ranks can be divided so, with no rank left over."""
+        return not _obstacle(size, self)
+
+    def check(self, size: int) -> None:
+        """Refuse a number of ranks that cannot be divided so.
+
+        Raises:
+            ConfigurationError: ranks would be left over or missing. The message shows the arithmetic and
+                names the nearest possible numbers of ranks, and other values of one field that are possible
+                with this number.
+
+        Example:
+            >>> Arrangement(group_size=2).check(4)  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
+            Traceback (most recent call last):
+            nnlo_common.ConfigurationError: 4 ranks cannot be laid out as ...: 4 - 1 server = 3 worker
+            ranks, which is not a multiple of group_size=2. Start 3 or 5 ranks, or keep 4 ranks with ...
+        """
+        _check_number("size", size, 1)
+        if obstacle := _obstacle(size, self):
+            raise ConfigurationError(
+                f"{_count(size, 'rank')} cannot be laid out as {self}: {obstacle}. {_ways_out(size, self)}"
+            )
+
+
+def _check_number(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number from ``least`` on; True is not taken for 1."""
+    if type(value) is not int or value < least:
+        raise ConfigurationError(f"{name}={value!r}: must be a whole number, at least {least}")
+
+
+def _obstacle(size: int, arrangement: Arrangement) -> str:
+    """Return the arithmetic that rules the arrangement out; empty where it fits."""
+    if size == 1 and arrangement == Arrangement():
+        return ""
+    cells, servers, group_size = arrangement.cells, arrangement.servers, arrangement.group_size
+    steps, ranks = [_count(size, "rank")], size
+    if arrangement.blocks:
+        ranks = size - 1
+        steps.append(f"{size} - 1 coordinator = {_count(ranks, 'rank')}")
+    if cells > 1:
+        quotient, left_over = divmod(ranks, cells)
+        if left_over:
+            return f"{_chain(steps)}, which is not a multiple of {_divisor(arrangement)}"
+        steps.append(f"{ranks} / {_divisor(arrangement)} = {_count(quotient, 'rank')} a cell")
+        ranks = quotient
+    if servers:
+        steps.append(f"{ranks} - {_count(servers, 'server')} = {_count(ranks - servers, 'worker rank')}")
+        ranks -= servers
+    if ranks < group_size:
+        return f"{_chain(steps)}, fewer than group_size={group_size}"
+    if ranks % group_size:
+        return f"{_chain(steps)}, which is not a multiple of group_size={group_size}"
+    return ""
+
+
+def _chain(steps: list[str]) -> str:
+    """Join the calculation; its first entry, the bare number of ranks, stands only where it is all."""
+    return "; ".join(steps[1:]) or steps[0]
+
+
+def _divisor(arrangement: Arrangement) -> str:
+    """Return ``2 blocks``, ``3 folds`` or ``(2 blocks x 3 folds)``."""
+    parts = [(arrangement.blocks, "block"), (arrangement.folds, "fold")]
+    factors = [_count(number, noun) for number, noun in parts if number > 1]
+    return factors[0] if len(factors) == 1 else f"({' x '.join(factors)})"
+
+
+def _ways_out(size: int, arrangement: Arrangement) -> str:
+    """Name the nearest possible numbers of ranks, and for this number other values of one field."""
+    fixed = bool(arrangement.blocks) + arrangement.cells * arrangement.servers
+    stride = arrangement.cells * arrangement.group_size
+    below = (size - fixed) // stride
+    sizes = sorted({fixed + max(groups, 1) * stride for groups in (below, below + 1)})
+    changes = []
+    for name in ("servers", "group_size", "folds", "blocks"):
+        now = getattr(arrangement, name)
+        if (name, now) in (("folds", 1), ("blocks", 0)):
+            continue  # who trains one model is not told to start a search
+        distances = [
+            (abs(value - now), value)
+            for value in range(1, size + 1)
+            if replace(arrangement, **{name: value}).fits(size)
+        ]
+        if distances:
+            changes.append(f"{name}={min(distances)[1]}")
+    keep = f", or keep {_count(size, 'rank')} with {' or '.join(changes)}" if changes else ""
+    return f"Start {' or '.join(map(str, sizes))} ranks{keep}."
+
+
+def _count(number: int, noun: str) -> str:
+    """Return ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

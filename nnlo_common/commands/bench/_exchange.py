@@ -1,0 +1,193 @@
+"""The full round trip of an exchange, side by side with a raw ping-pong of the same bytes.
+
+The ping-pong's arrays are numpy's. It is measured once more in memory such as ours (see `_pages`), so that
+one sees apart what that gains and what the exchange costs.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from nnlo_common.algorithms import EASGD, Algorithm, Ask, CenterRule, Contribution, Downpour, WorkerRule
+from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
+from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._world import MPI, World
+from nnlo_common.protocol import Server, Shard, Worker
+from nnlo_common.training._event_loop import perform, serve, work
+
+__all__ = ["run"]
+
+SERVER, WORKER = 0, 1
+
+
+class _EchoWorker(WorkerRule):
+    """Sends the gradient and ignores what comes back."""
+
+    def due(self) -> Ask:
+        return Ask.EXCHANGE
+
+    def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:  # noqa: ARG002
+        return gradient
+
+    def incoming(self, parameters: Vector, reply: Vector) -> None:
+        pass
+
+
+class _EchoCenter(CenterRule):
+    """Sends back what came: all that remains is moving the message."""
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        pass
+
+    def reply(self, vector: Vector) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Echo(Algorithm):
+    def worker(self, size: int, workers: int) -> WorkerRule:  # noqa: ARG002
+        return _EchoWorker()
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:  # noqa: ARG002
+        return _EchoCenter(center)
+
+
+RULES: dict[str, tuple[Algorithm, VectorOptimizer | None]] = {
+    "trivial": (_Echo(), None),
+    "EASGD": (EASGD(every=1, alpha=0.5), None),
+    "Downpour": (Downpour(), SGD(0.1)),
+}
+
+
+def run(world: World, megabytes: Sequence[float], rounds: int) -> None:
+    """Measure and print; ratios are taken within each round, so that drift of the machine cancels."""
+    first = world.rank == SERVER
+    if first:
+        print(f"{world.library}; load {os.getloadavg()[0]:.2f} before; {rounds} rounds; median [min, max]")
+        print(f"{'MB':>6} {'':>11} {'round trip':>12} {'over ping-pong':>24}")
+    for size in megabytes:
+        repeats = int(min(400, max(5, 200 / size)))
+        raw, timings = _measure(world, int(size * 1e6 / 4), rounds, repeats)
+        if not first:
+            continue
+        print(f"{size:6g} {'ping-pong':>11} {median(raw) * 1e6:9.1f} us")
+        for name, seconds in timings.items():
+            ratios = [one / base for one, base in zip(seconds, raw, strict=True)]
+            print(
+                f"{size:6g} {name:>11} {median(seconds) * 1e6:9.1f} us {median(ratios):10.3f} "
+                f"[{min(ratios):.3f}, {max(ratios):.3f}]"
+            )
+    if first:
+        print(f"load {os.getloadavg()[0]:.2f} after")
+
+
+def _measure(
+    world: World, size: int, rounds: int, repeats: int
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Return the median round trip of each round: of the ping-pong, and of each rule."""
+    pairs = {name: _Pair(world, size, algorithm, optimizer) for name, (algorithm, optimizer) in RULES.items()}
+    plain = [Frame(size, lambda count: np.zeros(count, np.uint8)) for _ in range(2)]
+    ping = _PingPong(world, *plain)
+    sides: dict[str, _PingPong | _Pair] = {"large pages": _PingPong(world, Frame(size), Frame(size)), **pairs}
+    raw: list[float] = []
+    timings: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds + 1):  # the first round warms up
+        raw.append(_timed(world, ping.once, repeats))
+        for name, side in sides.items():
+            timings[name].append(_timed(world, side.once, repeats))
+    for side in (ping, *sides.values()):
+        side.close()
+    return raw[1:], {name: seconds[1:] for name, seconds in timings.items()}
+
+
+def _timed(world: World, once: Callable[[], None], repeats: int) -> float:
+    """Median of `repeats` calls on the worker, told to both ranks."""
+    world.comm.Barrier()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        once()
+        seconds.append(time.perf_counter() - start)
+    result = np.array([median(seconds)])
+    world.comm.Bcast(result, root=WORKER)
+    return float(result[0])
+
+
+class _PingPong:
+    """Blocking Send and Recv of mpi4py, from one piece of memory and into another."""
+
+    def __init__(self, world: World, out: Frame, back: Frame) -> None:
+        self._rank, self._comm = world.rank, world.comm.Dup()
+        self._out, self._back = out, back
+        self._out.vector[:] = 1e-3  # else all its pages are one page of zeros, which is read from the cache
+
+    def once(self) -> None:
+        back = [self._back.bytes, MPI.BYTE]
+        if self._rank == WORKER:
+            self._comm.Send([self._out.bytes, MPI.BYTE], SERVER)
+            self._comm.Recv(back, SERVER)
+        else:
+            self._comm.Recv(back, WORKER)
+            self._comm.Send(back, WORKER)
+
+    def close(self) -> None:
+        self._comm.Free()
+
+
+class _Pair:
+    """A server and a worker as in a training, one exchange at a time."""
+
+    def __init__(
+        self, world: World, size: int, algorithm: Algorithm, optimizer: VectorOptimizer | None
+    ) -> None:
+        arrays = [np.zeros(size, np.float32)]
+        serving = world.rank == SERVER
+        x, g = FlatVector.of(arrays), FlatVector.of(arrays)
+        g.vector[:] = 1e-3
+        link = Link(WORKER if serving else SERVER, 0, size, 1, serving)
+        self._endpoint = MPIWorld(world).open([link])
+        self._server = (
+            Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER]) if serving else None
+        )
+        self._handled = 0
+        self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=1)
+        self._perform(1)
+
+    def once(self) -> None:
+        if self._server is None:
+            work(self._endpoint, self._worker.deliver, self._worker.step(), {0})
+        else:
+            self._serve(1)
+
+    def _perform(self, requests: int) -> None:
+        if self._server is None:
+            work(self._endpoint, self._worker.deliver, self._worker.join(), {0})
+        else:
+            self._serve(requests)
+
+    def _serve(self, requests: int) -> None:
+        assert self._server is not None
+        server, until = self._server, self._handled + requests
+
+        def handle(event):  # type: ignore[no-untyped-def]
+            self._handled += 1
+            perform(self._endpoint, server.handle(event))
+
+        serve(self._endpoint, handle, lambda: self._handled >= until)
+
+    def close(self) -> None:
+        if self._server is None:
+            work(self._endpoint, self._worker.deliver, self._worker.leave(), {0})
+        else:
+            self._serve(1)
+        self._endpoint.close()

@@ -1,0 +1,84 @@
+"""Which samples a fold trains on and which it validates with, read from the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._settings import Settings
+from nnlo_common.data import HDF5Source, Reading
+from nnlo_common.data._source import Array
+from nnlo_common.search.block._folds import Indices, split
+
+__all__ = ["parts"]
+
+# Rows of one-hot labels are read piece by piece, so that only their classes are kept.
+_PIECE = 1 << 16
+
+
+def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[Indices, Indices]:
+    """Return which samples train and which validate; they are the same for every seed, to be compared by.
+
+    Args:
+        files: of all samples.
+        reading: how these are read.
+        settings: which fold is asked for, and by what datasets it is cut.
+
+    Raises:
+        ConfigurationError: a dataset is missing, or does not do; there are too few samples, or groups.
+    """
+    assert settings.part is not None  # only folds are cut
+    fold, folds = settings.part
+    source = HDF5Source(files, **reading)
+    samples = len(source)
+    source.close()
+    labels = _column("--fold-labels", settings.fold_labels, files, reading)
+    groups = _column("--fold-groups", settings.fold_groups, files, reading)
+    try:
+        return split(samples, folds, fold, labels=labels, groups=groups)
+    except ConfigurationError as error:
+        asked = (("--fold-labels", settings.fold_labels), ("--fold-groups", settings.fold_groups))
+        by = " and ".join(f"{flag} {name}" for flag, name in asked if name)
+        raise ConfigurationError(f"{by}: {error}" if by else str(error)) from None
+
+
+def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading) -> Array | None:
+    """One value for each sample."""
+    if name is None:
+        return None
+    own: Reading = {"features": name}
+    if "stage_to" in reading:
+        own |= {"stage_to": reading["stage_to"], "copy_command": reading["copy_command"]}
+    try:
+        source = HDF5Source(files, **own)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{flag} {name}: {error}") from None
+    try:
+        pieces = range(0, len(source), _PIECE)
+        values = [_valued(flag, name, source, start) for start in pieces]
+    finally:
+        source.close()
+    return np.concatenate(values)
+
+
+def _valued(flag: str, name: str, source: HDF5Source, start: int) -> Array:
+    (rows,) = source.take(start, min(start + _PIECE, len(source)))
+    if isinstance(rows, tuple):
+        raise ConfigurationError(
+            f"{flag} {name} is a group of {len(rows)} datasets; name one with a value for each sample"
+        )
+    values: Array = rows
+    if values.ndim == 2 and values.shape[1] > 1 and _one_hot(values):
+        return np.asarray(values.argmax(1))
+    if values.shape not in {(len(values),), (len(values), 1)}:
+        raise ConfigurationError(
+            f"{flag} {name} has rows of shape {list(values.shape[1:])}, which are not one-hot; name one "
+            "with a single value for each sample"
+        )
+    return values.reshape(-1)
+
+
+def _one_hot(rows: Array) -> bool:
+    return bool(np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all())

@@ -1,0 +1,165 @@
+"""The command line of `nnlo train`: flags made of the options, and what they say together with a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.commands.train._config import read_config
+from nnlo_common.commands.train._options import Given, Kind, Option, nearest
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+
+__all__ = ["Parser", "add_flags", "fill", "given_by", "read"]
+
+USAGE = "nnlo train --model FILE --train FILE [FILE ...] --loss NAME [options]"
+DESCRIPTION = """\
+Train a model on lists of HDF5 files:
+
+  nnlo train --model net.json --train train.list --loss categorical_crossentropy
+  mpiexec -n 3 nnlo train --config run.toml --mode easgd --every 5
+
+One process trains plainly; of several the first serves the centre, and the others
+train. All options may as well stand in one file, TOML or YAML, by the same names
+(learning_rate = 0.01); a flag counts more than the file.
+"""
+EPILOG = """\
+The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
+config.toml, which --config takes. The exit status is 2 for what is refused before the
+training, 1 for what fails in it. docs/train.md has more.
+"""
+CONFIG = Option(
+    name="config", group="", kind=Kind.WORD, help="a file of options, .toml or .yaml", metavar="FILE"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses by an exception, so that one rank can speak for all; its help is printed by one rank, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse what the user has written."""
+        raise ConfigurationError(f"{message}; {self.prog} --help says what there is")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        launch = find_launch(os.environ)
+        if launch is None or not launch.rank:
+            super()._print_message(message, file)
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """Lines of one width, whatever the terminal's, with room for the flags."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=96)
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Give a parser all flags, in groups."""
+    parser.usage, parser.description, parser.epilog = USAGE, DESCRIPTION, EPILOG
+    add_flags(parser, OPTIONS.values())
+
+
+def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the flags of options, in their groups, and that of a file of options."""
+    parser.formatter_class = _Layout
+    _add(parser, CONFIG)
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add(groups[option.group], option)
+
+
+def _add(to: Any, option: Option) -> None:
+    """Add a flag, which keeps what it is given as it is: options are read in one place."""
+    text = option.help.strip().replace("%", "%%")
+    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _told_default(option)}
+    if option.kind is Kind.FLAG:
+        to.add_argument(option.flag, action=argparse.BooleanOptionalAction, **facts)
+        return
+    facts["metavar"] = option.metavar
+    if option.kind is Kind.PAIRS:
+        facts |= {"nargs": "+", "action": "extend"}
+    elif option.kind is Kind.WORDS:
+        facts["nargs"] = "+"
+    elif option.bare is not None:
+        facts |= {"nargs": "?", "const": option.bare}
+    to.add_argument(option.flag, **facts)
+
+
+def _told_default(option: Option) -> str:
+    told = f": {', '.join(option.choices)}" if len(option.choices) > 2 else ""
+    if option.default is None or option.default is False:
+        return told
+    return f"{told} ({'yes' if option.default is True else option.default})"
+
+
+def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
+    """Return the settings of a command line.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+
+    Raises:
+        ConfigurationError: something is unknown, impossible, or contradicts something else.
+    """
+    return settings_of(given_by(flags, unknown, OPTIONS, "train"))
+
+
+def given_by(
+    flags: Mapping[str, Any], unknown: Sequence[str], options: Mapping[str, Option], command: str
+) -> dict[str, Given]:
+    """Return what a command line and its file of options give, by name; a flag counts more than the file.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+        options: those that there are.
+        command: whose they are.
+    """
+    if unknown:
+        _refuse(unknown, options, command)
+    given = {name: Given(value) for name, value in flags.items()}
+    config = given.pop("config", None)
+    if config is None:
+        return _with_folder(given)
+    by_file = read_config(config.read(CONFIG))
+    for name in given.keys() & by_file.keys():
+        if name in options and options[name].kind is Kind.PAIRS:
+            table = by_file[name].read(options[name]) | given[name].read(options[name])
+            given[name] = Given(table)
+    return _with_folder(by_file | given)
+
+
+def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
+    """Read `--checkpoint FOLDER` as what it is short for: `--run FOLDER --checkpoint 1`."""
+    folder = given.get("checkpoint")
+    if folder is None or "run" in given or not isinstance(folder.value, str) or _is_number(folder.value):
+        return given
+    return given | {"run": folder, "checkpoint": Given("1", folder.place)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
+    """Refuse words that are no options, and name the nearest that is one."""
+    word = unknown[0].partition("=")[0]
+    if not word.startswith("-"):
+        raise ConfigurationError(
+            f"{word!r} belongs to no option; nnlo {command} --help says what there is (a pattern of files is "
+            "to be given as one word, in quotes, or behind --train)"
+        )
+    flags = ["--config", *(option.flag for option in options.values())]
+    raise ConfigurationError(
+        f"there is no option {word}{nearest(word, flags)} (nnlo {command} --help has them all)"
+    )

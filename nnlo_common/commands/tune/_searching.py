@@ -1,0 +1,99 @@
+"""The search itself, once all is agreed; what imports Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from nnlo_common.base._errors import PeerLostError
+from nnlo_common.commands.train._job import Job, tell
+from nnlo_common.commands.tune._facts import Facts
+from nnlo_common.commands.tune._folder import JOURNAL, Found
+from nnlo_common.commands.tune._outcome import conclude
+from nnlo_common.commands.tune._trainings import Trainings
+from nnlo_common.commands.tune._watch import Watch
+from nnlo_common.search import optimize
+
+__all__ = ["search"]
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Leave it to the command what to do: without --run it has another journal each time."""
+    try:
+        yield
+    except PeerLostError as lost:
+        lost.problem = lost.problem.partition(". The same command")[0]
+        raise
+
+
+_PRUNERS: dict[str, Any] = {
+    "none": optuna.pruners.NopPruner,
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
+
+
+def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> int:
+    """Search (collective), and return the exit status.
+
+    Args:
+        job: the ranks.
+        facts: what the search is.
+        path: of the model.
+        framework: of the model.
+        found: what was in the folder.
+    """
+    asked = facts.request.search
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction="maximize" if facts.figure.maximize else "minimize",
+        pruner=_PRUNERS[asked.prune](),
+        study_name="nnlo tune",
+    )
+    if job.speaks and facts.default:
+        study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
+    trainings = Trainings(
+        search=asked,
+        given=facts.request.given,
+        space=facts.space,
+        path=path,
+        framework=framework,
+        folder=facts.folder,
+        found=found,
+        figure=facts.figure,
+        block=facts.layout.block_of(job.rank),
+        seed=facts.request.seed,
+    )
+    with Watch(study, facts) if job.speaks else nullcontext(), _advised():
+        optimize(
+            study,
+            trainings,
+            n_trials=asked.num_iterations,
+            block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
+            search_ranks=facts.layout.search_ranks,
+            folds=asked.n_fold,
+            lockstep=asked.lockstep,
+            elastic=asked.elastic,
+            sampler=asked.hyper_opt,
+            seed=facts.request.seed,
+            failures=asked.failures,
+            until=asked.end,
+            retries=asked.retries,
+            target_objective=asked.target_objective,
+            journal=facts.folder / JOURNAL,
+            export=asked.export,
+        )
+    problem = ""
+    with job.together():
+        if job.speaks:
+            problem = conclude(study, facts)
+    problem = job.share(problem)[0]
+    if problem and job.speaks:
+        tell(problem, "tune")
+    return 1 if problem else 0

@@ -1,0 +1,129 @@
+"""One trial of a search: a training of `nnlo train` by the ranks of a block, or of a fold of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna import TrialPruned
+
+from nnlo_common.base._whole_files import whole
+from nnlo_common.commands.train._folder import CONFIG, config_text, write_json
+from nnlo_common.commands.train._job import Job
+from nnlo_common.commands.train._model import plug_in
+from nnlo_common.commands.train._module import running
+from nnlo_common.commands.train._options import Given
+from nnlo_common.commands.train._run import Course
+from nnlo_common.commands.train._settings import Settings, settings_of
+from nnlo_common.commands.tune._figure import FUNCTION, Figure, merit
+from nnlo_common.commands.tune._folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
+from nnlo_common.commands.tune._request import Search
+from nnlo_common.commands.tune._space import Space
+from nnlo_common.search.samplers._seeding import seed_of
+from nnlo_common.training._joining import launched
+
+__all__ = ["Trainings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """The objective of a search.
+
+    Attributes:
+        search: the options of the search.
+        given: the options that all trials have.
+        space: what they choose.
+        path: of the model.
+        framework: of the model.
+        folder: of the search.
+        found: what was in it when the search began.
+        figure: what each trial is measured by.
+        block: which block this rank is in.
+        seed: of the search.
+    """
+
+    search: Search
+    given: Mapping[str, Given]
+    space: Space
+    path: Path
+    framework: str
+    folder: Path
+    found: Found
+    figure: Figure
+    block: int
+    seed: int
+
+    def __call__(self, trial: Any) -> float:
+        """Train, and return how good that was; all ranks of the block do, as `trial` says."""
+        chosen = self.space.suggest(trial)
+        fold, folds = trial.fold, trial.folds
+        # The folds of a trial have one seed, so that they differ by their samples only.
+        name, seed = self.found.home(trial.number, chosen, seed_of(self.seed, trial.number))
+        if fold == 0:
+            for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
+                if key not in trial.user_attrs:  # or it goes on, with more ranks
+                    trial.set_user_attr(key, value)
+        home = self.folder / TRIAL / name
+        settings = self._settings(chosen, seed, home, fold, folds)
+        job = Job(launched(), "tune")
+        known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
+        if known is not None:  # this fold had ended when the search was killed
+            return float(known)
+        course = Course(job, lambda epoch, scores: self._watch(trial, epoch, scores))
+        try:
+            course.load(settings, self.path)
+            if fold == 0 and job.speaks:
+                whole_set = config_text(
+                    self._settings(chosen, seed, home, 0, 1), course.trainer.learning_rate
+                )
+                _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
+            course.claim()
+            value = self._value(job, course, course.train())
+            if job.speaks:
+                write_json(course.folder / VALUE, {"value": value})
+            return value
+        finally:
+            course.close()
+            plug_in(self.framework).forget()
+
+    def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
+        """What a training is to be."""
+        given = self.space.applied(self.given, chosen)
+        if folds > 1:
+            given = self.search.folded(given, fold)
+        given["seed"] = Given(seed, "the search")
+        given["run"] = Given(str(home if folds == 1 else home / f"fold{fold + 1}"), "the search")
+        return settings_of(given)
+
+    def _watch(self, trial: Any, epoch: int, scores: Mapping[str, float]) -> None:
+        """Report an epoch; all ranks give the trial up together."""
+        if self.figure.metric in scores:
+            trial.report(scores[self.figure.metric], epoch)
+        if self.search.prune != "none" and trial.should_prune():
+            raise TrialPruned
+
+    def _value(self, job: Job, course: Course, history: Mapping[str, list[float]]) -> float:
+        if self.figure.metric:
+            return self.figure.of(history)
+        value = 0.0
+        with job.together():
+            if job.speaks:
+                function = getattr(course.module, FUNCTION)
+                with running(self.path, f"by {FUNCTION}()"):
+                    value = merit(function, course.trainer.model)
+        return float(job.share(value)[0])
+
+
+def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
+    """Write down what is tried, and where folds are trained the same training with all samples."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    if config:
+        home.mkdir(exist_ok=True)
+        with whole(home / CONFIG) as fresh:
+            fresh.write_text(config, "utf-8")
+    with whole(home.with_name(f"{home.name}.json")) as fresh:
+        fresh.write_text(json.dumps(tried, indent=1) + "\n")

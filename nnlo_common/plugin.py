@@ -1,0 +1,172 @@
+"""Plugin seam: the names of the core that a framework package may use; the rest is not its business.
+
+Names that need an optional library, such as Optuna, and the drivers of the commands are imported when
+asked for. Nothing here is for users: theirs are in `nnlo_common`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nnlo_common import algorithms
+from nnlo_common.algorithms import Algorithm, DynSGD
+from nnlo_common.base import _random_states as random_numbers
+from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
+from nnlo_common.base._folder_lock import hold
+from nnlo_common.base._layout import padded
+from nnlo_common.base._random_states import seed_random
+from nnlo_common.base._signals import EXIT_CODE, Interrupts
+from nnlo_common.base._warnings import warn
+from nnlo_common.base._whole_files import usable, whole
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, epoch_order, portion, share
+from nnlo_common.protocol import Moves, Moving
+from nnlo_common.training._event_loop import Watch
+from nnlo_common.training._joining import assigned, launched
+from nnlo_common.training._model_vectors import unwired, vectors_in_turn
+from nnlo_common.training._observer import See
+from nnlo_common.training._roles import say, speaks
+from nnlo_common.training._session import Team
+from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint._manager import Keeper
+from nnlo_common.training.report._monitor import EpochLog
+from nnlo_common.training.report._progress import Meter, Screen, is_live, spaced, table
+from nnlo_common.training.report._timeline import Trace
+
+if TYPE_CHECKING:
+    from nnlo_common.commands.train._job import brief
+    from nnlo_common.commands.train._module import running
+    from nnlo_common.commands.train._plan import Plan, all_metrics, rises, stop_rules
+    from nnlo_common.search import optimize
+    from nnlo_common.search._coordinator_mail import Death, Letters
+    from nnlo_common.search._meeting import meeting
+    from nnlo_common.search._messages import Done, End, Halt, Message, Note, Start
+    from nnlo_common.search._optimize import agree
+    from nnlo_common.search._search import cut_teams
+    from nnlo_common.search.block._block import run_block
+    from nnlo_common.search.block._folds import split
+    from nnlo_common.search.coordinator._choosers import Post
+    from nnlo_common.search.coordinator._coordinator import SIGNAL
+    from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.samplers._engines import engine
+    from nnlo_common.search.samplers._names import quoted_samplers
+    from nnlo_common.search.samplers._seeding import seed_of
+
+__all__ = [
+    "agree",
+    "Algorithm",
+    "algorithms",
+    "all_metrics",
+    "assigned",
+    "Batches",
+    "brief",
+    "ConfigurationError",
+    "cut_teams",
+    "Death",
+    "DivisibleWorld",
+    "Done",
+    "DynSGD",
+    "End",
+    "end_of",
+    "engine",
+    "epoch_order",
+    "EpochLog",
+    "EXIT_CODE",
+    "Files",
+    "Halt",
+    "HDF5Source",
+    "HEADER_BYTES",
+    "hold",
+    "Interrupts",
+    "is_live",
+    "Keeper",
+    "launched",
+    "LeasedBatches",
+    "Letters",
+    "meeting",
+    "Message",
+    "Meter",
+    "Moves",
+    "Moving",
+    "Note",
+    "optimize",
+    "packed_tree",
+    "padded",
+    "Plan",
+    "portion",
+    "Post",
+    "PRESENT",
+    "quoted_samplers",
+    "random_numbers",
+    "RankWorld",
+    "Reading",
+    "rises",
+    "run_block",
+    "running",
+    "say",
+    "Screen",
+    "See",
+    "seed_of",
+    "seed_random",
+    "share",
+    "SIGNAL",
+    "spaced",
+    "speaks",
+    "split",
+    "Start",
+    "stop_rules",
+    "table",
+    "Team",
+    "TimeLeft",
+    "Trace",
+    "unpacked_tree",
+    "unwired",
+    "usable",
+    "Vector",
+    "vectors_in_turn",
+    "warn",
+    "Watch",
+    "whole",
+    "whole_number",
+]
+
+_LATER = {
+    "agree": "nnlo_common.search._optimize",
+    "all_metrics": "nnlo_common.commands.train._plan",
+    "brief": "nnlo_common.commands.train._job",
+    "cut_teams": "nnlo_common.search._search",
+    "Death": "nnlo_common.search._coordinator_mail",
+    "Done": "nnlo_common.search._messages",
+    "End": "nnlo_common.search._messages",
+    "end_of": "nnlo_common.search.coordinator._time_left",
+    "engine": "nnlo_common.search.samplers._engines",
+    "Halt": "nnlo_common.search._messages",
+    "Letters": "nnlo_common.search._coordinator_mail",
+    "meeting": "nnlo_common.search._meeting",
+    "Message": "nnlo_common.search._messages",
+    "Note": "nnlo_common.search._messages",
+    "optimize": "nnlo_common.search",
+    "Plan": "nnlo_common.commands.train._plan",
+    "Post": "nnlo_common.search.coordinator._choosers",
+    "quoted_samplers": "nnlo_common.search.samplers._names",
+    "rises": "nnlo_common.commands.train._plan",
+    "run_block": "nnlo_common.search.block._block",
+    "running": "nnlo_common.commands.train._module",
+    "seed_of": "nnlo_common.search.samplers._seeding",
+    "SIGNAL": "nnlo_common.search.coordinator._coordinator",
+    "split": "nnlo_common.search.block._folds",
+    "Start": "nnlo_common.search._messages",
+    "stop_rules": "nnlo_common.commands.train._plan",
+    "TimeLeft": "nnlo_common.search.coordinator._time_left",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is only then needed."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

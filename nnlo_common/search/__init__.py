@@ -1,0 +1,13 @@
+"""Hyper-parameter search over blocks of ranks, each of which trains one trial; needs Optuna.
+
+Holds: `coordinator/` (a state machine that hands out trials), `block/` (the ranks that train them),
+`samplers/`, `journal/` (results on disk), and the letters between them.
+May import: all rooms but `commands`.
+Must not know: frameworks.
+"""
+
+from __future__ import annotations
+
+from nnlo_common.search._optimize import optimize
+
+__all__ = ["optimize"]

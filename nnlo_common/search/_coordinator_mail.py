@@ -1,0 +1,98 @@
+"""The coordinator's letters: to and from the teams, and what the transport says of deaths among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nnlo_common.cluster.transport._mail import Mail
+from nnlo_common.protocol import Lost
+from nnlo_common.search._messages import Left, Message, Start, from_text, to_text
+from nnlo_common.search.coordinator._choosers import Post
+
+__all__ = ["Death", "Letters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Event: a rank has died.
+
+    Attributes:
+        team: what it trained with to begin with.
+        rank: which.
+        host: where.
+    """
+
+    team: int
+    rank: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def error(self) -> str:
+        """What has become of the trial that it trained."""
+        return f"{self}, which trained it, has died (killed, crashed or out of memory)"
+
+    def of_block(self, living: int) -> str:
+        """Say what its death means, with so many blocks that go on."""
+        return f"{self} has died; its block takes no more trials. Blocks that go on: {living}"
+
+
+class Letters:
+    """The coordinator's letters.
+
+    Args:
+        mail: its letter box.
+        teams: the ranks of every team.
+        hosts: of every rank.
+    """
+
+    def __init__(self, mail: Mail, teams: Sequence[tuple[int, ...]], hosts: Sequence[str]) -> None:
+        self._mail, self._hosts, self._first = mail, hosts, tuple(teams)
+        self._teams = list(teams)  # as they are now
+        self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
+        self._present = set(self._team_of)
+
+    def deliver(self, posts: Sequence[Post]) -> None:
+        """Send messages to those of their teams who live."""
+        for post in posts:
+            message = post.message
+            if post.made_of and isinstance(message, Start):
+                self._regroup(post.team, post.made_of)
+                message = replace(message, members=self._teams[post.team])
+            ranks, text = self._teams[post.team], to_text(message)
+            for rank in ranks[:1] if post.leader_only else ranks:
+                if rank in self._present:
+                    self._mail.send(rank, text)
+
+    def receive(self, timeout_s: float | None) -> tuple[int, Message] | Death | None:
+        """Return the next message with its team, or who has died; None if there was none in time."""
+        letter = self._mail.receive(timeout_s)
+        if letter is None:
+            return None
+        if isinstance(letter, Lost):
+            rank = letter.rank
+            self._present.discard(rank)
+            return Death(self._team_of[rank], rank, self._hosts[rank])
+        rank, text = letter
+        message = from_text(text)
+        if isinstance(message, Left):
+            self._present.discard(rank)
+        return self._team_of[rank], message
+
+    def _regroup(self, team: int, made_of: Sequence[int]) -> None:
+        """Let the ranks of several teams, as they were to begin with, be those of one; its first leads it."""
+        together = tuple(rank for one in made_of for rank in self._first[one])
+        parted = [ranks for ranks in self._teams if not set(together).isdisjoint(ranks)]
+        for one in {self._team_of[rank] for ranks in parted for rank in ranks}:
+            self._teams[one] = self._first[one]
+        for one in made_of:
+            self._teams[one] = ()
+        self._teams[team] = together
+
+    def await_leaving(self) -> None:
+        """Wait until nobody living has a letter to the coordinator under way."""
+        while self._present:
+            self.receive(None)

@@ -1,0 +1,246 @@
+"""A search under way: on one process, as the coordinator, or as a rank of a block."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import WilcoxonPruner
+from optuna.trial import TrialState
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._signals import Interrupts
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.search._conflicts import refuse_conflicts
+from nnlo_common.search._coordinator_mail import Death, Letters
+from nnlo_common.search._meeting import meeting
+from nnlo_common.search._messages import Done, Start
+from nnlo_common.search.block._alone import DirectLine, noticed
+from nnlo_common.search.block._block import Objective, attempt, run_block
+from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, known_to_all
+from nnlo_common.search.coordinator._endings import SECONDS, Failures
+from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.journal._export import Export, exportable
+from nnlo_common.search.journal._record import Journal, Record, Records, take_over
+from nnlo_common.search.samplers._bayesian import BayesianSampler
+from nnlo_common.search.samplers._engines import engine
+from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
+
+__all__ = ["Search", "cut_teams"]
+
+# How long the coordinator waits for letters before it looks at the clock and for signals.
+_LOOK_EVERY_S = 0.2
+# After so long without a letter it chooses trials ahead: blocks that begin ask for one parameter after
+# another, and are not to wait for a choice in between.
+_QUIET_S = 5e-3
+
+
+class Search:
+    """What all ranks bring to a search; the arguments are those of `optimize`."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        objective: Objective,
+        *,
+        n_trials: int,
+        folds: int,
+        sampler: str | optuna.samplers.BaseSampler | None,
+        seed: int,
+        retries: int,
+        failures: Literal["ignore", "worst", "constraint"],
+        target: float | None,
+        until: float | str | datetime.datetime | None,
+        journal: str | Path | None,
+        export: str | Path | None = None,
+        clock: Callable[[], float] = time.time,
+        lockstep: bool = False,
+        elastic: bool = False,
+        search_ranks: int = 0,
+    ) -> None:
+        if not isinstance(study, optuna.Study):
+            raise ConfigurationError(
+                f"optimize({study!r}, ...): give it a study first: optimize(optuna.create_study(), objective)"
+            )
+        if target is not None and len(study.directions) > 1:
+            raise ConfigurationError(
+                f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
+            )
+        chosen = study.sampler if sampler is None else sampler
+        refuse_conflicts(
+            chosen,
+            lockstep=lockstep,
+            elastic=elastic,
+            search_ranks=search_ranks,
+            in_sequence=in_sequence(chosen),
+            instead=", or pass optuna.samplers.GridSampler(space)",
+        )
+        self._lockstep, self._elastic, self._search_ranks = lockstep, elastic, search_ranks
+        self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
+        self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
+        self._failures, self._how, self._until = Failures(study, failures), failures, until
+        self._end_s, self._clock = end_of(until, clock()), clock
+        self._journal, self._export = journal, export and exportable(export)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        chosen = self._study.sampler if self._sampler is None else self._sampler
+        return {
+            "sampler": chosen if isinstance(chosen, str) else type(chosen).__name__,
+            "pruner": type(self._study.pruner).__name__,
+            "directions": [direction.name for direction in self._study.directions],
+            "folds": self._folds,
+            "seed": self._seed,
+            "failures": self._how,
+            "until": str(self._until),
+            "retries": self._retries,
+            "target_objective": self._target,
+            "lockstep": self._lockstep,
+            "elastic": self._elastic,
+            "search_ranks": self._search_ranks,
+        }
+
+    def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
+        """Refuse what these blocks cannot do.
+
+        Raises:
+            ConfigurationError: it would not repeat.
+        """
+        side_by_side = len(cut_teams(blocks, self._folds)) > len(blocks)
+        if self._lockstep and side_by_side and isinstance(self._study.pruner, WilcoxonPruner):
+            raise ConfigurationError(
+                f"lockstep=True with WilcoxonPruner and {self._folds} folds side by side: it judges folds as "
+                "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
+                f"multiple of {self._folds}, with which folds are trained in turn"
+            )
+
+    def alone(self) -> bool:
+        """Train all trials here, one after another; say whether a signal has ended that."""
+        with closing(self._record()) as record, Interrupts() as interrupts:
+            coordinator = self._begin(1, 1, record, searching=False)
+            waiting = coordinator.begin()
+            while waiting:
+                order = waiting.pop(0).message
+                if isinstance(order, Start):
+                    line = DirectLine(coordinator, interrupts)
+                    ending = attempt(order, line, self._objective)
+                    if line.refused is not None:
+                        raise line.refused from None
+                    if line.halted and ending.state == "freed":
+                        ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
+                    waiting += coordinator.handle(0, ending)
+        return coordinator.interrupted == SIGNAL
+
+    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
+        """Do this rank's part, and say whether a signal has ended the search (collective).
+
+        Args:
+            world: the ranks.
+            blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
+        """
+        searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
+        teams = [*cut_teams(blocks, self._folds), *searchers]
+        with meeting(world, teams, goes_on=self._goes_on) as here:
+            if world.rank == 0:
+                each = (len(teams) - len(searchers)) // len(blocks)
+                return self._coordinate(here.letters, len(blocks), each, here.interrupts) == SIGNAL
+            if world.rank <= self._search_ranks:
+                where = f"search rank {world.rank} (host {world.host})"
+                end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
+            else:
+                end = run_block(here.office, world, self._objective)
+            take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
+            return end.interrupted == SIGNAL
+
+    @property
+    def _goes_on(self) -> str:
+        """What the same command would do."""
+        if self._journal is None:
+            return "The same command begins anew; with journal= it would go on"
+        return f"The same command goes on from the journal {str(self._journal)!r}"
+
+    def _engine(self) -> optuna.samplers.BaseSampler:
+        """Return this rank's sampler."""
+        study, sampler = self._study, self._study.sampler
+        if self._sampler is not None:
+            begun = len(study.get_trials(deepcopy=False))
+            sampler = engine(self._sampler, self._seed + begun, self._n_trials, study)
+        if isinstance(sampler, BayesianSampler):
+            sampler.choosers = math.inf if self._lockstep else max(1, self._search_ranks)
+        return sampler
+
+    def _record(self) -> Record:
+        """Open the files that are asked for, and give the study what the journal holds."""
+        self._known, self._counted = known_to_all(self._study), 0
+        records: list[Record] = []
+        if self._journal is not None:
+            journal = Journal(self._journal, self._study)
+            self._counted = journal.counted
+            records.append(journal)
+        if self._export is not None:
+            records.append(Export(self._export, self._study, journal=self._journal))
+        return Records(*records)
+
+    def _begin(self, blocks: int, teams: int, record: Record, *, searching: bool = True) -> Coordinator:
+        study = self._study
+        found = study.get_trials(deepcopy=False)
+        study.sampler = self._engine()
+        return Coordinator(
+            study,
+            blocks=blocks,
+            n_trials=max(0, self._n_trials - self._counted),
+            teams=teams,
+            folds=self._folds,
+            seed=self._seed,
+            retries=self._retries,
+            target=self._target,
+            failures=self._failures,
+            time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
+            clock=self._clock,
+            record=record,
+            known=self._known,
+            lockstep=self._lockstep,
+            elastic=self._elastic,
+            # On one process there are none.
+            search_ranks=self._search_ranks if searching else 0,
+        )
+
+    def _coordinate(self, letters: Letters, blocks: int, teams: int, interrupts: Interrupts) -> str:
+        """Hand out the trials; return why they were broken off, if they were."""
+        with closing(self._record()) as record:
+            coordinator = self._begin(blocks, teams, record)
+            letters.deliver(coordinator.begin())
+            while not coordinator.over:
+                letter = letters.receive(_QUIET_S)
+                if letter is None and coordinator.think():
+                    continue
+                letter = letter or letters.receive(_LOOK_EVERY_S)
+                if isinstance(letter, Death):
+                    letters.deliver(coordinator.lost(letter))
+                elif letter is not None:
+                    letters.deliver(coordinator.handle(*letter))
+                letters.deliver(noticed(coordinator, interrupts))
+            return coordinator.interrupted
+
+
+def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:
+    """Cut every block into as many teams as there are folds; one team if it cannot be cut evenly.
+
+    Example:
+        >>> cut_teams([(1, 2, 3, 4), (5, 6, 7, 8)], 2), cut_teams([(1, 2, 3)], 2)
+        ([(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2, 3)])
+    """
+    size = len(blocks[0])
+    each = size if size % folds else size // folds
+    return [block[start : start + each] for block in blocks for start in range(0, size, each)]
+
+
+def _seconds(trial: optuna.trial.FrozenTrial) -> float:
+    return float(trial.user_attrs.get(SECONDS, 0.0)) if trial.state is not TrialState.FAIL else 0.0

@@ -1,0 +1,217 @@
+"""The ranks of a block as the world of one trial: whoever waits in it is freed when a partner fails.
+
+    launched() ─► BlockWorld ─► open() ─► _Door ─► the transport's own door
+                     │                      └ looks for an alarm now and then, counts what it sends
+                     └ gather_text() goes by mail, because nobody can be freed from a collective call of MPI
+
+At the end of a trial all ranks exchange what they have sent through each door. A rank then takes in what is
+still under way to it before its doors close, so that nothing is left for the next trial's doors to find.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Frame
+from nnlo_common.cluster.transport._endpoint import Endpoint, Link
+from nnlo_common.cluster.transport._mail import PartWorld
+from nnlo_common.protocol import Event, Message, Received
+from nnlo_common.search._mailbox import Office
+from nnlo_common.search._messages import Text
+
+__all__ = ["BlockWorld"]
+
+# How often a door looks for an alarm, whether it waits or not: each look costs some microseconds.
+_LOOK_EVERY_S = 20e-3
+
+
+class BlockWorld:
+    """The ranks of a block, for one trial.
+
+    Attributes:
+        gathered: in how many gatherings this rank has taken part.
+
+    Args:
+        ranks: the same ranks to the transport.
+        office: this rank's letters.
+    """
+
+    survives_loss = False
+
+    def __init__(self, ranks: PartWorld, office: Office) -> None:
+        self._ranks, self._office = ranks, office
+        self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
+        self.own_process = ranks.own_process
+        self.gathered = 0
+        self._texts: dict[int, dict[int, str]] = defaultdict(dict)  # by gathering and rank
+        self._doors: list[_Door] = []
+        self._last_calls: list[Callable[[], object]] = []
+        self._before_meeting: list[Callable[[], object]] = []
+        self._engaged = self._given_up = False
+
+    def gather_text(self, text: str) -> list[str]:
+        """Give every rank the texts of all ranks (collective)."""
+        self._office.check()
+        turn, self.gathered = self.gathered, self.gathered + 1
+        self._office.tell_partners(Text(self._office.run, turn, text))
+        texts = self._texts[turn]
+        texts[self.rank] = text
+        while True:
+            self._office.check(gathering=turn)
+            while (letter := self._office.taken(Text)) is not None:
+                rank, part = letter
+                self._texts[part.index][rank] = part.text
+            if len(texts) == self.size:
+                del self._texts[turn]
+                return [texts[rank] for rank in range(self.size)]
+            self._office.take_in(None)
+
+    def open(self, links: Sequence[Link]) -> Endpoint:
+        """Open this rank's door (collective)."""
+        # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
+        # which no alarm could end.
+        self.gather_text("")
+        door = _Door(self._ranks.open(links), self._office, self.size)
+        self._doors.append(door)
+        return door
+
+    def engage(self) -> Callable[[], None]:
+        """Refuse a second training at once; the search itself makes this rank's end everybody's."""
+        if self._engaged:
+            raise ConfigurationError(
+                f"rank {self.rank} of this block: a training is open already; finish it before the next"
+            )
+        self._engaged = True
+
+        def disengage() -> None:
+            self._engaged = False
+
+        return disengage
+
+    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Call this when the objective has returned."""
+        self._last_calls.append(call)
+
+        def forget() -> None:
+            if call in self._last_calls:
+                self._last_calls.remove(call)
+
+        return forget
+
+    def at_meeting(self, call: Callable[[], object]) -> None:
+        """Call this before this rank waits for the others of the block outside of a training."""
+        self._before_meeting.append(call)
+
+    @property
+    def recalled(self) -> bool:
+        """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
+        while self._office.take_in(0):
+            pass
+        return self._office.recalled
+
+    def drop(self, rank: int) -> bool:  # noqa: ARG002
+        """Refuse: a search needs all of its ranks."""
+        return False
+
+    def abort(self, code: int) -> NoReturn:
+        """End all ranks of the job now."""
+        self._ranks.abort(code)
+
+    # -- for the block --------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Do what must not wait until this rank has met the others."""
+        for call in self._before_meeting:
+            call()
+
+    def end(self) -> None:
+        """Do what was asked for at the end of the objective: leave the trainings that it has left open."""
+        while self._last_calls:
+            self._last_calls.pop(0)()
+
+    @property
+    def sent(self) -> tuple[tuple[int, ...], ...]:
+        """How many messages this rank has sent, door by door, to each rank of the block."""
+        return tuple(tuple(door.sent) for door in self._doors)
+
+    def drain(self) -> None:
+        """Take in, and throw away, what has come through the doors that are open."""
+        for door in self._doors:
+            door.drain()
+
+    def give_up(self) -> None:
+        """Free whoever waits where the transport opens a door: a rank is dead, and will not come there."""
+        if not self._given_up:
+            self._given_up = True
+            self._ranks.give_up()
+
+    def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
+        """Tell whether all has come that the ranks say they have sent, by rank."""
+        for index, door in enumerate(self._doors):
+            for peer, counts in sent.items():
+                opened = index < len(counts) and not door.closed
+                if opened and door.received[peer] < counts[index][self.rank]:
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Close what is still open; nothing is under way any more."""
+        self._last_calls.clear()
+        self._before_meeting.clear()
+        for door in self._doors:
+            if not door.closed:
+                door.close()
+
+
+class _Door:
+    """A transport's door at which its owner hears an alarm, also where nobody keeps it waiting."""
+
+    def __init__(self, door: Endpoint, office: Office, size: int) -> None:
+        self._door, self._office = door, office
+        self.sent, self.received = [0] * size, [0] * size
+        self.closed = False
+        self._looked_s = time.monotonic()
+
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+        self.sent[peer] += 1
+        self._door.send(peer, message, frame)
+
+    def receive(self, timeout_s: float | None = None) -> Event | None:
+        left_s = timeout_s
+        while True:
+            if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
+                self._office.check()
+                self._looked_s = time.monotonic()
+            wait_s = _LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S)
+            event = self._door.receive(wait_s)
+            if event is not None:
+                return self._counted(event)
+            if left_s is not None:
+                left_s -= wait_s
+                if left_s <= 0:
+                    return None
+
+    def release(self, peer: int, frame: Frame) -> None:
+        self._door.release(peer, frame)
+
+    def flush(self) -> None:
+        self._door.flush()
+
+    def close(self) -> None:
+        self.closed = True
+        self._door.close()
+
+    def drain(self) -> None:
+        while not self.closed and (event := self._door.receive(0)) is not None:
+            self._counted(event)
+            if isinstance(event, Received):
+                self._door.release(event.message.sender, event.frame)
+
+    def _counted(self, event: Event) -> Event:
+        if isinstance(event, Received):
+            self.received[event.message.sender] += 1
+        return event

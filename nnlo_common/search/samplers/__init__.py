@@ -1,0 +1,1 @@
+"""Samplers: rules that choose the parameters of the next trial, and their seeds."""

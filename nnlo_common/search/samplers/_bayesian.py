@@ -1,0 +1,132 @@
+"""The rule behind `sampler="bayesian"`: a Gaussian process where it is at its best, else TPE."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from nnlo_common.search.coordinator._endings import SECONDS
+from nnlo_common.search.coordinator._spread import noise_of_means
+
+__all__ = ["BayesianSampler"]
+
+# Of `optuna._gp.prior`, which needs torch.
+_LEAST_NOISE = 1e-6
+# Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
+_MOST_TRIALS = 300
+_REMEMBERED = 0.99
+# How many trials say how long trials take now.
+_LATELY = 20
+
+
+class BayesianSampler(BaseSampler):
+    """Chooses by a Gaussian process, or by TPE.
+
+    The Gaussian process chooses while all of this holds: the search is of at most 300 trials; all finished
+    trials have the same parameters, so none is conditional; it chooses as fast as several blocks
+    ask (with 16 blocks and a tenth of a second for a choice, if trials take 1.6 s); torch and scipy, which
+    Optuna's process computes with, are installed. Else TPE does, on groups of parameters that occur
+    together. Both learn from all trials, so the choice is made anew for each.
+
+    Where trials have folds the process is told how noisy their means are at least: what is left of the folds'
+    values without the mean of each trial and that of each fold.
+
+    Args:
+        seed: of the random numbers.
+        n_trials: how many trials the search is to have.
+
+    Attributes:
+        choosers: on how many ranks it chooses at the same time; infinite where it may take its time.
+
+    Example:
+        >>> BayesianSampler(seed=1, n_trials=1000).process is None
+        True
+    """
+
+    def __init__(self, *, seed: int | None = None, n_trials: int = _MOST_TRIALS) -> None:
+        with warnings.catch_warnings():  # that Optuna may still change `group` is ours to follow
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
+        computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
+        self.choosers = 1.0
+        self._choosing_s = 0.0  # how long the process has taken the last time
+        self.process = (
+            GPSampler(seed=seed, warn_independent_sampling=False)
+            if n_trials <= _MOST_TRIALS and computable
+            else None
+        )
+
+    def reseed_rng(self) -> None:
+        """Draw other random numbers from now on."""
+        self.tpe.reseed_rng()
+        if self.process is not None:
+            self.process.reseed_rng()
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the parameters that are chosen together."""
+        return self._chooser(study).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Choose these parameters."""
+        chooser, began_s = self._chooser(study), time.perf_counter()
+        values = chooser.sample_relative(study, trial, search_space)
+        if chooser is self.process:
+            self._choosing_s = time.perf_counter() - began_s
+        else:  # a long one may have been the machine's, or an import; so it is tried again some time
+            self._choosing_s *= _REMEMBERED
+        return values
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Choose one parameter by itself."""
+        chooser = self._chooser(study)
+        return chooser.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Prepare a trial."""
+        self._chooser(study).before_trial(study, trial)
+
+    def after_trial(
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Take note of a trial's end."""
+        self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
+
+    def _chooser(self, study: optuna.Study) -> BaseSampler:
+        if self.process is None:
+            return self.tpe
+        trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        self._tell_noise(trials)
+        names = {frozenset(trial.distributions) for trial in trials}
+        fits = len(names) <= 1 and len(trials) <= _MOST_TRIALS
+        return self.process if fits and self._keeps_up(study, trials) else self.tpe
+
+    def _keeps_up(self, study: optuna.Study, trials: list[FrozenTrial]) -> bool:
+        """Say whether the process chooses as fast as blocks ask for trials."""
+        running = len(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
+        lately = [trial.user_attrs[SECONDS] for trial in trials[-_LATELY:] if SECONDS in trial.user_attrs]
+        if running < 2 or not lately:
+            return True
+        return bool(self._choosing_s * running / self.choosers <= statistics.median(lately))
+
+    def _tell_noise(self, trials: list[FrozenTrial]) -> None:
+        """Let the process know how much of what it sees is chance, where the folds of trials say it."""
+        if self.process is not None:
+            noise = noise_of_means(trials)
+            known = _LEAST_NOISE if noise is None else max(noise, _LEAST_NOISE)
+            self.process._minimum_noise = known  # it fits the rest, if there is more

@@ -1,0 +1,212 @@
+"""The deterministic virtual cluster: many ranks in one thread, in an order that a schedule chooses."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from nnlo_common.base._errors import PeerLostError
+from nnlo_common.base._flat_vector import Frame
+from nnlo_common.protocol import (
+    Action,
+    Activity,
+    Compute,
+    Lost,
+    Message,
+    Received,
+    Release,
+    Send,
+    Server,
+    Wait,
+    Worker,
+    decode,
+    encode,
+)
+from nnlo_common.testing._schedules import ByTime, RoundRobin, Schedule, Waiting
+
+__all__ = ["VirtualCluster"]
+
+_Channel: TypeAlias = deque[tuple[float, Received]]
+
+
+class VirtualCluster:
+    """Runs servers and workers' programs message by message, without threads, clocks or luck.
+
+    Every worker runs as far as it can; then the schedule picks which of the waiting requests is handled;
+    and so on until nothing waits. The same schedule gives the same bits.
+
+    Attributes:
+        servers: the servers, one for each shard.
+        workers: the workers, by rank.
+        trace: for each shard the workers whose requests were handled, in order.
+        now_s: the virtual time that has passed (with `ByTime`).
+
+    Args:
+        servers: one for each shard.
+        programs: what each worker does, as an activity that may also yield `Compute`.
+        workers: the workers that the programs drive, by rank.
+        schedule: who is served next; `RoundRobin` by default.
+        losses: ranks that die, and after how many handled requests.
+        check: validate every invariant after every event.
+
+    Example:
+        Usually `nnlo_common.testing.train_virtually` makes one; by hand it goes like this.
+
+        >>> from nnlo_common import SGD, Downpour, FlatVector
+        >>> from nnlo_common.protocol import Shard
+        >>> rule, start = Downpour(), [np.ones(1, "f4")]
+        >>> server = Server(rule.center(np.ones(1, "f4"), 1, SGD(0.5)), [1])
+        >>> worker = Worker(1, rule, FlatVector.of(start), FlatVector.of(start),
+        ...                 [Shard(0, server=0, place=slice(0, 1))], workers=1)
+        >>> def program():
+        ...     yield from worker.join()
+        ...     yield Compute()
+        ...     yield from worker.step()  # with the gradient 1
+        ...     yield from worker.leave()
+        >>> cluster = VirtualCluster([server], {1: worker}, {1: program()})
+        >>> cluster.run()
+        >>> cluster.trace, server.rule.center
+        ({0: [1, 1, 1]}, array([0.5], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        workers: Mapping[int, Worker],
+        programs: Mapping[int, Activity],
+        *,
+        schedule: Schedule | None = None,
+        losses: Mapping[int, int] | None = None,
+        check: bool = False,
+    ) -> None:
+        self.servers, self.workers = list(servers), dict(workers)
+        self.trace: dict[int, list[int]] = {server.shard: [] for server in servers}
+        self.now_s = 0.0
+        self._programs = dict(programs)
+        self._schedule: Schedule = RoundRobin() if schedule is None else schedule
+        self._losses, self._check = dict(losses or {}), check
+        self._channels: dict[tuple[int, int], _Channel] = defaultdict(deque)
+        self._clock_s = dict.fromkeys(self.workers, 0.0)
+        self._free_s = {server.shard: 0.0 for server in servers}
+        self._frames: dict[int, list[Frame]] = defaultdict(list)
+        self._lost: set[int] = set()
+        self._handled: Counter[int] = Counter()
+
+    def run(self) -> None:
+        """Run until every program has ended, or blocks for ever, and nothing waits.
+
+        Raises:
+            PeerLostError: a worker waits for a reply that nobody will ever send.
+        """
+        for rank in list(self._programs):
+            if self._losses.get(rank) == 0:
+                self._lose(rank)
+            else:
+                self._advance(rank)
+        while True:
+            waiting = self._waiting()
+            chosen = self._schedule.choose(waiting) if waiting else None
+            if chosen is None:
+                break
+            self._serve(chosen)
+        if self._programs and not self._waiting():
+            rank = min(self._programs)
+            raise PeerLostError(rank, "waits for a reply that nobody will ever send: the protocol hangs")
+
+    def _waiting(self) -> list[Waiting]:
+        return [
+            Waiting(shard, worker, channel[0][1].message.kind, channel[0][0])
+            for (shard, worker), channel in sorted(self._channels.items())
+            if channel
+        ]
+
+    def _serve(self, chosen: Waiting) -> None:
+        shard, rank = chosen.shard, chosen.worker
+        _, event = self._channels[shard, rank].popleft()
+        self.trace[shard].append(rank)
+        self._handled[rank] += 1
+        if isinstance(self._schedule, ByTime):
+            start_s = max(chosen.arrival_s, self._free_s[shard])
+            size = 0 if event.message.vector is None else event.message.vector.nbytes
+            self._free_s[shard] = start_s + self._schedule.serve_s(size)
+            self.now_s = max(self.now_s, self._free_s[shard])
+        self._perform_server(shard, self.servers[shard].handle(event))
+        if self._losses.get(rank) == self._handled[rank]:
+            self._lose(rank)
+
+    def _perform_server(self, shard: int, actions: Sequence[Action]) -> None:
+        if self._check:
+            self.servers[shard].validate()
+        for action in actions:
+            if isinstance(action, Send):
+                self._deliver(shard, action)
+            elif isinstance(action, Release):
+                self._free(action.frame)
+
+    def _deliver(self, shard: int, reply: Send) -> None:
+        rank = reply.rank
+        event = self._carried(reply.message)
+        assert reply.frame is not None  # servers answer from the request's frame
+        self._free(reply.frame)
+        if rank in self._lost:
+            return
+        self._clock_s[rank] = max(self._clock_s[rank], self._free_s[shard] + self._travel_s(event))
+        self._perform_worker(rank, self.workers[rank].deliver(event))
+        if rank in self._programs:
+            self._advance(rank)
+
+    def _advance(self, rank: int) -> None:
+        """Run a worker's program up to the next reply that has not come."""
+        for action in self._programs[rank]:
+            if isinstance(action, Wait):
+                return
+            if isinstance(action, Compute):
+                if isinstance(self._schedule, ByTime):
+                    self._clock_s[rank] += self._schedule.compute_s(rank)
+                continue
+            self._perform_worker(rank, [action])
+        del self._programs[rank]
+
+    def _perform_worker(self, rank: int, actions: Sequence[Action]) -> None:
+        if self._check:
+            self.workers[rank].validate()
+        for action in actions:
+            if isinstance(action, Send):
+                event = self._carried(action.message)
+                channel = self._channels[event.message.shard, rank]
+                arrival_s = self._clock_s[rank] + self._travel_s(event)
+                # Messages between two ranks do not overtake each other.
+                channel.append((max(arrival_s, channel[-1][0] if channel else 0.0), event))
+            elif isinstance(action, Release):
+                self._free(action.frame)
+
+    def _lose(self, rank: int) -> None:
+        self._programs.pop(rank, None)
+        self._lost.add(rank)
+        for (_, worker), channel in self._channels.items():
+            if worker == rank:
+                channel.clear()
+        for server in self.servers:
+            self._perform_server(server.shard, server.handle(Lost(rank)))
+
+    def _carried(self, message: Message) -> Received:
+        """Copy a message as a transport does, header and vector, into the receiver's memory."""
+        size = self.servers[message.shard].rule.center.size
+        frames = self._frames[size]
+        frame = frames.pop() if frames else Frame(size)
+        if message.vector is not None:
+            np.copyto(frame.vector, message.vector)
+        return Received(decode(frame, encode(message, frame)), frame)
+
+    def _free(self, frame: Frame) -> None:
+        self._frames[frame.vector.size].append(frame)
+
+    def _travel_s(self, event: Received) -> float:
+        if not isinstance(self._schedule, ByTime):
+            return 0.0
+        return self._schedule.communicate_s(
+            0 if event.message.vector is None else event.message.vector.nbytes
+        )

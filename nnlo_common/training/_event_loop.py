@@ -1,0 +1,86 @@
+"""Performing what the state machines ask for, on a real transport."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from nnlo_common.base._errors import PeerLostError
+from nnlo_common.cluster.transport._endpoint import Endpoint
+from nnlo_common.protocol import Action, Activity, Event, Lost, Received, Release, Send, Wait
+
+__all__ = ["Watch", "perform", "serve", "work"]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Something to do from time to time while a server waits for messages.
+
+    Attributes:
+        call: what to do.
+        every_s: how often.
+    """
+
+    call: Callable[[], object]
+    every_s: float
+    _next_s: float = field(default=math.inf, init=False)
+
+    def look(self) -> float:
+        """Call if it is time to; return the seconds until the next call."""
+        now_s = time.monotonic()
+        if self._next_s == math.inf:
+            self._next_s = now_s + self.every_s
+        if now_s >= self._next_s:
+            self._next_s = now_s + self.every_s
+            self.call()
+        return max(0.0, self._next_s - now_s)
+
+
+def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
+    """Send and release what `actions` say."""
+    for action in actions:
+        if isinstance(action, Send):
+            endpoint.send(action.rank, action.message, action.frame)
+        elif isinstance(action, Release):
+            endpoint.release(action.rank, action.frame)
+
+
+def work(
+    endpoint: Endpoint,
+    deliver: Callable[[Received], Iterable[Action]],
+    activity: Activity,
+    servers: Collection[int],
+) -> None:
+    """Carry out an activity of a worker, waiting for replies where it has to.
+
+    Raises:
+        PeerLostError: one of its servers is gone.
+    """
+    for action in activity:
+        if not isinstance(action, Wait):
+            perform(endpoint, (action,))
+            continue
+        event = endpoint.receive()
+        if isinstance(event, Lost):
+            if event.rank in servers:
+                raise PeerLostError(event.rank, "the server of this worker's centre is gone")
+        elif event is not None:
+            perform(endpoint, deliver(event))
+    # The worker now computes, perhaps for long, and what it has sent must not wait for that.
+    endpoint.flush()
+
+
+def serve(
+    endpoint: Endpoint,
+    handle: Callable[[Event], None],
+    until: Callable[[], bool],
+    watches: Iterable[Watch] = (),
+) -> None:
+    """Hand every event to `handle` until `until()` holds, which is asked before each."""
+    watches = tuple(watches)
+    while not until():
+        event = endpoint.receive(min((watch.look() for watch in watches), default=None))
+        if event is not None:
+            handle(event)

@@ -1,0 +1,249 @@
+"""Taking up a part in a training: who is there, and who does what."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nnlo_common.algorithms import CenterRule
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
+from nnlo_common.cluster._hosts import Place, describe_here, locate
+from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Topology
+from nnlo_common.cluster.transport._endpoint import Link, RankWorld
+from nnlo_common.protocol import (
+    DESK_NUMBERS,
+    Averages,
+    Clerk,
+    Copies,
+    Counter,
+    Desk,
+    EpochMeans,
+    Means,
+    Notes,
+    Server,
+    Shard,
+    Told,
+    Worker,
+)
+from nnlo_common.training._lease_service import Leasing
+from nnlo_common.training._plan import Plan, agree
+from nnlo_common.training._roles import TeamPart
+from nnlo_common.training._server_rank import Serving
+from nnlo_common.training._stall_detector import Attendance
+from nnlo_common.training._worker_rank import Working
+
+__all__ = ["Member", "assigned", "join", "launched", "within"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A rank that has joined.
+
+    Attributes:
+        part: what it does.
+        role: that in words.
+        place: where it is.
+        threads: how many compute threads it is to use; None where ranks share a process.
+        table: all ranks and their roles, as text.
+        workers: how many workers there are.
+        servers: how many servers there are.
+        worker: which of them it is; None on a server.
+        server: its half of the centre, on a server.
+        disengage: to be called when it has left in good order.
+    """
+
+    part: TeamPart
+    role: str
+    place: Place
+    threads: int | None
+    table: str
+    workers: int
+    servers: int
+    worker: int | None = None
+    server: Server | None = None
+    disengage: Callable[[], None] = field(repr=False)
+
+
+_inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
+
+
+@contextmanager
+def within(world: RankWorld) -> Iterator[None]:
+    """Let `launched` return this world, or nothing where it is one rank, for the length of a `with` block."""
+    before = _inside.set(world)
+    try:
+        yield
+    finally:
+        _inside.reset(before)
+
+
+def launched() -> RankWorld | None:
+    """Return MPI's ranks if a launcher has started this process as one of several.
+
+    Inside `within` those of that world instead: a trial of a search has a part of the ranks to itself.
+    """
+    if (inside := _inside.get()) is not None:
+        return inside if inside.size > 1 else None
+    world = connect()
+    if world is None or world.size == 1:
+        return None
+    # All calls come from one thread; a library that grants less cannot be used from Python at all.
+    require_threads(world, "FUNNELED", why="training over MPI")
+    from nnlo_common.cluster.transport._mpi_world import MPIWorld
+
+    return MPIWorld(world)
+
+
+def assigned(world: RankWorld, servers: int) -> Assignment:
+    """Return what this rank is to be, before it joins."""
+    return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
+
+
+def join(world: RankWorld, plan: Plan) -> Member:
+    """Take up this rank's part (collective).
+
+    Raises:
+        ConfigurationError: the ranks do not agree, or their number does not fit; on all of them alike.
+    """
+    disengage = world.engage()
+    try:
+        agree(world, plan)
+        topology = Topology.plan(world.size, Arrangement(servers=plan.servers))
+        cell = topology.cell_of(world.rank)
+        plan.algorithm.check(len(cell.workers), len(cell.servers))
+        parts = plan.parameters.layout.cut(len(cell.servers))
+    except ConfigurationError as error:
+        error.collective = True  # all ranks compare the same facts and find the same
+        disengage()  # nothing has begun
+        raise
+    places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
+    place = places[world.rank]
+    threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
+    table = topology.table(places)
+    _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
+    shards = [
+        Shard(index, server, part)
+        for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
+    ]
+    assignment = topology.assignment(world.rank)
+    part: TeamPart
+    server: Server | None = None
+    if assignment.shard is None:
+        part = _join_as_worker(world, plan, cell, shards)
+    else:
+        part, server = _join_as_server(world, plan, cell, shards, places)
+    return Member(
+        part=part,
+        role=assignment.title,
+        place=place,
+        threads=threads,
+        table=table,
+        workers=len(cell.workers),
+        servers=len(cell.servers),
+        worker=assignment.worker,
+        server=server,
+        disengage=disengage,
+    )
+
+
+def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Working:
+    links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
+    links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
+    worker = Worker(
+        world.rank,
+        plan.algorithm,
+        plan.parameters if plan.own_parameters is None else plan.own_parameters,
+        plan.gradient,
+        shards,
+        workers=len(cell.workers),
+        local=plan.local_optimizer,
+        given_sums=plan.given_sums,
+    )
+    clerk = _clerk(world, plan, cell, shards)
+    return Working(world.open(links), worker, clerk)
+
+
+def _join_as_server(
+    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+) -> tuple[Serving, Server]:
+    index = cell.servers.index(world.rank)
+    mine, others = shards[index], [shard for shard in shards if shard.index != index]
+    links = [_link(plan, rank, mine, serving=True) for rank in cell.workers]
+    for shard in others:
+        links += [
+            _link(plan, shard.server, mine, serving=True),
+            _link(plan, shard.server, shard, serving=False),
+        ]
+    center = plan.parameters.vector[mine.place]
+    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    desk: Desk | Clerk
+    if index == 0:
+        asking = [*cell.workers, *cell.servers[1:]]
+        links += [_desk_link(plan, shards, rank, serving=True) for rank in asking]
+        desk = _desk(world, plan, cell, shards, rule)
+    else:
+        links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
+        desk = _clerk(world, plan, cell, shards)
+    server = Server(
+        rule,
+        cell.workers,
+        rank=world.rank,
+        shard=index,
+        depth=plan.algorithm.lag + 1,
+        guests=[shard.server for shard in others],
+        record=plan.record,
+    )
+    attendance = Attendance(
+        {rank: places[rank].host for rank in cell.workers},
+        stall_timeout_s=plan.stall_timeout_s,
+        tells=index == 0,
+    )
+    door, parameters = world.open(links), plan.parameters
+    serving = Serving(
+        door, server, parameters, mine.place, others, desk=desk, attendance=attendance, drop=world.drop
+    )
+    return serving, server
+
+
+def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:
+    ranks = [*cell.servers, *cell.workers]
+    start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
+    counters: dict[str, Counter] = {
+        "mean": Means(ranks),
+        "last round": Means(ranks),
+        "average": Averages(start, plan.moving, plan.updates),
+        "note": Notes(),
+        "epoch mean": EpochMeans(cell.workers),
+        "copy": Copies(ranks, world.rank),
+        "checkpoint": Told(),
+        # Where workers wait for each other in their steps, none may wait outside of them for another's.
+        "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
+    }
+    return Desk(world.rank, len(shards), ranks, counters)
+
+
+def _clerk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Clerk:
+    return Clerk(world.rank, cell.servers[0], len(shards), _buffered(plan))
+
+
+def _buffered(plan: Plan) -> int:
+    # Of each layer that moves statistics three counts travel, each of them as wide as two numbers.
+    return 0 if plan.buffers is None else plan.buffers.vector.size + 6 * len(plan.moving)
+
+
+def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
+    size = max(shard.place.stop - shard.place.start, plan.options)
+    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
+
+
+def _desk_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+    return Link(peer, len(shards), DESK_NUMBERS + _buffered(plan), 1, serving)

@@ -1,0 +1,94 @@
+"""The desk's counter for parts of epochs: one book of leases for each sampler that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data import WAIT, Lease, Leases
+from nnlo_common.protocol import Answer, Question
+
+__all__ = ["Leasing"]
+
+_FACTS = ("size", "unit", "order")
+
+
+class Leasing:
+    """Leases parts of epochs to workers; see `nnlo_common.data.Leases`.
+
+    Questions name their sampler and what it divides; the first that names one opens its book. `do` says
+    what is asked: "take" the next lease, "give back" what is `left` of it, which one is "held"; "read" or
+    "write" the book's state.
+
+    Args:
+        workers: the ranks that may ask.
+        patient: have workers wait for what others may still leave behind.
+    """
+
+    def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
+        self._workers, self._patient, self._may_wait = set(workers), patient, patient
+        self._books: dict[str, Leases] = {}
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Take a question."""
+        content, rank = question.content, question.rank
+        book = self._book(content)
+        if content["do"] == "read":
+            return [Answer(rank, {"state": book.state()})]
+        if content["do"] == "write":
+            book.load(content["state"])
+            return [Answer(rank, {})]
+        if content["do"] == "give back":
+            book.give_back(rank, sum(lease.size for lease in book.held(rank)) - content["left"])
+            return [Answer(rank, {}), *_told(book)]
+        if content["do"] == "held":
+            return [Answer(rank, {"leases": [list(astuple(lease)) for lease in book.held(rank)]})]
+        answer = book.ask(rank, content["epoch"], content.get("unused", 0))
+        now = [] if answer is WAIT else [_answer(rank, answer)]
+        return [*now, *_told(book)]
+
+    def let_wait(self, *, may_wait: bool) -> list[Answer]:
+        """Say whether workers may wait: who waits cannot pause, so while all are to pause nobody does."""
+        self._may_wait = may_wait and self._patient
+        for book in self._books.values():
+            book.patient = self._may_wait
+        return [answer for book in self._books.values() for answer in _told(book)]
+
+    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+        """Give what `rank` had to the others."""
+        if rank not in self._workers:
+            return []
+        self._workers.discard(rank)
+        for book in self._books.values():
+            if lost:
+                book.lost(rank)
+            else:
+                book.leave(rank)
+        return [answer for book in self._books.values() for answer in _told(book)]
+
+    def _book(self, content: Mapping[str, Any]) -> Leases:
+        name = content["sampler"]
+        size, unit, order = (content[fact] for fact in _FACTS)
+        book = self._books.get(name)
+        if book is None:
+            book = Leases(size, self._workers, unit=unit, patient=self._may_wait, order=order)
+            self._books[name] = book
+        found = {"size": book.size, "unit": book.unit, "order": book.order}
+        if found != {fact: content[fact] for fact in _FACTS}:
+            raise ConfigurationError(
+                f"a sampler divides {size} samples ({order}, unit {unit}) on one rank, but {book.size} "
+                f"({book.order}, unit {book.unit}) on another; give all ranks the same data set and seed"
+            )
+        return book
+
+
+def _told(book: Leases) -> list[Answer]:
+    return [_answer(rank, lease) for rank, lease in book.answers()]
+
+
+def _answer(rank: int, lease: object) -> Answer:
+    if isinstance(lease, Lease):
+        return Answer(rank, {"lease": list(astuple(lease))})
+    return Answer(rank, {"lease": None})

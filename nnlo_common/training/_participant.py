@@ -1,0 +1,232 @@
+"""One rank's part in a training without a framework: the same script on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy.typing as npt
+
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.training._joining import Member, join, launched
+from nnlo_common.training._plan import Plan
+from nnlo_common.training._replay_log import Recording
+from nnlo_common.training._roles import Alone, Part, Report, say
+from nnlo_common.training._stall_detector import check_stall_timeout
+
+__all__ = ["Participant"]
+
+_Batch = TypeVar("_Batch")
+
+
+class Participant:
+    """Takes part in a distributed training, in whatever part falls to this rank.
+
+    The same script runs on every rank. Started with `python` it trains plainly; with `mpiexec -n 3` one
+    rank serves the centre and two work.
+
+    Args:
+        algorithm: how workers and centre exchange, e.g. `EASGD(every=10)`.
+        arrays: the initial parameters; equal shapes on all ranks. Each server's values are the start of the
+            part of the centre that it serves.
+        optimizer: the ordinary optimizer; it runs where the algorithm says, on the centre or the worker.
+        names: what error messages call the arrays.
+        servers: how many ranks share the serving of the centre.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
+            ended where the others go on without it, else the job is. None: it is only named.
+        log_order: a file to write the order of all requests to, for a replay in the virtual cluster; alone
+            there are none.
+
+    Attributes:
+        rank: this rank's number.
+        size: how many ranks there are.
+        role: "alone", "server 0", "worker 0", ...
+        table: all ranks with their hosts and roles, as text; empty alone.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnlo_common import SGD, Downpour
+        >>> with Participant(Downpour(), [np.ones(2, "f4")], optimizer=SGD(0.5)) as me:
+        ...     for epoch in range(2):
+        ...         for batch in me.batches([1, 2, 3]):
+        ...             me.gradients[0][:] = me.point[0]  # of |x|^2 / 2
+        ...             me.step()
+        >>> me.parameters[0]
+        array([0.015625, 0.015625], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        arrays: Sequence[npt.NDArray[Any]],
+        *,
+        optimizer: VectorOptimizer | None = None,
+        names: Sequence[str] | None = None,
+        servers: int = 1,
+        world: RankWorld | None = None,
+        stall_timeout_s: float | None = None,
+        log_order: str | Path | None = None,
+    ) -> None:
+        _check_arguments(algorithm, optimizer, servers)
+        self.algorithm, self.optimizer = algorithm, optimizer
+        self._servers, self._stall_timeout_s = servers, check_stall_timeout(stall_timeout_s)
+        self._flat = FlatVector.of(arrays, names)
+        self._gradient = FlatVector(self._flat.layout)
+        self._world, self._log_order = world, None if log_order is None else Path(log_order)
+        self._part: Part | None = None
+        self._member: Member | None = None
+        self._recording: Recording | None = None  # on a server
+        self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
+        self._over = self._epoch_open = False
+
+    @property
+    def parameters(self) -> tuple[Vector, ...]:
+        """The parameters, as views in the arrays' shapes; on a server rank they are the centre."""
+        return tuple(self._flat.views())
+
+    @property
+    def gradients(self) -> tuple[Vector, ...]:
+        """Where to put the gradient before each `step`: `me.gradients[0][:] = ...`."""
+        return tuple(self._gradient.views())
+
+    @property
+    def point(self) -> tuple[Vector, ...]:
+        """Where to take the gradient: the parameters, or ahead of them (EAMSGD)."""
+        vector = self._running.point()
+        return tuple(vector[segment.place].reshape(segment.shape) for segment in self._flat.layout.segments)
+
+    def batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield this worker's share of an epoch's batches: every p-th one.
+
+        On a server rank this serves the epoch and yields nothing. However uneven the shares are, nobody
+        waits for a worker that has none left.
+        """
+        member = self._member
+        self._end_open_epoch()
+        self._epoch_open = True
+        self._running.begin_epoch()
+        share: Iterable[_Batch] = ()
+        if member is None:
+            share = batches
+        elif member.worker is not None:
+            share = islice(batches, member.worker, None, member.workers)
+        for batch in share:
+            if self._running.stopped:
+                break
+            yield batch
+        self._end_open_epoch()
+
+    def step(self, weight: float = 1.0) -> None:
+        """Make one step with the gradient that lies in `gradients`.
+
+        Args:
+            weight: this step's share in a mean over workers, e.g. the number of samples.
+        """
+        self._running.step(weight)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training is to end now; `batches` yields nothing any more then."""
+        return self._running.stopped
+
+    def stop(self) -> None:
+        """End the training on all ranks, each at its next exchange.
+
+        Call it on every rank, as in `if accuracy > 0.9: me.stop()`: the rank whose parameters are the
+        centre decides, calls on the others do nothing.
+        """
+        self._running.stop()
+
+    def say(self, text: str) -> None:
+        """Print `text` once: on the rank whose parameters are the centre."""
+        if self._part is not None:
+            say(self.role, text)
+
+    def report(self) -> Report:
+        """Return what this rank has seen so far; also after the `with` block."""
+        return self._running.report() if self._part is None else self._part.report()
+
+    def __enter__(self) -> Self:
+        # On every rank alike, also where the optimizer is not needed.
+        plain = self.algorithm.alone(self.optimizer)
+        if self.optimizer is not None and self.algorithm.optimizer_runs == "nowhere":
+            raise ConfigurationError(
+                f"{type(self.algorithm).__name__} brings its own way of stepping and would not use "
+                f"optimizer={self.optimizer!r}; leave it out"
+            )
+        world = self._world or launched()
+        if world is None or world.size == 1:
+            self._part = Alone(self._flat, self._gradient, self._fitted(plain))
+        else:
+            self.rank, self.size = world.rank, world.size
+            self._member = join(world, self._plan(plain))
+            self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
+            if self._log_order is not None and self._member.server is not None:
+                self._recording = Recording(self._log_order, self._member.server)
+        self._over = self._epoch_open = False
+        self._part.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an error the others must not be made to believe that all is well. Whether the error is caught
+        # further up or not: the end of this process ends the job.
+        if kind is None:
+            self._end_open_epoch()
+            self._running.finish()
+            if self._member is not None:
+                self._member.disengage()
+            if self._recording is not None:
+                self._recording.write()
+        self._over = True
+
+    def _end_open_epoch(self) -> None:
+        """End the epoch that is open; one that a `break` has left is open until the next begins."""
+        running, is_open, self._epoch_open = self._running, self._epoch_open, False
+        if is_open:
+            running.end_epoch()
+
+    @property
+    def _running(self) -> Part:
+        if self._part is None or self._over:
+            raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
+        return self._part
+
+    def _fitted(self, optimizer: VectorOptimizer, place: slice | None = None) -> VectorOptimizer:
+        layout = self._flat.layout
+        return fitted(optimizer, layout, slice(0, layout.size) if place is None else place)
+
+    def _plan(self, plain: VectorOptimizer) -> Plan:
+        given, runs = self.optimizer, self.algorithm.optimizer_runs
+
+        def at_center(place: slice) -> VectorOptimizer | None:
+            return self._fitted(given, place) if runs == "center" and given is not None else None
+
+        return Plan(
+            algorithm=self.algorithm,
+            parameters=self._flat,
+            gradient=self._gradient,
+            servers=self._servers,
+            center_optimizer=at_center,
+            local_optimizer=self._fitted(plain) if runs == "worker" else None,
+            stall_timeout_s=self._stall_timeout_s,
+            record=self._log_order is not None,
+        )
+
+
+def _check_arguments(algorithm: object, optimizer: object, servers: object) -> None:
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigurationError(f"algorithm={algorithm!r} is none; pass its options, e.g. Downpour()")
+    if optimizer is not None and not isinstance(optimizer, VectorOptimizer):
+        raise ConfigurationError(f"optimizer={optimizer!r} is none; pass one of nnlo_common's, e.g. SGD(0.1)")
+    if not isinstance(servers, int) or servers < 1:
+        raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 1")

@@ -1,0 +1,199 @@
+"""What a rank does in a training, whatever part it has: it works, it serves, or it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._state_tree import State
+from nnlo_common.protocol import check_weight
+
+__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say", "speaks"]
+
+#: Moves the parameters of a worker, as a framework's optimizer does.
+LocalStep: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a rank has seen of a training.
+
+    Attributes:
+        steps: gradients computed here.
+        samples: samples taken: by all workers, as the first server knows them, or by this worker.
+        exchanges: contributions that this rank's shard of the centre has taken up.
+        dropped: contributions that came too late (synchronous training with backup workers).
+        mean_staleness: how many commits old a contribution was, on average.
+        noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
+            the workers' weights: samples, unless they were set.
+        lost: who has died, as servers know it: rank, host, what it did last, and when; one line for each.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    exchanges: int = 0
+    dropped: int = 0
+    mean_staleness: float = 0.0
+    noise_scale: float | None = None
+    lost: tuple[str, ...] = ()
+
+
+def speaks(role: str) -> bool:
+    """Say whether this is the one rank that speaks for all: the one whose parameters are the centre."""
+    return role in ("alone", "server 0")
+
+
+def say(role: str, text: str) -> None:
+    """Print `text` if this rank speaks for all."""
+    if speaks(role):
+        print(text, flush=True)
+
+
+class Part(Protocol):
+    """What a rank does at each turn of an ordinary training loop."""
+
+    def start(self) -> None:
+        """Take up the part."""
+
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
+        """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
+
+    def begin_epoch(self) -> bool:
+        """Begin an epoch; return whether that has moved the parameters."""
+
+    def end_epoch(self) -> None:
+        """Tell, or wait for, the end of an epoch."""
+
+    def point(self) -> Vector:
+        """Where the next gradient is to be taken."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether training is to end now."""
+
+    def stop(self) -> None:
+        """Let training end; only the rank that holds the centre decides that."""
+
+    def report(self) -> Report:
+        """What was seen so far."""
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Leave in good order; `last` is done while the others can still be asked."""
+
+
+class TeamPart(Part, Protocol):
+    """What a rank can do besides where it is one of several."""
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as it is now into `into`."""
+
+    def view(self, into: Vector) -> None:
+        """Copy the centre into `into` as it is once all have finished the epoch; all ranks get the same."""
+
+    def ask(
+        self, content: Mapping[str, Any], numbers: Vector | None = None
+    ) -> tuple[Mapping[str, Any], Vector]:
+        """Ask the desk."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step has to be made; others may be passed."""
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+
+    def last_round(self) -> None:
+        """Contribute the steps since the last round, where the algorithm trains in rounds."""
+
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Take the next gradient from another vector; this one may still travel."""
+
+    def pass_step(self) -> None:
+        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
+
+    @property
+    def told_rate(self) -> float:
+        """The learning rate that the first server tells workers; 0: none."""
+
+    def tell_rate(self, rate: float) -> None:
+        """On a server: tell workers a learning rate with all replies from now on; 0: none any more."""
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether this worker is to pause at its next batch boundary."""
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+
+    def state(self) -> State:
+        """Return everything that the next step depends on; exact in a pause."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Go on with the centre of `state`, but with other workers; call it before `start`."""
+
+    def configure(self, values: Vector) -> None:
+        """Tell the servers what to step this rank's contributions with from now on."""
+
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of the optimizer that moves a worker's parameters, where one does."""
+
+    def count_samples(self, total: int) -> None:
+        """Tell, with the next messages, how many samples this rank has taken so far."""
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do something from time to time while this rank serves."""
+
+
+class Alone:
+    """Trains plainly: a world of one."""
+
+    def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
+        self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
+        self._steps = 0
+        self.stopped = False
+
+    def start(self) -> None:
+        """Nobody has to be asked."""
+
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
+        """Step the optimizer."""
+        check_weight(0, weight)
+        self._optimizer.step(self._parameters.vector, self._gradient.vector)
+        self._steps += 1
+
+    def begin_epoch(self) -> bool:
+        """Nobody has to be asked."""
+        return False
+
+    def end_epoch(self) -> None:
+        """Nobody has to be told."""
+
+    def point(self) -> Vector:
+        """Return the parameters, or what lies ahead of them."""
+        ahead: Callable[[Vector], Vector] | None = getattr(self._optimizer, "gradient_point", None)
+        return self._parameters.vector if ahead is None else ahead(self._parameters.vector)
+
+    def stop(self) -> None:
+        """Make no more steps."""
+        self.stopped = True
+
+    def report(self) -> Report:
+        """Return the steps made."""
+        return Report(steps=self._steps)
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Nobody has to be told."""
+        last()

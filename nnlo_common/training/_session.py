@@ -1,0 +1,500 @@
+"""One rank's place among several, whatever framework its model is in.
+
+A framework's package says how the model's numbers get into flat vectors and back (`_framework`); what is done
+with them when is the same for all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, cast
+
+import numpy as np
+
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._layout import Layout
+from nnlo_common.base._state_tree import State, require
+from nnlo_common.cluster._forking import advise_on_fork
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.training._collectives import Gathering
+from nnlo_common.training._joining import Member, join
+from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
+from nnlo_common.training._observer import Observed, See
+from nnlo_common.training._plan import Plan
+from nnlo_common.training._roles import Report, TeamPart, speaks
+from nnlo_common.training._server_rank import Serving
+from nnlo_common.training._stall_detector import check_stall_timeout
+
+__all__ = ["Team"]
+
+
+def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
+    """Whether a thread of a training moves messages; the training may be gone by then."""
+
+    def look() -> bool:
+        there = team()
+        return there is not None and lag > 0 and not there.serves and not there.over
+
+    return look
+
+
+# What is saved of a team beside its part.
+_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
+
+
+class Team:
+    """One rank's place among several.
+
+    Attributes:
+        rank: this rank's number.
+        size: how many ranks there are.
+        member: its part.
+        model: its model.
+        algorithm: how workers and centre exchange.
+        world: the ranks.
+        broken: a step has failed half-way, so that the training cannot be left in good order.
+        over: the training is over.
+        before_epoch_ends: called when this worker ends its epoch.
+        before_close: called before this rank leaves, when it may still ask.
+
+    Args:
+        algorithm: how workers and centre exchange.
+        world: the ranks.
+        model: the model.
+        buffers: its buffers, if it has any.
+        options: those of the user's optimizer.
+        center_optimizer: makes what steps the given part of the centre.
+        local_step: moves the parameters in each step, as an optimizer of the framework's does; None: nothing
+            does, or the framework does so by itself.
+        moved_outside: the framework moves the parameters by itself between steps.
+        given_sums: the model's gradient is the sum over all steps since the last contribution.
+        servers: how many ranks serve.
+        optimizer: what kind of optimizer the user's is; the same on all ranks.
+        epochs: how many the training is to have, if that is known; the same on all ranks.
+        meetings: what else all ranks meet in, by name; the same on all ranks.
+        stall_timeout_s: after how long a silent worker is given up; None: never.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        world: RankWorld,
+        *,
+        model: Model,
+        buffers: Buffers | None,
+        options: Options,
+        center_optimizer: Callable[[slice], VectorOptimizer],
+        local_step: Callable[[], object] | None = None,
+        moved_outside: bool = False,
+        given_sums: bool = False,
+        servers: int = 1,
+        optimizer: str = "",
+        epochs: int = 0,
+        meetings: Sequence[str] = (),
+        stall_timeout_s: float | None = None,
+    ) -> None:
+        self.rank, self.size, self.model = world.rank, world.size, model
+        self.algorithm, self.world = algorithm, world
+        self._runs, self._options = algorithm.optimizer_runs, options
+        self._move, self._moved_outside = local_step, moved_outside
+        ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
+        plan = Plan(
+            algorithm=algorithm,
+            parameters=model.parameters,
+            gradient=model.gradient,
+            own_parameters=FlatVector(model.parameters.layout) if ahead else None,
+            given_sums=given_sums,
+            servers=servers,
+            center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
+            buffers=None if buffers is None else buffers.flat,
+            moving=() if buffers is None else buffers.layers,
+            updates=None if buffers is None else buffers.moves().total,
+            options=2 * len(options.read()),
+            optimizer=optimizer,
+            epochs=epochs,
+            meetings=meetings,
+            stall_timeout_s=check_stall_timeout(stall_timeout_s),
+        )
+        self.member: Member = join(world, plan)
+        self._part = self.member.part
+        # Where gradients are taken ahead of the parameters, the model has that point.
+        self._parameters = None if self.serves else plan.own_parameters
+        self._gathering = Gathering(self._part, model, buffers, speaks=speaks(self.member.role))
+        self.broken = self.over = False
+        self.before_epoch_ends: Callable[[], object] | None = None
+        self.before_close: Callable[[], object] | None = None
+        self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = False
+        self._rounds_over = False
+        self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
+        self._known_options = options.read()
+        self._final: Vector | None = None  # what a worker has taken over at the end
+        world.at_meeting(self.end_epoch)
+        if world.own_process:
+            advise_on_fork(_at_work(weakref.ref(self), algorithm.lag))
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank serves the centre instead of training."""
+        return self.member.server is not None
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which of how many workers this rank is; -1 on a server."""
+        return -1 if self.member.worker is None else self.member.worker, self.member.workers
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the server asks to end."""
+        return self._part.stopped
+
+    def stop(self) -> None:
+        """Ask all to end; what a worker says does not count."""
+        self._part.stop()
+
+    def report(self) -> Report:
+        """Return what this rank has seen so far."""
+        return self._part.report()
+
+    def take(self, samples: int) -> None:
+        """Count samples that this rank has taken."""
+        self._samples += samples
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do something from time to time while this rank serves."""
+        self._part.watch(call, every_s)
+
+    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask the first server."""
+        # A server's own questions about leases are answered at once: before it lets in anybody who takes one.
+        if not (self.serves and content["ask"] == "lease"):
+            self.start()
+        return self._part.ask(content)[0]
+
+    def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
+        """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
+        self.start()
+        return self._gathering.copied(values, vector)
+
+    def observe(self, see: See) -> None:
+        """Have `see` told of everything that this rank does with the others from now on."""
+        self._part = self._gathering.part = cast("TeamPart", Observed(self._part, see))
+
+    # -- the course of a training ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up the part, if that has not been done."""
+        if self.over:
+            raise ConfigurationError("the training is over; make a new optimizer")
+        if not self._started:
+            self._started = True
+            if not self._loaded:
+                self.model.absorb()  # 16-bit weights may have been loaded since
+            self._part.start()
+            self._show()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch; on a server serve it to its end."""
+        self.start()
+        self.end_epoch()
+        if self.serves:
+            self._part.end_epoch()
+            self._epochs += 1
+            self._publish()
+            return
+        self._epoch_open = True
+        if self._resumed_in_epoch:
+            self._resumed_in_epoch = False
+            return  # it goes on with an epoch that it began before it was saved
+        if self._part.begin_epoch():
+            self._show()
+        if self._epochs:
+            self._gathering.take_buffers()  # where workers step together all have brought theirs by now
+        else:
+            self._gathering.tell_start()
+
+    def step(
+        self,
+        weight: float,
+        change_gradient: Callable[[], object],
+        local_step: Callable[[], object] | None = None,
+    ) -> None:
+        """Make one step with the gradients that lie in the model.
+
+        Args:
+            weight: how much it counts in a mean over workers, with those that were passed before it.
+            change_gradient: changes the collected gradient.
+            local_step: moves the parameters in their vector; None: as the training has it.
+        """
+        self.start()
+        if self._runs == "worker":
+            self.model.check()
+        else:
+            self.model.collect()
+            change_gradient()
+        if local_step is None:
+            self._take_up()
+        self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
+        if self._runs == "center":
+            self._send_options()
+        self._part.count_samples(self._samples)
+        if local_step is None and self._move is not None:
+            local_step = self._local_step
+        self._part.step(weight, local_step)
+        self._steps_in_epoch += 1
+        self.broken = False
+        # What was not contributed is added to, where it is.
+        if len(self.model.gradients) > 1 and not self.gathered and self.model.turn():
+            self._part.use_gradient(self.model.gradient)
+        self._show()
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step has to be made; others may be passed."""
+        return self._part.due
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        return self._part.due_within(steps)
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+        return self._part.gathered
+
+    def pass_step(self) -> None:
+        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
+        self._part.pass_step()
+        self._steps_in_epoch += 1
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+        self._part.add_weight(weight)
+
+    def end_epoch(self) -> None:
+        """End the epoch that is open, if one is.
+
+        A loader that fetches ahead has used up its sampler before the last steps are made, so the end of an
+        epoch is known for certain only when the next thing begins.
+        """
+        if self._epoch_open:
+            self._epoch_open = False
+            if self.before_epoch_ends is not None:
+                self.before_epoch_ends()
+            self._part.count_samples(self._samples)
+            self._bring_buffers()
+            contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
+            if contributes:
+                self._take_up()
+            self._part.end_epoch()
+            if contributes:
+                self._show()
+            self._epochs += 1
+            self._samples_before, self._steps_in_epoch = self._samples, 0
+
+    def last_round(self) -> None:
+        """Bring the steps since the last round into the centre, where the algorithm trains in rounds.
+
+        All ranks call it after the last epoch, once or more; only the first time counts.
+        """
+        if self._rounds_over or not self.algorithm.trains_in_rounds:
+            return
+        self._rounds_over = True
+        if not self._gathering.agree_on_last_round(self._part.gathered):
+            return
+        if self.serves:
+            self._gathering.end_last_round()
+            self._part.last_round()
+            self._publish()
+            return
+        self._take_up()
+        self._part.last_round()
+        self._show()
+        self._gathering.end_last_round()
+
+    def close(self) -> None:
+        """Leave in good order; a server serves until all workers have left."""
+        self.start()
+        self.end_epoch()
+        if self.before_close is not None:
+            self.before_close()
+        self.last_round()
+        self.over = True
+        self._part.finish(self._publish if self.serves else self.model.publish)
+        if self._parameters is not None:
+            np.copyto(self.model.parameters.vector, self._parameters.vector)
+        if self._final is not None:  # replies that were under way have come since
+            np.copyto(self.model.parameters.vector, self._final)
+        self.model.publish()
+        self.member.disengage()
+
+    @property
+    def told_rate(self) -> float:
+        """The learning rate set where the centre is, as the latest reply has told it; 0: none was."""
+        return self._part.told_rate
+
+    def tell_rate(self, rate: float) -> None:
+        """On a server: tell workers a learning rate with all replies from now on; 0: none any more.
+
+        It counts more than what workers have told to step their contributions with, until they tell anew.
+        """
+        self._part.tell_rate(rate)
+
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
+        self._part.set_local_rate(rate)
+
+    # -- checkpoints ----------------------------------------------------------------------------------
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether this worker is to pause at its next batch boundary."""
+        return self._part.pause_requested
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+        self.start()
+        return self._part.pause()
+
+    def state(self) -> State:
+        """Return everything of this rank that the next step depends on, but for the framework's own.
+
+        It is exact in a pause: `load` on the same rank of a new training goes on with the same bits.
+        """
+        self.model.absorb()
+        counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
+        # What a scheduler has set since the last step, the servers are still to be told.
+        state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
+        return state | {"buffers": self._gathering.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before anything else is done.
+
+        Raises:
+            ConfigurationError: it was saved with other options or another model.
+        """
+        counts = {name: type(getattr(self, f"_{name}")) for name in _COUNTS}
+        require("a rank", state, part=Mapping, known_options=[float], buffers=Mapping, **counts)
+        self.model.absorb()
+        self._part.load(state["part"])
+        self._gathering.load(state["buffers"])
+        for name in _COUNTS:
+            setattr(self, f"_{name}", state[name])
+        self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
+        self._known_options = tuple(state["known_options"])
+        self._loaded = True
+        self._show()
+
+    def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
+        """Go on after so many epochs, with the centre of a server's `state` but other workers."""
+        if state is not None:
+            self._part.load_for_others(state["part"])
+        self._epochs = epochs
+        self._loaded = True
+        self.model.publish()
+
+    @property
+    def layout(self) -> Layout:
+        """The names, shapes and types of the parameters, to be compared."""
+        return self.model.parameters.layout
+
+    @property
+    def serving(self) -> Serving | None:
+        """This rank's part, if it is a server's."""
+        return self.member.part if isinstance(self.member.part, Serving) else None
+
+    # -- the centre on any rank -----------------------------------------------------------------------
+
+    @contextmanager
+    def center(self, *, when_all_are_there: bool) -> Iterator[None]:
+        """Let the model have the centre's parameters and buffers.
+
+        Args:
+            when_all_are_there: as they are when all have finished the epoch, the same on all ranks.
+        """
+        self.start()
+        if when_all_are_there:
+            self.end_epoch()
+        self._take_up()
+        center = np.empty_like(self.model.parameters.vector)
+        if when_all_are_there:
+            self._part.view(center)
+        else:
+            self._part.look(center)
+        if not self.serves and not when_all_are_there:
+            self._bring_buffers()
+        # The model of a server is the centre.
+        with nullcontext() if self.serves else self._gathering.lent(center):
+            self._gathering.views += when_all_are_there
+            yield
+
+    def take_over_center(self) -> None:
+        """Let a worker's model be the centre for good, once nobody trains any more.
+
+        All workers call it when they have made their last step.
+        """
+        self.start()
+        self.end_epoch()
+        self._gathering.meet()  # now all have ended
+        self._gathering.meet()  # now the servers have settled what the centre is
+        self._final = self._gathering.take_center()
+
+    def settle_center(self, settle: Callable[[], object]) -> None:
+        """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
+
+        Workers call `take_over_center` meanwhile. The model's buffers are what all get.
+        """
+        self._gathering.meet()
+        settle()
+        self._gathering.bring_buffers(1, instead=True)
+        self._gathering.meet()
+
+    def agree(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Return the means over all ranks, before any has begun; the start may keep a worker waiting."""
+        return self._gathering.mean(values, weight, self._epochs)
+
+    def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Return the means over all ranks; each gets the same."""
+        self.start()
+        self.end_epoch()  # which a server has served to its end before it asks
+        return self._gathering.mean(values, weight, self._epochs)
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _local_step(self) -> None:
+        assert self._move is not None  # or nobody asks for it
+        self.model.publish()  # an exchange may have come first
+        self._move()
+        self.model.absorb()
+
+    def _take_up(self) -> None:
+        """Bring into the vector what the framework has moved by itself."""
+        if self._moved_outside:
+            self.model.absorb()
+
+    def _show(self) -> None:
+        """Let the model be where the next gradient is to be taken."""
+        if self._parameters is not None:
+            np.copyto(self.model.parameters.vector, self._part.point())
+        self.model.publish()
+
+    def _send_options(self) -> None:
+        """Tell the servers what a scheduler has changed since the last step, for they do not see batches."""
+        options = self._options.read()
+        if options != self._known_options:
+            self._known_options = options
+            self._part.configure(wired(options))
+
+    def _bring_buffers(self) -> None:
+        """Let this worker's buffers count in the mean of all, if it has trained at all."""
+        weight = self._samples - self._samples_before or self._steps_in_epoch
+        self._gathering.bring_buffers(weight, self._epochs)
+
+    def _publish(self) -> None:
+        """On a server: let the model be the centre."""
+        self.model.publish()
+        self._gathering.take_buffers()

@@ -1,0 +1,162 @@
+"""Who of the workers has been heard when: names those who stall, and says of the dead what they did last."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.protocol import Kind, Message
+
+__all__ = ["LOOK_EVERY_S", "Attendance", "check_stall_timeout"]
+
+_LOG = logging.getLogger(__name__)
+
+#: How often somebody should look for those who stall.
+LOOK_EVERY_S = 0.5
+# Who has been silent for so many times the longest that it was ever silent for at this point is named,
+_PATIENCE = 2.0
+# but not before this,
+_SHORTEST_S = 5.0
+# and this counts where it is not known: a first step compiles, a first epoch may end with a validation.
+_UNKNOWN_S = 60.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one rank."""
+
+    did: Kind | None = None
+    step: int = 0
+    at_s: float = 0.0  # when it was heard
+    since_s: float = 0.0  # from when on it is waited for
+    named: bool = False
+
+
+class Attendance:
+    """Takes note of every message, and compares the silence after it with the sender's own usual one.
+
+    The usual silence is kept for each rank and kind of message, since a worker validates after an epoch but
+    not after a step. Whoever waits for somebody else is not silent.
+
+    Args:
+        hosts: of the ranks that are expected, by rank.
+        stall_timeout_s: who has been silent for so long is to be given up; None: nobody is.
+        tells: write warnings; only one rank of a training does.
+        clock: tells the time.
+
+    Example:
+        >>> now_s = 0.0
+        >>> attendance = Attendance({1: "node7"}, tells=False, clock=lambda: now_s)
+        >>> attendance.heard(Message(Kind.EXCHANGE, sender=1, sequence=1, clock=10))
+        >>> now_s = 3.0
+        >>> attendance.last(1)
+        'rank 1 on node7, last heard 3.0 s ago: EXCHANGE after step 10'
+    """
+
+    def __init__(
+        self,
+        hosts: Mapping[int, str],
+        *,
+        stall_timeout_s: float | None = None,
+        tells: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hosts, self._stall_timeout_s, self._clock = dict(hosts), stall_timeout_s, clock
+        self._level = logging.WARNING if tells else logging.DEBUG
+        now_s = self._looked_s = clock()
+        self._seen = {rank: _Seen(at_s=now_s, since_s=now_s) for rank in hosts}
+        self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
+
+    def heard(self, message: Message) -> None:
+        """Take note of a message."""
+        seen = self._seen.get(message.sender)
+        if seen is None:
+            return
+        now_s = self._clock()
+        silence_s = now_s - seen.since_s
+        if seen.did is not None:
+            at = message.sender, seen.did
+            self._longest_s[at] = max(self._longest_s[at], silence_s)
+        if seen.named:
+            seen.named = False
+            who = f"rank {message.sender} on {self._hosts[message.sender]}"
+            _LOG.log(self._level, "nnlo: %s is back after %.1f s", who, silence_s)
+        seen.did, seen.at_s, seen.since_s = message.kind, now_s, now_s
+        seen.step = message.clock or seen.step
+
+    def begin(self) -> None:
+        """Count silence from now on: nobody has listened for a while."""
+        self._looked_s = self._clock()
+        for seen in self._seen.values():
+            seen.since_s = self._looked_s
+
+    def look(self, is_awaited: Callable[[int], bool]) -> list[int]:
+        """Name those who have become silent; return those who are to be given up.
+
+        Args:
+            is_awaited: whether it is this rank's turn to say something.
+        """
+        now_s = self._clock()
+        if now_s - self._looked_s > 4 * LOOK_EVERY_S:
+            self.begin()  # this rank itself was away, and messages may lie unread
+        self._looked_s = now_s
+        given_up = []
+        for rank, seen in self._seen.items():
+            if not is_awaited(rank):
+                seen.since_s = now_s
+                continue
+            silence_s = now_s - seen.since_s
+            if not seen.named and silence_s > self._deadline_s(rank, seen):
+                seen.named = True
+                _LOG.log(
+                    self._level,
+                    "nnlo: %s; that is longer than usual, so it may hang, be stopped or be cut off%s",
+                    *(self.last(rank), self._threat()),
+                )
+            if self._stall_timeout_s is not None and silence_s > self._stall_timeout_s:
+                given_up.append(rank)
+        return given_up
+
+    def last(self, rank: int) -> str:
+        """Say when a rank was last heard, and what it did."""
+        seen = self._seen[rank]
+        did = "nothing yet" if seen.did is None else f"{seen.did.name} after step {seen.step}"
+        return f"rank {rank} on {self._hosts[rank]}, last heard {self._clock() - seen.at_s:.1f} s ago: {did}"
+
+    def mourn(self, rank: int, others: int) -> str:
+        """Name a rank that has died; return what is to be reported of it.
+
+        Args:
+            rank: of the dead.
+            others: how many workers are left.
+        """
+        told = self.last(rank)
+        _LOG.log(self._level, "nnlo: %s; it has died. Workers that go on: %d", told, others)
+        return f"{told}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
+    def _deadline_s(self, rank: int, seen: _Seen) -> float:
+        longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]
+        return max(_SHORTEST_S, _PATIENCE * longest_s) if longest_s else _UNKNOWN_S
+
+    def _threat(self) -> str:
+        limit_s = self._stall_timeout_s
+        return "" if limit_s is None else f"; after {limit_s:g} s it is given up"
+
+
+def check_stall_timeout(stall_timeout_s: float | None) -> float | None:
+    """Return the option if it is possible.
+
+    Raises:
+        ConfigurationError: it is no positive number.
+    """
+    number = stall_timeout_s is None or (isinstance(stall_timeout_s, (int, float)) and stall_timeout_s > 0)
+    if not number or isinstance(stall_timeout_s, bool):
+        raise ConfigurationError(
+            f"stall_timeout_s={stall_timeout_s!r} is not possible: use a number of seconds above 0, or None "
+            "to only warn of ranks that stall"
+        )
+    return stall_timeout_s

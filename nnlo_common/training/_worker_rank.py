@@ -1,0 +1,176 @@
+"""The part of a worker: it computes gradients and exchanges with the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._state_tree import State, require
+from nnlo_common.cluster.transport._endpoint import Endpoint
+from nnlo_common.protocol import Action, Activity, Clerk, Received, Worker
+from nnlo_common.training._event_loop import work
+from nnlo_common.training._roles import LocalStep, Report
+
+__all__ = ["Working"]
+
+
+class Working:
+    """Computes gradients and exchanges with the servers.
+
+    Args:
+        endpoint: this rank's door.
+        worker: the state machine.
+        clerk: who asks the desk.
+    """
+
+    def __init__(self, endpoint: Endpoint, worker: Worker, clerk: Clerk) -> None:
+        self._endpoint, self._worker, self._clerk = endpoint, worker, clerk
+        self._servers = {conversation.shard.server for conversation in worker.conversations}
+        self._steps = self._samples = 0
+
+    def start(self) -> None:
+        """Join; returns once the centre has come."""
+        self._work(self._worker.join())
+
+    def step(self, weight: float, local_step: LocalStep | None = None) -> None:
+        """Make one step, with the exchange that is due."""
+        self._worker.set_weight(weight)
+        self._work(self._worker.step(local_step))
+        self._steps += 1
+
+    def begin_epoch(self) -> bool:
+        """Go on from where the last epoch has ended; return whether that has moved the parameters."""
+        moves = self._worker.refreshes
+        self._work(self._worker.begin_epoch())
+        return moves
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step has to be made; others may be passed."""
+        return self._worker.due
+
+    def due_within(self, steps: int) -> bool:
+        """Whether one of the next steps exchanges."""
+        return self._worker.due_within(steps)
+
+    @property
+    def gathered(self) -> int:
+        """How many steps were made since the last contribution."""
+        return self._worker.gathered
+
+    def add_weight(self, weight: float) -> None:
+        """Let the next contribution count for more in a mean, for steps that were passed."""
+        self._worker.add_weight(weight)
+
+    def last_round(self) -> None:
+        """Contribute the steps since the last round, where the algorithm trains in rounds."""
+        self._work(self._worker.last_round())
+
+    def use_gradient(self, gradient: FlatVector) -> None:
+        """Take the next gradient from another vector; this one may still travel."""
+        self._worker.use_gradient(gradient)
+
+    def pass_step(self) -> None:
+        """Count a step that does not exchange."""
+        self._worker.pass_step()
+        self._steps += 1
+
+    def end_epoch(self) -> None:
+        """Tell the servers."""
+        self._work(self._worker.finish_epoch())
+
+    def point(self) -> Vector:
+        """Return the parameters, or what lies ahead of them."""
+        return self._worker.gradient_point()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a server has asked to end, in its latest reply."""
+        return self._worker.stop_requested
+
+    def stop(self) -> None:
+        """Do nothing: this rank sees its own parameters, not the centre."""
+
+    def look(self, into: Vector) -> None:
+        """Copy the centre as it is now into `into`; the training does not notice."""
+        self._work(self._worker.look(into))
+
+    def view(self, into: Vector) -> None:
+        """Copy the centre into `into` as it is once all have finished the epoch."""
+        self._work(self._worker.look(into, when_all_are_there=True))
+
+    def ask(
+        self, content: Mapping[str, Any], numbers: Vector | None = None
+    ) -> tuple[Mapping[str, Any], Vector]:
+        """Ask the desk, and wait for the answer."""
+        self._work(self._clerk.ask(content, numbers))
+        assert self._clerk.answer is not None  # the activity ends with it
+        return self._clerk.answer
+
+    @property
+    def told_rate(self) -> float:
+        """The learning rate that came with the latest reply of the first server; 0: none."""
+        return self._worker.rate
+
+    def tell_rate(self, rate: float) -> None:
+        """Do nothing: this rank has no centre."""
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether the first server has asked for a pause at the next batch boundary."""
+        return self._worker.pause_requested
+
+    def pause(self) -> bool:
+        """Wait until all workers are at a batch boundary; False: it was called off."""
+        self._work(self._worker.pause())
+        return self._worker.paused
+
+    def state(self) -> State:
+        """Return everything that the next step depends on; exact in a pause."""
+        return {"worker": self._worker.state(), "steps": self._steps, "samples": self._samples}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was returned; call it before `start`."""
+        require("a worker's part", state, worker=Mapping, steps=int, samples=int)
+        self._worker.load(state["worker"])
+        self._steps = state["steps"]
+        self.count_samples(state["samples"])
+
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: a new worker begins at the centre."""
+
+    def configure(self, values: Vector) -> None:
+        """Tell the servers what to step this worker's contributions with from now on."""
+        self._work(self._worker.configure(values))
+
+    def set_local_rate(self, rate: float) -> None:
+        """Set the learning rate of the optimizer that moves this worker's parameters."""
+        if self._worker.local is not None:
+            self._worker.local.learning_rate = rate
+
+    def count_samples(self, total: int) -> None:
+        """Tell, with the next messages, how many samples this worker has taken so far."""
+        self._samples = total
+        self._worker.count_samples(total)
+
+    def watch(self, call: Callable[[], object], every_s: float) -> None:
+        """Do nothing: this rank never serves."""
+
+    def report(self) -> Report:
+        """Return the steps made."""
+        return Report(steps=self._steps, samples=self._samples)
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Leave; `last` is done before."""
+        last()
+        self._work(self._worker.leave())
+        self._endpoint.close()
+
+    def _work(self, activity: Activity) -> None:
+        work(self._endpoint, self._deliver, activity, self._servers)
+
+    def _deliver(self, event: Received) -> list[Action]:
+        if event.message.shard == self._clerk.shard:
+            return self._clerk.receive(event)
+        return self._worker.deliver(event)

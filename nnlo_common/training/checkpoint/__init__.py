@@ -1,0 +1,19 @@
+"""Checkpoints on disk: whole or not at all, recognised when damaged, without pickle or a framework."""
+
+from __future__ import annotations
+
+from nnlo_common.training.checkpoint._manifest import DamagedError, Entry, Manifest
+from nnlo_common.training.checkpoint._reading import Checkpoint
+from nnlo_common.training.checkpoint._store import Draft, Store
+from nnlo_common.training.checkpoint._tree import packed_tree, unpacked_tree
+
+__all__ = [
+    "Checkpoint",
+    "DamagedError",
+    "Draft",
+    "Entry",
+    "Manifest",
+    "packed_tree",
+    "Store",
+    "unpacked_tree",
+]

@@ -1,0 +1,41 @@
+"""What tells one training from another: its algorithm, model, optimizer and data, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._layout import Layout
+
+__all__ = ["IDENTITY", "difference"]
+
+#: The facts that have to be equal for one training to go on from another's checkpoint.
+IDENTITY = ("algorithm", "optimizer", "servers", "model", "data")
+
+
+def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Say what is another thing in a checkpoint (`there`) than here; empty where nothing is.
+
+    Example:
+        >>> facts = {"algorithm": "AGN()", "optimizer": "SGD", "servers": 1, "model": "", "data": []}
+        >>> difference({**facts, "optimizer": "Adam"}, facts)
+        'the optimizer is Adam there, but SGD here'
+        >>> difference(facts, facts)
+        ''
+    """
+    for name in IDENTITY:
+        if there.get(name) == here.get(name):
+            continue
+        if name == "model":
+            return f"the model is another one: {_of_models(there.get(name), here.get(name))}"
+        told = {"servers": "the number of servers"}.get(name, f"the {name}")
+        return f"{told} is {there.get(name)} there, but {here.get(name)} here"
+    return ""
+
+
+def _of_models(there: Any, here: Any) -> str:
+    try:
+        return Layout.from_json(here).difference(Layout.from_json(there)) or "it has other buffers"
+    except (ConfigurationError, ValueError, TypeError, KeyError):
+        return "it cannot be compared"

@@ -1,0 +1,259 @@
+"""One rank's part in the checkpoints of a training: when they are due, and the way back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._folder_lock import hold
+from nnlo_common.base._signals import Interrupts, LeftTogether
+from nnlo_common.cluster._aborting import advise
+from nnlo_common.training._roles import say, speaks
+from nnlo_common.training._session import Team
+from nnlo_common.training.checkpoint import Checkpoint, DamagedError, Store
+from nnlo_common.training.checkpoint._identity import difference
+from nnlo_common.training.checkpoint._round import Saving
+from nnlo_common.training.checkpoint._writer import wait_for_all
+
+__all__ = ["Keeper"]
+
+_ANEW = "name another folder, or delete this one to begin anew"
+
+
+class Keeper:
+    """Writes and reads the checkpoints of a run, together with those of the other ranks.
+
+    All ranks have to see the folder: each writes what it alone knows, and the rank whose model is the centre
+    begins and completes the checkpoint. A checkpoint that fails on one rank is none; the training goes on.
+
+    Args:
+        folder: of the run, on a file system that all hosts share.
+        team: this rank's place among several; None: alone.
+        keep: how many checkpoints to keep, besides the best.
+        better: whether lower or higher scores are better.
+        suffix: of the files.
+        collect: returns what this rank has to save, of which a copy is taken.
+        pack: makes bytes of it.
+        facts: returns which training this is, by name, and how far it is.
+        leave: leaves the training in good order.
+        minutes: between two checkpoints; 0: not by time.
+        batches: of a worker between two checkpoints; 0: not by batches.
+
+    Attributes:
+        interrupts: the signals that ask to save and end.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        team: Team | None,
+        *,
+        keep: int,
+        better: Literal["min", "max"],
+        suffix: str,
+        collect: Callable[[], Mapping[str, Any]],
+        pack: Callable[[Mapping[str, Any]], bytes],
+        facts: Callable[[], Mapping[str, Any]],
+        leave: Callable[[], object],
+        minutes: float = 0,
+        batches: int = 0,
+    ) -> None:
+        self.store = Store(folder, keep=keep, better=better)
+        self.interrupts = Interrupts()
+        self._team, self._facts, self._leave = team, facts, leave
+        self._every_s, self._every_batches = 60.0 * minutes, batches
+        self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
+        self._file = f"rank{0 if team is None else team.rank}.{suffix}"
+        self._speaks = speaks("alone" if team is None else team.member.role)
+        self._saving = Saving(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
+        advise(self._advice)
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def look_around(self, batch: int = 0, *, possible: bool = True) -> None:
+        """Between two batches: save if it is time to, and leave if that was the last thing to do.
+
+        Args:
+            batch: how many batches of the epoch are done.
+            possible: it can be saved here.
+        """
+        self._saving.settle()
+        if (possible or self._team is not None) and self._is_time(batch):
+            self._last_s, self._last_batch = time.monotonic(), batch
+            self._asked_to_end = self.interrupts.came
+            self._saving.want(end=self._asked_to_end)
+        # Whoever asks first, all count anew from when they have saved together.
+        if self._team is not None and possible and self._team.pause_requested and self._saving.save():
+            self._last_s, self._last_batch = time.monotonic(), batch
+        self.leave_if_told()
+
+    def save(self, *, last: bool = False) -> None:
+        """Save together with all other ranks, who all call it between two batches.
+
+        Args:
+            last: the training ends here.
+        """
+        if self._team is None and self.interrupts.came:
+            self._saving.ending = self._asked_to_end = True
+        self._saving.save(last=last)
+        self._last_s = time.monotonic()
+
+    def score(self, value: float) -> None:
+        """Say how good the model is, for the next checkpoint."""
+        self._saving.score = value
+
+    def count_batches_from(self, batch: int) -> None:
+        """Count batches of this epoch from here."""
+        self._last_batch = batch
+
+    def leave_if_told(self) -> None:
+        """End the program if all have saved in order to end."""
+        if self._saving.ending:
+            self._leave()
+            self.finish_alone()
+            self.interrupts.__exit__(None, None, None)
+            raise LeftTogether(recalled=self._saving.recalled)
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk, on all ranks; all of them call it, or leave."""
+        self._saving.finish()
+
+    def finish_alone(self) -> None:
+        """The same, where there are no others, or they cannot be waited for."""
+        if self._team is None:
+            self._saving.finish()
+        wait_for_all()
+
+    def _advice(self) -> str:
+        number = self.store.last()
+        if not number:
+            return f"there is no checkpoint in {self.store.folder} yet, so the same command begins anew"
+        return f"the same command goes on from {self.store.path(number)}"
+
+    def _is_time(self, batch: int) -> bool:
+        if self.interrupts.came and not self._asked_to_end:
+            return True
+        by_batches = self._every_batches and batch - self._last_batch >= self._every_batches
+        by_time = self._every_s and time.monotonic() - self._last_s >= self._every_s
+        return bool(by_batches or by_time)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def resume(
+        self,
+        load: Callable[[bytes], None],
+        load_anew: Callable[[bytes, Mapping[str, Any]], None],
+    ) -> Mapping[str, Any] | None:
+        """Go on from the newest checkpoint that is whole (collective).
+
+        Args:
+            load: takes what this rank has saved.
+            load_anew: takes what there is for a rank that begins anew: on a server its own, on a worker what
+                the first worker has saved.
+
+        Returns:
+            Its facts; None where there is none.
+
+        Raises:
+            ConfigurationError: it is of another training, or no checkpoint is whole; on all ranks alike.
+        """
+        found = self._agreed(self._find)
+        number = max(int(one) for one in found)
+        if not number:
+            return None
+        facts: dict[str, Any] = {}
+
+        def take() -> str:
+            checkpoint = Checkpoint.open(self.store.path(number), number)
+            facts.update(checkpoint.manifest.facts)
+            others = self._check(facts)
+            trains = self._team is not None and not self._team.serves
+            if trains and (others or self._file not in checkpoint.manifest.files):
+                load_anew(checkpoint.read(self._first_worker(checkpoint)), facts)
+            elif others:
+                load_anew(checkpoint.read(self._file), facts)
+            else:
+                load(checkpoint.read(self._file))
+            self._tell_who_begins_anew(checkpoint)
+            return ""
+
+        self._agreed(take)
+        return facts
+
+    def _find(self) -> str:
+        if not self._speaks:
+            return "0"
+        wait_for_all()
+        hold(self.store.folder)
+        newest = self.store.newest()
+        return "0" if newest is None else str(newest.manifest.number)
+
+    def _check(self, saved: Mapping[str, Any]) -> bool:
+        """Refuse the checkpoint of another training; return whether there are other workers now."""
+        here = self._facts()
+        problem = difference(saved, here)
+        if problem:
+            raise self._refusal(f"is of another training: {problem}")
+        if saved["workers"] == here["workers"]:
+            return False
+        reason = "it was not saved by several ranks"
+        if self._team is not None and saved["workers"]:
+            reason = self._team.algorithm.tied_to_workers
+        if reason:
+            raise self._refusal(
+                f"was saved with {saved['workers']} workers, and now there are {here['workers']}: {reason}",
+            )
+        return True
+
+    def _first_worker(self, checkpoint: Checkpoint) -> str:
+        """Name the file of the first worker that has a part in a checkpoint; servers come before workers."""
+        _, _, suffix = self._file.partition(".")
+        servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
+        names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
+        return next((name for name in names if name in checkpoint.manifest.files), self._file)
+
+    def _tell_who_begins_anew(self, checkpoint: Checkpoint) -> None:
+        if self._team is None:
+            return
+        there, member = checkpoint.manifest.facts["workers"], self._team.member
+        files, (_, _, suffix) = checkpoint.manifest.files, self._file.partition(".")
+        ranks = range(member.servers, member.servers + member.workers)
+        missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
+        if there != member.workers:
+            told = (
+                f"is of {there} workers, and now there are {member.workers}, so all of them begin at the "
+                "centre, and the epoch begins anew"
+            )
+        elif missing:
+            told = (
+                f"has no part of rank {', '.join(missing)}, which had died or not begun: it begins anew at "
+                "the centre; the others go on where they were"
+            )
+        else:
+            return
+        say(member.role, f"nnlo: {checkpoint.folder} {told}")
+
+    def _agreed(self, what: Callable[[], str]) -> list[str]:
+        """Do something on all ranks and return what each has found; what one refuses, all do (collective)."""
+        try:
+            mine = {"found": what(), "problem": ""}
+        except (ConfigurationError, DamagedError) as error:
+            mine = {"found": "0", "problem": str(error)}
+        if self._team is None:
+            everyone = [mine]
+        else:
+            everyone = [json.loads(text) for text in self._team.world.gather_text(json.dumps(mine))]
+        for rank, one in enumerate(everyone):
+            if one["problem"]:
+                where = "" if self._team is None else f"rank {rank}: "
+                refusal = ConfigurationError(where + one["problem"])
+                refusal.collective = True
+                raise refusal
+        return [one["found"] for one in everyone]
+
+    def _refusal(self, found: str) -> ConfigurationError:
+        return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")

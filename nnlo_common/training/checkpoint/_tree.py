@@ -1,0 +1,83 @@
+"""States as bytes: arrays in an npz, all the rest in JSON inside it; nothing that could run code."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError
+
+__all__ = ["packed_tree", "unpacked_tree"]
+
+_TREE = "tree"  # the entry of the npz that holds the JSON
+_ARRAY = "array:"  # stands in the JSON where an array was
+_TEXT = "text:"  # so no text of a user can be taken for one
+
+
+def packed_tree(tree: Mapping[str, Any]) -> bytes:
+    """Return a tree of numbers, texts and arrays as bytes; floats keep every bit, tuples become lists.
+
+    Raises:
+        ConfigurationError: something in it is neither of these.
+
+    Example:
+        >>> unpacked_tree(packed_tree({"clock": 3, "x": np.ones(2), "name": None}))
+        {'clock': 3, 'x': array([1., 1.]), 'name': None}
+    """
+    arrays: dict[str, Any] = {}
+    text = json.dumps(_taken_apart(tree, arrays, "the state"))
+    arrays[_TREE] = np.frombuffer(text.encode(), np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def unpacked_tree(data: bytes) -> dict[str, Any]:
+    """Return the tree that was packed.
+
+    Raises:
+        ConfigurationError: these bytes are no packed tree.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            tree: dict[str, Any] = _put_together(json.loads(arrays[_TREE].tobytes()), arrays)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
+    return tree
+
+
+def _taken_apart(value: Any, arrays: dict[str, Any], where: str) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        name = f"{len(arrays)}"
+        arrays[name] = value
+        return _ARRAY + name
+    if isinstance(value, str):
+        return _TEXT + value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _taken_apart(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_taken_apart(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
+    raise ConfigurationError(
+        f"{where} is a {type(value).__name__}, which cannot be saved; "
+        "a state holds numbers, texts, arrays, lists and mappings with texts for keys"
+    )
+
+
+def _put_together(value: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        kind, rest = value[: len(_TEXT)], value[len(_TEXT) :]
+        return rest if kind == _TEXT else arrays[value.removeprefix(_ARRAY)]
+    if isinstance(value, list):
+        return [_put_together(item, arrays) for item in value]
+    if isinstance(value, dict):
+        return {key: _put_together(item, arrays) for key, item in value.items()}
+    return value

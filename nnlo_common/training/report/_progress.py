@@ -1,0 +1,116 @@
+"""How fast a training goes, in one line, and what it has come to, in a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from nnlo_common.training._roles import Report
+
+__all__ = ["Meter", "Screen", "is_live", "spaced", "table"]
+
+
+class Meter:
+    """Rates between two looks at a training's reports.
+
+    Args:
+        clock: tells the time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began_s = self._last_s = clock()
+        self._last = Report()
+
+    @property
+    def seconds(self) -> float:
+        """The time since the meter was made."""
+        return self._clock() - self._began_s
+
+    def line(self, report: Report) -> str:
+        """Return samples per second and staleness since the last `mark`."""
+        seconds = max(self._clock() - self._last_s, 1e-9)
+        parts = [f"{spaced((report.samples - self._last.samples) / seconds):>9} samples/s"]
+        if exchanges := report.exchanges - self._last.exchanges:
+            total = report.mean_staleness * report.exchanges
+            before = self._last.mean_staleness * self._last.exchanges
+            parts.append(f"staleness {(total - before) / exchanges:.2f}")
+        return "  ".join(parts)
+
+    def mark(self, report: Report) -> None:
+        """Measure from here."""
+        self._last, self._last_s = report, self._clock()
+
+
+class Screen:
+    """Lines on a terminal, of which the last one may still change.
+
+    Args:
+        stream: where to; None: standard output.
+        live: whether lines may change; otherwise only final ones are written.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, live: bool) -> None:
+        self._stream, self._live, self._shown = stream, live, 0
+
+    def show(self, line: str) -> None:
+        """Write a line that the next one replaces."""
+        if self._live:
+            self._write(line, "")
+
+    def settle(self, line: str) -> None:
+        """Write a line that stays."""
+        self._write(line, "\n")
+
+    def _write(self, line: str, end: str) -> None:
+        stream = sys.stdout if self._stream is None else self._stream
+        padded = f"\r{line.ljust(self._shown)}" if self._shown else line
+        self._shown = len(line) if not end else 0
+        stream.write(padded + end)
+        stream.flush()
+
+
+def is_live(env: Mapping[str, str] = os.environ, stream: TextIO | None = None) -> bool:
+    """Say whether somebody is looking: a terminal, and no batch job or test run.
+
+    Open MPI gives its ranks a terminal even where the output goes into a file, hence the other signs.
+    """
+    if "OMPI_COMM_WORLD_RANK" in env and not _launcher_shows():
+        return False
+    stream = sys.stdout if stream is None else stream
+    batch = ("CI", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    return stream.isatty() and env.get("TERM", "dumb") != "dumb" and not any(map(env.get, batch))
+
+
+def _launcher_shows() -> bool:
+    """Whether the process that carries a rank's output writes to a terminal, as far as it can be known."""
+    try:
+        return str(Path(f"/proc/{os.getppid()}/fd/1").readlink()).startswith(("/dev/pts", "/dev/tty"))
+    except OSError:  # another user's, or no Linux
+        return True
+
+
+def spaced(number: float) -> str:
+    """Return a whole number with its thousands apart.
+
+    Example:
+        >>> spaced(16000)
+        '16 000'
+    """
+    return f"{number:,.0f}".replace(",", " ")
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return names and values in two columns.
+
+    Example:
+        >>> print(table({"time": "2.1 s", "samples": "16 000"}))
+        time      2.1 s
+        samples  16 000
+    """
+    names, values = max(map(len, rows), default=0), max(map(len, rows.values()), default=0)
+    return "\n".join(f"{name.ljust(names)}  {value.rjust(values)}" for name, value in rows.items())
