@@ -1,4 +1,4 @@
-"""What `fit` trains on, where that is an `H5Sequence`: which epoch of it, and batches that are leased.
+"""Feeding `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
 
 Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
 own, in which nobody may ask a server. So it is given one sample, again and again, and its training function

@@ -1,4 +1,4 @@
-"""How a callback gets at the `fit` that calls it: its list of callbacks, and what it does for each batch."""
+"""Access to the running `fit` from a callback: its list of callbacks, and its function for each batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the variables of a Keras model lie in a flat vector, and which of them are averaged."""
+"""Layout of a Keras model's variables in a flat vector, and the choice of those that are averaged."""
 
 from __future__ import annotations
 

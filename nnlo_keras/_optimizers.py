@@ -1,4 +1,4 @@
-"""Which optimizers of a model take part, and which variables are whose."""
+"""Optimizers of a model that take part in a training, and the variables that each owns."""
 
 from __future__ import annotations
 

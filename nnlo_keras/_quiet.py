@@ -1,4 +1,4 @@
-"""What the same `fit` does not do on every rank: write files, validate, draw progress bars, ask metrics."""
+"""Quieting of `fit` on ranks that do not speak: no files, validation, progress bars or metrics."""
 
 from __future__ import annotations
 

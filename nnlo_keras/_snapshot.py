@@ -1,4 +1,4 @@
-"""What a rank of a Keras training is besides its team: variables, random numbers, callbacks."""
+"""Snapshot of a rank of a Keras training besides its team: variables, random numbers, callbacks."""
 
 from __future__ import annotations
 

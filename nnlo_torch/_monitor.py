@@ -1,4 +1,4 @@
-"""What each rank does and uses, epoch by epoch."""
+"""Monitor: a line of JSON for each epoch of each rank, with its work and its usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrapper is besides an optimizer: one rank's part in a training, with a view of the centre."""
+"""Participation of a wrapper besides stepping: one rank's part in a training, with a view of the centre."""
 
 from __future__ import annotations
 

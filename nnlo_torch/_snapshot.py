@@ -1,4 +1,4 @@
-"""What a rank of a torch training is besides its team: modules and random states; as bytes and back."""
+"""Snapshot of a rank of a torch training besides its team: modules and random states, as bytes and back."""
 
 from __future__ import annotations
 

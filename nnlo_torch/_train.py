@@ -1,4 +1,4 @@
-"""What `nnlo train` needs to know of PyTorch; it uses the plug-in as a script of a user's would."""
+"""PyTorch half of `nnlo train`; it uses the plug-in as a user's script would."""
 
 from __future__ import annotations
 

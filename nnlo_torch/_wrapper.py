@@ -1,4 +1,4 @@
-"""What all wrappers share: a torch optimizer around the user's own that takes part in a training."""
+"""Base of all wrappers: a torch optimizer around the user's own that takes part in a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every algorithm consists of: a worker's half, a centre's half, and the options that make both.
+"""Base classes of all algorithms: a worker's half, a centre's half, and the options that make both.
 
 The halves know float32 vectors and nothing else: no MPI, no clock on the wall, no thread, no framework.
 Because every rule works coordinate by coordinate, a centre that is cut over several servers is just

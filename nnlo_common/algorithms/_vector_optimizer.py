@@ -1,4 +1,4 @@
-"""What all vector optimizers share: the protocol, the checks, the buffers and the state."""
+"""Base of all vector optimizers: the protocol, checks, buffers and state."""
 
 from __future__ import annotations
 

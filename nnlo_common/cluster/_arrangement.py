@@ -1,4 +1,4 @@
-"""How a number of ranks may be divided, and the arithmetic that says so when it may not.
+"""Arrangement of ranks into servers, workers, groups and blocks: the arithmetic, and errors that explain it.
 
     world = [1 coordinator, with blocks only] + blocks x folds x cell
     cell  = servers + W groups x group_size ranks,  W = 1, 2, 3, ...

@@ -1,4 +1,4 @@
-"""How a process finds out whether it trains alone or belongs to an MPI job.
+"""Connecting to MPI: find out whether this process trains alone or belongs to a job.
 
     connect() ─► None             `python train.py`: no MPI is loaded, training is plain
               ─► World            `mpiexec -n 3 python train.py`, `srun --mpi=pmix -n 3 python train.py`

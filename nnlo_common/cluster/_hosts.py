@@ -1,4 +1,4 @@
-"""Where each rank lives: its host, its number there, its cores and its GPU.
+"""Hosts of the ranks: each rank's host, its number there, its cores and its GPU.
 
     every rank:  describe_here()  ->  {"host": "a", "cores": 2, "core_mask": "0x3", "gpus": 1}
                         |   gathered over all ranks by whoever owns the transport

@@ -1,4 +1,4 @@
-"""Which launcher started this process, read from the environment variables it left; pure.
+"""Launchers: tell which one started this process from the environment variables it left; pure.
 
 Two things make this more than a lookup. Launchers nest: inside a Slurm job, `mpiexec` starts its helpers with
 `srun`, so the innermost launcher is looked for first. And Slurm writes `SLURM_NTASKS` into every shell of an

@@ -1,4 +1,4 @@
-"""How many compute threads a rank may use without taking cores from its neighbours.
+"""Thread limits: as many compute threads for a rank as its share of the host's cores.
 
 Every numerical library starts as many threads as the machine has cores. With four ranks on a host that is
 four times too many, and the commonest reason why a distributed run is slower than a plain one.

@@ -1,4 +1,4 @@
-"""Which rank plays which role: coordinator, servers, workers, blocks, folds and groups.
+"""Topology: the role of each rank as coordinator, server or worker, in blocks, folds and groups.
 
     13 ranks, Arrangement(blocks=2):
         rank 0       coordinator

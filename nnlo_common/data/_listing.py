@@ -1,4 +1,4 @@
-"""Which files a list of files means: the same ones, in the same order, on every rank."""
+"""Lists of files: resolve one to the same files, in the same order, on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What batches can be read from: samples in a row, of which any slice can be had."""
+"""Source of batches: samples in a row, of which any slice can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server refuses, and what must hold of it after every event."""
+"""Checks of a server: requests that it refuses, and invariants that hold after every event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the desk can be asked for: means over all ranks, copies, notes, what a checkpoint needs."""
+"""Collective queries: means over all ranks, copies, notes, and what a checkpoint needs."""
 
 from __future__ import annotations
 

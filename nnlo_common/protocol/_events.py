@@ -1,4 +1,4 @@
-"""What goes into a state machine and what comes out: events and actions."""
+"""Events that go into a state machine, and actions that come out."""
 
 from __future__ import annotations
 

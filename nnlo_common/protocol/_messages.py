@@ -1,4 +1,4 @@
-"""What travels between a worker and a server: one header of 64 bytes and at most one vector.
+"""Messages between worker and server: one header of 64 bytes and at most one vector.
 
 Every request but the one-way kinds gets exactly one reply, which repeats the request's sequence number.
 """

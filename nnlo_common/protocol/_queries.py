@@ -1,4 +1,4 @@
-"""What is asked beside the exchange: a desk on the first server, and a clerk on every other rank who asks it.
+"""Queries beside the exchange: a service on the first server, and a client on every other rank.
 
 Questions are few (an epoch's end, a range of samples), so they are JSON, with numbers behind it where there
 are many. The desk knows nothing of what it is asked about: that is the affair of its counters.

@@ -1,4 +1,4 @@
-"""What a server saves of its workers: their messages that were under way, and what it knows of them."""
+"""Saved state of a server about its workers: their messages under way, and their records."""
 
 from __future__ import annotations
 

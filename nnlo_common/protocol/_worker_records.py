@@ -1,4 +1,4 @@
-"""What a server knows of each worker, and of all together."""
+"""Records that a server keeps of each worker, and of all together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a search does not go together, in the words of `optimize`; `nnlo tune` refuses the same before."""
+"""Conflicts between arguments of `optimize`; `nnlo tune` refuses the same ones earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a search come together, write to each other and part: the coordinator, and all others."""
+"""Meeting of the ranks of a search: coordinator and all others join, exchange letters and part."""
 
 from __future__ import annotations
 

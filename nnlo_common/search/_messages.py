@@ -1,4 +1,4 @@
-"""What the ranks of a search say to each other: one line of JSON per message.
+"""Messages between the ranks of a search: one line of JSON each.
 
     leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
     coordinator ─► ranks of a block      Start, Halt, End;  Answer and Recall to the leader only

@@ -1,4 +1,4 @@
-"""Who tells the user that a search cannot go on: one rank, wherever those that live cannot be ended by it.
+"""Report to the user that a search cannot continue: from one rank, wherever the living cannot be ended by it.
 
 Under ULFM MPI_Abort ends the rank that calls it and leaves the others, which find the same in their turn.
 """

@@ -1,4 +1,4 @@
-"""Who is served next in the virtual cluster: the only freedom that a distributed run has.
+"""Schedules of the virtual cluster: choose who is served next, the only freedom of a distributed run.
 
 A worker's numbers depend only on the replies it gets, and a server's only on the order in which it
 handles requests. So a run is fixed by one thing: for each shard, the order of the workers whose requests

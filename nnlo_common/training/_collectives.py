@@ -1,4 +1,4 @@
-"""What ranks have of each other beside their exchanges: the whole model, means, and copies.
+"""Collectives of a training beside its exchanges: the whole model, means, and copies.
 
 All of it is asked at the desk of the first server, but for the centre's parameters, which lie on all servers.
 Running statistics and the like never go through an optimizer: each worker brings its own at the end of its

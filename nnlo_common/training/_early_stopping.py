@@ -1,4 +1,4 @@
-"""When a training has gone on for long enough: no longer better, or good enough."""
+"""Early stopping: end a training that no longer improves, or that is good enough."""
 
 from __future__ import annotations
 

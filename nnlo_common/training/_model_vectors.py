@@ -1,4 +1,4 @@
-"""What a framework's package says of a model: its numbers, in flat vectors."""
+"""Protocols that a framework package fulfils: its model's numbers in flat vectors."""
 
 from __future__ import annotations
 

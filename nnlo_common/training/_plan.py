@@ -1,4 +1,4 @@
-"""What every rank brings along to a training, and whether all bring the same.
+"""Plan of a training: the facts that every rank brings, and the check that all bring the same.
 
 Ranks that train another model, or by another rule, would wait for each other for ever or spoil the centre.
 """

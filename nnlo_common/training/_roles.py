@@ -1,4 +1,4 @@
-"""What a rank does in a training, whatever part it has: it works, it serves, or it is alone."""
+"""Roles of a rank in a training: worker, server, or alone; the interface that all three have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of the workers has been heard when: names those who stall, and says of the dead what they did last."""
+"""Stall detector: note when each worker was heard, name those who stall, report the last act of the dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank's Keras model and its optimizers hold besides the vector of the team."""
+"""State of a rank's Keras model and optimizers besides the team's vector, for checkpoints."""
 
 from __future__ import annotations
 

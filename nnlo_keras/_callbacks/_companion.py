@@ -1,4 +1,4 @@
-"""What our callbacks share: they know this rank's part, wherever they stand in the list."""
+"""Base of our callbacks: each knows this rank's part, wherever it stands in the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time goes, as a picture."""
+"""Timeline: a trace of the time spent by each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `search` is given to train on: this fold's samples, held-out ones, and this rank's share."""
+"""Data of `search`: this fold's samples, held-out ones, and this rank's share."""
 
 from __future__ import annotations
 

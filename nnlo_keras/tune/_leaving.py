@@ -1,4 +1,4 @@
-"""How a search without blocks ends before its time: at a signal, or when there is none left."""
+"""Early end of a search without blocks: at a signal, or when no time is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages travel, and who may say so: MPI, threads as ranks, and the virtual cluster.
+"""Transport of messages between ranks over MPI.
 
     _endpoint     what every transport offers
     _world, _mpi  over MPI; `_world` is the only module that imports mpi4py

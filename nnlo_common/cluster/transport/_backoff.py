@@ -1,4 +1,4 @@
-"""How to wait: look again at once at first, then ever less often, so that a waiting rank costs nothing."""
+"""Back-off for waits: poll at once at first, then ever less often, so that a waiting rank costs little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MPI with failure mitigation says about dead ranks, made into news that is told once.
+"""Deaths of ranks as MPI's failure mitigation reports them, each passed on once.
 
 `mpiexec --with-ft ulfm` leaves the others alone when a rank dies. Whatever they have under way with
 it ends with an error; who it is then says the communicator.

@@ -1,4 +1,4 @@
-"""What every transport offers: a door through which one rank's messages come and go."""
+"""Endpoint: the interface through which one rank sends and receives messages, on every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an MPI library says about itself, made readable; pure, so that foreign libraries can be tested."""
+"""Facts about an MPI library, made readable; pure, so that foreign libraries can be tested."""
 
 from __future__ import annotations
 

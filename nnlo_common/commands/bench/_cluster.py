@@ -1,4 +1,4 @@
-"""How fast the virtual cluster is: 64 workers, 10 000 commits, 100 000 parameters, one process."""
+"""Benchmark of the virtual cluster: 64 workers, 10 000 commits, 100 000 parameters, one process."""
 
 from __future__ import annotations
 

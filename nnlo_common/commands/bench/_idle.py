@@ -1,4 +1,4 @@
-"""What a waiting server costs, and how fast it answers a small message afterwards."""
+"""Benchmark of a waiting server: its processor time, and how fast it answers afterwards."""
 
 from __future__ import annotations
 

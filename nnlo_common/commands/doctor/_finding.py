@@ -1,4 +1,4 @@
-"""What one check has to say."""
+"""Finding: the outcome of one check, with its severity and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a small message takes, how fast a large one flows, and how far the clocks are apart.
+"""Measurements between ranks: latency, bandwidth and clock differences.
 
 Rank 0 talks with one partner after the other. Those whose turn has not come sleep, so that on a crowded host
 they take no cores from those being measured.

@@ -1,4 +1,4 @@
-"""What one rank sees of itself, its host and its installation: facts without judgement."""
+"""Report of one rank on itself, its host and its installation: facts without judgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command begins and ends on every rank; what it does in between is its course.
+"""Beginning and end of a command on every rank, around the course of each command.
 
 Whatever goes wrong, each command tells it in the same words and leaves the same status: what all ranks have
 found before anything was begun is refused once, what goes wrong on one of them later ends the job.

@@ -1,4 +1,4 @@
-"""What of its host a rank is to use: set before a framework is loaded, for they read it once."""
+"""Devices for a rank: choose them before a framework is loaded, which reads the choice once."""
 
 from __future__ import annotations
 

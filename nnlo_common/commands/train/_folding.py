@@ -1,4 +1,4 @@
-"""Which samples a fold trains on and which it validates with, read from the files."""
+"""Folds of the samples in files: those to train on and those to validate with."""
 
 from __future__ import annotations
 

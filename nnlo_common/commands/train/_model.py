@@ -1,4 +1,4 @@
-"""What a model file is, without loading it; then loading it, by whoever can."""
+"""Model files: recognise one without loading it, then load it with the framework that can."""
 
 from __future__ import annotations
 

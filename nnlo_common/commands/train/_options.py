@@ -1,4 +1,4 @@
-"""What an option is, and how its value is read: the same from a command line and from a file."""
+"""Options: read a value in the same way from a command line and from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed to the half of the driver that knows a framework: everything that can be known without."""
+"""Plan of a training for the half of the driver that knows a framework: all that is known without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search is, and its trials as plain values; nothing here knows Optuna's classes."""
+"""Facts about a search and its trials as plain values; nothing here knows Optuna's classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes one trial better than another: a metric of its history, or a function of the trained model."""
+"""Figure of merit of a trial: a metric of its history, or a function of the trained model."""
 
 from __future__ import annotations
 

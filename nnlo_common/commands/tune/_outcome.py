@@ -1,4 +1,4 @@
-"""What a search has come to: said in a few lines, and written down for programs and people."""
+"""Outcome of a search: a few lines on the terminal, and files for programs and people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search varies: parameters of the model, and options of `nnlo train`.
+"""Reading of a search space: parameters of the model, and options of `nnlo train`.
 
     {"width": {"low": 16, "high": 256, "log": True},         whole numbers, as both ends are
      "activation": ["relu", "tanh"],                         one of these

@@ -1,4 +1,4 @@
-"""What the command line of a search asks for, before anything is loaded."""
+"""Request for a search: the command line, checked before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search varies: parameters of the model, and options of `nnlo train`; `_reading` has the form."""
+"""Search space: parameters of the model, and options of `nnlo train`; `_reading` parses its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a search while it goes on: a line for each trial that has finished, and those under way."""
+"""Table of a running search: a line for each finished trial, and those under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who looks after the trials while the coordinator hands them out: it tells of them, and clears up."""
+"""Watch over the trials while the coordinator hands them out: report each, and clean up after it."""
 
 from __future__ import annotations
 

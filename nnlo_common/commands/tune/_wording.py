@@ -1,4 +1,4 @@
-"""What `optimize` refuses, in the words of the command line: flags for its arguments."""
+"""Wording of `optimize`'s refusals for the command line: flags in place of its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a file, by its metadata alone: which datasets, of which shapes, and what is wrong with them."""
+"""Inspection of HDF5 files by metadata alone: datasets, shapes, and what is wrong with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker that asks for positions of an epoch is answered."""
+"""Lease: the answer to a worker that asks for positions of an epoch."""
 
 from __future__ import annotations
 

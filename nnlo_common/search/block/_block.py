@@ -1,4 +1,4 @@
-"""What a rank of a block does: trial after trial, the objective, and the end that all its ranks agree on."""
+"""Block rank: run trial after trial, call the objective, and agree with the block on each end."""
 
 from __future__ import annotations
 

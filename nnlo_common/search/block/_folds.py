@@ -1,4 +1,4 @@
-"""Which samples belong to which fold: the same on every rank, whoever asks and in whatever order.
+"""Folds: assign samples to folds in the same way on every rank, in whatever order it asks.
 
 plain       shuffled, then dealt out one by one
 labels      the same, label by label: each fold has its part of every label

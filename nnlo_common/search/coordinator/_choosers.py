@@ -1,4 +1,4 @@
-"""Who chooses what the next trial tries, and when; pure, as the coordinator is.
+"""Choosers of the next trial's parameters, and the time when they choose; pure, as the coordinator is.
 
     Here      the coordinator's rank, when a block asks, or ahead while all blocks train
     InOrder   the same, trial k as soon as trial k - blocks has been told, whatever the blocks' pace

@@ -1,4 +1,4 @@
-"""What the end of a trial means for the study: its value, what is kept with it, what failures tell.
+"""Endings of trials for the study: the value, what is stored with it, and what failures say.
 
 FOLDS, SPREAD     what each fold has returned, and the standard deviation of that
 ERROR, FAILURE    what went wrong, and of what kind it was

@@ -1,4 +1,4 @@
-"""What kind of failure an error is: out of memory is told from all others."""
+"""Failure kinds: tell out of memory from all other errors."""
 
 from __future__ import annotations
 

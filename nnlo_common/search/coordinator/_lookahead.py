@@ -1,4 +1,4 @@
-"""How many trials are chosen before a block asks for one: as few as let nobody wait.
+"""Look-ahead: choose as few trials in advance as keep every block busy.
 
 What is chosen early knows of fewer results. Where trials end one by one a few are enough; where they take
 equally long, so that blocks end at once, it may take one for each block.

@@ -1,4 +1,4 @@
-"""What becomes of a trial that has ended: what the study is told, and whether it is tried again."""
+"""Results of ended trials: tell the study, and decide whether to try again."""
 
 from __future__ import annotations
 

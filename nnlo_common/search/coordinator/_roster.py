@@ -1,4 +1,4 @@
-"""Which teams the blocks have, and what each of them trains; pure, as the coordinator is.
+"""Roster of the blocks: their teams, and the trial that each trains; pure, as the coordinator is.
 
 A team is the ranks that train one fold together. A block, which is given a trial, is one team, or as many as
 there are folds. At the end of a search teams may become one, which has the number of the first of them, until

@@ -1,4 +1,4 @@
-"""How far the mean over the folds of a trial may be off by chance, from all trials of a search.
+"""Spread of the mean over folds by chance, estimated from all trials of a search.
 
 All trials are trained in the same folds, so that one fold is harder than another says nothing about a trial.
 What is left without the mean of each trial and that of each fold is chance: the residue of a two-way table.

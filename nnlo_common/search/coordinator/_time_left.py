@@ -1,4 +1,4 @@
-"""Whether there is time for another trial.
+"""Time limit of a search: decide whether another trial would end in time.
 
 The rule: a trial is begun if the longest so far, begun now, would end in time. Trials under way count with
 the time they have taken up to now; the first ones have nothing to go by and are begun.

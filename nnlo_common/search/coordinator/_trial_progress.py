@@ -1,4 +1,4 @@
-"""What the teams of a trial say while it runs: parameters, reports, verdicts, notes, the ends of folds."""
+"""Progress of a running trial: parameters, reports, verdicts, notes, and the ends of folds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script queues in its study at each start, and which of that a journal knows already."""
+"""Queued trials: those that a script adds to its study at each start, and those that a journal knows."""
 
 from __future__ import annotations
 

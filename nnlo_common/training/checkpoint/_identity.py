@@ -1,4 +1,4 @@
-"""What tells one training from another: its algorithm, model, optimizer and data, by name."""
+"""Identity of a training: its algorithm, model, optimizer and data, by name."""
 
 from __future__ import annotations
 

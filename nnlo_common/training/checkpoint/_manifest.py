@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: which files it has, how long they are and what they sum up to."""
+"""Manifest of a checkpoint: its files, their lengths and their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one rank's part of a checkpoint gets to the disk while the training goes on.
+"""Round of a checkpoint: write this rank's part to the disk while the training runs.
 
     all pause ─► each copies what it has ─► all go on
                       └─ a thread writes it ─► the first server is told ─► once it knows of all: the manifest

@@ -1,4 +1,4 @@
-"""What a process uses of its machine, as the standard library can tell."""
+"""Process usage: processor time and memory, as the standard library reports them."""
 
 from __future__ import annotations
 

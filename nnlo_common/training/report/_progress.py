@@ -1,4 +1,4 @@
-"""How fast a training goes, in one line, and what it has come to, in a table."""
+"""Progress of a training: its pace in one line, and its results in a table."""
 
 from __future__ import annotations
 
