@@ -25,6 +25,11 @@ FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
 MPI_MODULE = "nnlo_common/cluster/transport/_world.py"
 PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
+# The rooms of the core, lowest first: each imports only those before it.
+ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "training", "search", "commands")
+SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
+RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 Problems = Iterator[tuple[int, str]]
@@ -78,8 +83,112 @@ def forbidden_import(name: str, tree: ast.Module) -> Problems:
             yield line, f"imports {module}"
 
 
-def test_each_room_imports_only_what_it_may_know() -> None:
+def test_each_package_imports_only_what_it_may_know() -> None:
     check(forbidden_import, *PACKAGES)
+
+
+def imported_modules(tree: ast.Module) -> Problems:
+    """The dotted names that a module imports of ours, each as far as it may be a module, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def room_of(dotted: str) -> str | None:
+    """The room that a module of the core lies in."""
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "nnlo_common" and len(parts) > 1 and parts[1] in ROOMS else None
+
+
+def upward_import(name: str, tree: ast.Module) -> Problems:
+    own = room_of(dotted_name(name))
+    for line, module in imported_modules(tree):
+        other = room_of(module)
+        if own is not None and other is not None and ROOMS.index(other) > ROOMS.index(own):
+            yield line, f"{own} imports {module}"
+
+
+def beside_the_seam(name: str, tree: ast.Module) -> Problems:
+    if not name.startswith("nnlo_common/"):
+        for line, module in imported_modules(tree):
+            through = room_of(module) is None and {module, module.rpartition(".")[0]} & set(SEAM)
+            if module.startswith("nnlo_common") and not through:
+                yield line, f"imports {module}, not through nnlo_common.plugin"
+
+
+def riddle(name: str, tree: ast.Module) -> Problems:
+    if RIDDLE.match(ast.get_docstring(tree) or ""):
+        yield 1, "the module docstring asks a question; begin it with a noun or a verb"
+
+
+def dotted_name(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def circles(trees: dict[str, ast.Module]) -> list[list[str]]:
+    """Modules that import each other, however many are between them and wherever the import stands."""
+    modules = {dotted_name(name): tree for name, tree in trees.items()}
+    arrows = {
+        own: {
+            target
+            for _, module in imported_modules(tree)
+            for target in [module if module in modules else module.rpartition(".")[0]]
+            if target in modules and target != own
+        }
+        for own, tree in modules.items()
+    }
+
+    def reached(start: str) -> set[str]:
+        found, waiting = set(), [start]
+        while waiting:
+            for target in arrows[waiting.pop()] - found:
+                found.add(target)
+                waiting.append(target)
+        return found
+
+    reach = {module: reached(module) for module in modules}
+    groups = {
+        tuple(sorted(other for other in reach[module] if module in reach[other]))
+        for module in modules
+        if module in reach[module]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def test_a_room_imports_only_rooms_below_it() -> None:
+    check(upward_import, "nnlo_common")
+
+
+def test_framework_packages_know_the_core_by_its_seam_only() -> None:
+    check(beside_the_seam, "nnlo_keras", "nnlo_torch")
+
+
+def test_module_docstrings_say_what_is_there() -> None:
+    check(riddle, *PACKAGES)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(parse(*PACKAGES)) == []
+
+
+def test_a_circle_is_seen() -> None:
+    planted = {
+        "nnlo_common/base/_a.py": "from nnlo_common.base._b import x",
+        "nnlo_common/base/_b.py": "def f():\n    from nnlo_common.base import _c",
+        "nnlo_common/base/_c.py": "from nnlo_common.base._a import y",
+        "nnlo_common/base/_d.py": "from nnlo_common.base._a import y",
+    }
+    trees = {name: ast.parse(text) for name, text in planted.items()}
+    assert circles(trees) == [["nnlo_common.base._a", "nnlo_common.base._b", "nnlo_common.base._c"]]
+
+
+def test_each_room_says_what_it_holds() -> None:
+    for room in ROOMS:
+        doc = importlib.import_module(f"nnlo_common.{room}").__doc__ or ""
+        assert "May import:" in doc, room
+        assert "Must not know:" in doc, room
 
 
 @pytest.mark.slow
@@ -153,10 +262,30 @@ def test_examples_run_unchanged_on_every_rank() -> None:
         (asks_for_rank_zero, "if 0 != comm.Get_rank(): f()", True),
         (asks_for_rank_zero, "if not MPI.COMM_WORLD.rank: f()", True),
         (asks_for_rank_zero, "print(rank, count == 0, not done)", False),
+        (upward_import, "from nnlo_common.cluster._hosts import Place", True),
+        (upward_import, "def f():\n    from nnlo_common import training", True),
+        (upward_import, "from nnlo_common.algorithms import EASGD", False),
+        (riddle, '"""Whether there is time."""', True),
+        (riddle, '"""Time that is left."""', False),
     ],
 )
 def test_a_breach_is_seen(rule: Rule, line: str, breach: bool) -> None:
-    assert bool(problems(rule, {"nnlo_common/_x.py": ast.parse(line)})) is breach
+    assert bool(problems(rule, {"nnlo_common/protocol/_x.py": ast.parse(line)})) is breach
+
+
+@pytest.mark.parametrize(
+    ("line", "breach"),
+    [
+        ("from nnlo_common.training._session import Team", True),
+        ("import nnlo_common.protocol", True),
+        ("from nnlo_common import training", True),
+        ("from nnlo_common.algorithms import Algorithm", True),
+        ("from nnlo_common.plugin import Team", False),
+        ("from nnlo_common import EASGD", False),
+    ],
+)
+def test_a_way_around_the_seam_is_seen(line: str, breach: bool) -> None:
+    assert bool(problems(beside_the_seam, {"nnlo_torch/_x.py": ast.parse(line)})) is breach
 
 
 # How files look.
