@@ -153,7 +153,7 @@ def _parts(optimizer: nt.Downpour) -> list[tuple[Any, str, str]]:
     """What an exchange consists of."""
     part, bridge = optimizer._team._part, optimizer._bridge
     endpoint = part._endpoint
-    rules = [conversation.rule for conversation in part._worker.conversations]
+    rules = [shard_client.rule for shard_client in part._worker.shard_clients]
     parts = [(bridge, "collect", "collect"), (endpoint, "send", "send")]
     parts += [(endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
     parts += [(rule, "observe", "sum") for rule in rules]

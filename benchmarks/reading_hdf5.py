@@ -114,11 +114,11 @@ def stream(folder: Path, gigabytes: float, *, leased: bool) -> bool:
 
 def all_leased(batches: Batches, epochs: int) -> Iterator[Any]:
     """The batches that a worker leases who is alone; the server answers at once."""
-    book = Leases(batches.size, [0], unit=batches.window_size)
+    ledger = Leases(batches.size, [0], unit=batches.window_size)
 
     def ask(do: str, **content: int) -> dict[str, Any]:
         assert do == "take"
-        lease = book.ask(0, content["epoch"], content["unused"])
+        lease = ledger.ask(0, content["epoch"], content["unused"])
         return {"lease": [lease.epoch, lease.start, lease.stop] if isinstance(lease, Lease) else None}
 
     mine = LeasedBatches(batches, ask)

@@ -30,9 +30,9 @@ from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
 from nnlo_common.training._roles import say, speaks
-from nnlo_common.training._session import Team
+from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
-from nnlo_common.training.checkpoint._manager import Keeper
+from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._monitor import EpochLog
 from nnlo_common.training.report._progress import Meter, Screen, is_live, spaced, table
 from nnlo_common.training.report._timeline import Trace
@@ -83,7 +83,7 @@ __all__ = [
     "hold",
     "Interrupts",
     "is_live",
-    "Keeper",
+    "CheckpointManager",
     "launched",
     "LeasedBatches",
     "Letters",
@@ -120,7 +120,7 @@ __all__ = [
     "Start",
     "stop_rules",
     "table",
-    "Team",
+    "Session",
     "TimeLeft",
     "Trace",
     "unpacked_tree",

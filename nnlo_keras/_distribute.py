@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError, Report
-from nnlo_common.plugin import Algorithm, RankWorld, Team, assigned, launched, say
+from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
 from nnlo_keras._callbacks._companion import Companion
@@ -54,7 +54,7 @@ class Distribute(keras.callbacks.Callback):
     def __init__(self, *, stall_timeout_s: float | None = None, world: RankWorld | None = None) -> None:
         super().__init__()
         self._stall_timeout_s, self._world = stall_timeout_s, world
-        self._team: Team | None = None
+        self._team: Session | None = None
         self._exchanging: Exchanging | None = None  # on a worker
         self._served: ServedEpochs | None = None  # on a server
         self._statistics: Statistics | None = None
@@ -74,7 +74,7 @@ class Distribute(keras.callbacks.Callback):
         return self._report if self._team is None else self._team.report()
 
     @property
-    def team(self) -> Team | None:
+    def team(self) -> Session | None:
         """This rank's place among several, while there are any."""
         return self._team
 
@@ -240,7 +240,7 @@ class Distribute(keras.callbacks.Callback):
         if self._feeding is not None:
             self._restore += self._feeding.lease(self.model, team)
 
-    def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Team, Weights]:
+    def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
         if getattr(self.model, "_distribute_strategy", None) is not None:
             raise ConfigurationError(
                 "a TensorFlow distribution strategy is around this model; take it away: nnlo distributes the "
@@ -255,7 +255,7 @@ class Distribute(keras.callbacks.Callback):
         self._prepare(assigned(world, first.servers).title)
         weights = Weights(self.model, wrappers)
         self._statistics = Statistics.of(self.model, weights.variables)
-        team = self._team = Team(
+        team = self._team = Session(
             first.algorithm,
             world,
             model=weights,
@@ -298,13 +298,13 @@ class Distribute(keras.callbacks.Callback):
         for one in self._companions:
             one.before_start(role)
 
-    def _agree_on_first_epoch(self, team: Team) -> None:
+    def _agree_on_first_epoch(self, team: Session) -> None:
         """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
         restored = {"epoch": self.model._initial_epoch or 0}
         first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
         self.model._initial_epoch = int(first) or None
 
-    def _pass_epochs(self, team: Team) -> None:
+    def _pass_epochs(self, team: Session) -> None:
         """Be there in the epochs that this rank has stopped before, as far as others wait for it in them."""
         for epoch in self._epochs_left:
             for one in self._companions:
@@ -316,7 +316,7 @@ class Distribute(keras.callbacks.Callback):
                 # Servers wait for each other at the end of each epoch, and another may have stopped later.
                 team.begin_epoch()
 
-    def _release(self, team: Team) -> None:
+    def _release(self, team: Session) -> None:
         self._report, self._team, self._feeding = team.report(), None, None
         self._exchanging = self._served = self._statistics = None
         for undo in reversed(self._restore):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Team, Vector
+from nnlo_common.plugin import Session, Vector
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callbacks._companion import numbers
 from nnlo_keras._model import Weights
@@ -38,7 +38,7 @@ class Exchanging:
 
     def __init__(
         self,
-        team: Team,
+        team: Session,
         weights: Weights,
         wrappers: Sequence[Wrapper],
         rates: Rates,

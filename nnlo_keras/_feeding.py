@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import LeasedBatches, Team
+from nnlo_common.plugin import LeasedBatches, Session
 from nnlo_keras._fitting import batches_of
 from nnlo_keras._hdf5 import H5Sequence
 
@@ -45,7 +45,7 @@ class Feeding:
         data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 
-    def lease(self, model: Any, team: Team) -> list[Callable[[], object]]:
+    def lease(self, model: Any, team: Session) -> list[Callable[[], object]]:
         """Train a worker's model on what it leases, if that is wanted; return what undoes it."""
         if not self._data.leased:
             return []
@@ -73,20 +73,20 @@ class Feeding:
         fit = self._fit
         return fit.steps_per_epoch is None and (getattr(fit, "steps_per_execution", None) or 1) == 1
 
-    def state(self, taken: int, team: Team | None) -> dict[str, Any]:
+    def state(self, taken: int, team: Session | None) -> dict[str, Any]:
         """Return where this rank is in its data, after so many batches of this epoch."""
         state = self._data.state(taken)
         if self._leases is not None:
             state["leases"] = self._leases.left()
         if self._data.dynamic and team is not None and team.member.role == "server 0":
-            state["book"] = self._data.ask_book(team, "read")["state"]
+            state["ledger"] = self._data.ask_ledger(team, "read")["state"]
         return state
 
-    def load(self, state: Mapping[str, Any], team: Team | None) -> None:
+    def load(self, state: Mapping[str, Any], team: Session | None) -> None:
         """Go on there; call it before any rank leases."""
         self._data.load(state)
-        if "book" in state and team is not None:
-            self._data.ask_book(team, "write", state=state["book"])
+        if "ledger" in state and team is not None:
+            self._data.ask_ledger(team, "write", state=state["ledger"])
 
     def go_on(self, state: Mapping[str, Any] | None) -> None:
         """Let `fit` make the batches of this epoch that are left, from the `state` that was loaded."""

@@ -17,7 +17,7 @@ from nnlo_common.plugin import (
     LeasedBatches,
     RankWorld,
     Reading,
-    Team,
+    Session,
     assigned,
     launched,
     portion,
@@ -171,13 +171,13 @@ class H5Sequence(keras.utils.PyDataset):
             place = self._taken + self._given.setdefault(index, len(self._given))
             return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)
 
-    def lease_from(self, team: Team) -> LeasedBatches:
+    def lease_from(self, team: Session) -> LeasedBatches:
         """Return what leases batches in a training; `fed` says that they are trained on."""
         self.fed = True
-        return LeasedBatches(self._batches, lambda do, **content: self.ask_book(team, do, **content))
+        return LeasedBatches(self._batches, lambda do, **content: self.ask_ledger(team, do, **content))
 
-    def ask_book(self, team: Team, do: str, **content: Any) -> Mapping[str, Any]:
-        """Ask the server's book of leases."""
+    def ask_ledger(self, team: Session, do: str, **content: Any) -> Mapping[str, Any]:
+        """Ask the server's ledger of leases."""
         batches = self._batches
         facts = {"size": batches.size, "unit": batches.window_size, "order": batches.order}
         return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})

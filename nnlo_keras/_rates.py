@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnlo_common.plugin import Team
+from nnlo_common.plugin import Session
 from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["Rates"]
@@ -21,7 +21,7 @@ class Rates:
         team: this rank's place among several.
     """
 
-    def __init__(self, model: Any, team: Team) -> None:
+    def __init__(self, model: Any, team: Session) -> None:
         self._model, self._team = model, team
         self._rate = 0.0  # told by the server, as this rank knows it; 0: none
         self._before: float | None = None  # as it was before an epoch's metrics were seen

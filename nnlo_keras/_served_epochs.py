@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.plugin import Team, Vector
+from nnlo_common.plugin import Session, Vector
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import serving
 from nnlo_keras._model import Weights
@@ -29,7 +29,7 @@ class ServedEpochs:
     """
 
     def __init__(
-        self, model: Any, team: Team, weights: Weights, rates: Rates, companions: Sequence[Companion]
+        self, model: Any, team: Session, weights: Weights, rates: Rates, companions: Sequence[Companion]
     ) -> None:
         self._model, self._team, self._weights = model, team, weights
         self._rates, self._companions = rates, companions

@@ -11,7 +11,7 @@ import torch
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Keeper, whole_number
+from nnlo_common.plugin import CheckpointManager, whole_number
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._sampler import ShardSampler
@@ -97,7 +97,7 @@ class Checkpoint:
                     "give what can be saved and loaded"
                 )
         self._every_epochs = whole_number("epochs", epochs, 0)
-        self._keeper = Keeper(
+        self._manager = CheckpointManager(
             folder,
             self._team,
             keep=keep,
@@ -127,16 +127,16 @@ class Checkpoint:
         Raises:
             ConfigurationError: the folder is of another training, or no checkpoint in it is whole.
         """
-        with self._keeper.interrupts:
-            self._keeper.resume(self._load, self._load_anew)
+        with self._manager.interrupts:
+            self._manager.resume(self._load, self._load_anew)
             try:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch
                     self._end_epoch(last=self._epoch + 1 == count)
             except GeneratorExit:  # somebody has left the loop, perhaps because something has failed
-                self._keeper.finish_alone()
+                self._manager.finish_alone()
                 raise
-            self._keeper.finish()
+            self._manager.finish()
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Loop over this rank's batches of an epoch, from where the newest checkpoint was.
@@ -165,11 +165,11 @@ class Checkpoint:
             if self._was_inside:
                 load_random(saved["random"])  # after the loader has drawn its seed
         while True:
-            self._keeper.look_around(self._batch)
+            self._manager.look_around(self._batch)
             self._begun = True
             batch: Any = next(iterator, _END)
             if batch is _END:
-                self._keeper.leave_if_told()
+                self._manager.leave_if_told()
                 return
             yield batch
             self._batch += 1
@@ -177,18 +177,18 @@ class Checkpoint:
 
     def score(self, value: float) -> None:
         """Say how good the model is now, so that the best checkpoint is kept: call it on all ranks."""
-        self._keeper.score(float(value))
+        self._manager.score(float(value))
 
     # -- saving ---------------------------------------------------------------------------------------
 
     def _end_epoch(self, *, last: bool) -> None:
         self._epoch, self._batch, self._samples = self._epoch + 1, 0, 0
         self._inside = self._begun = False
-        self._keeper.count_batches_from(0)
+        self._manager.count_batches_from(0)
         if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
             if self._team is not None:
                 self._team.end_epoch()
-            self._keeper.save(last=last or self._optimizer.stopped)
+            self._manager.save(last=last or self._optimizer.stopped)
 
     def _collect(self) -> dict[str, Any]:
         optimizer, team = self._optimizer, self._team
@@ -255,7 +255,7 @@ class Checkpoint:
         self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
         if not self._was_inside:
             load_random(tree["random"])
-        self._keeper.count_batches_from(self._batch)
+        self._manager.count_batches_from(self._batch)
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
 

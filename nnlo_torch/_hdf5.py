@@ -196,7 +196,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         if self._leasing(training) is not None and training is not None:
             state["epoch"] -= self._running
             if training.role == "server 0":
-                state["book"] = self._ask("read")["state"]
+                state["ledger"] = self._ask("read")["state"]
             elif self._leased is not None:
                 state["leases"] = self._leased.left() if self._left is None else list(self._left)
         elif begun or not self._running:
@@ -216,8 +216,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self._taken = state["taken"]
         if self._leasing(training) is not None:
             self._left = state["leases"]
-            if "book" in state:
-                self._ask("write", state=state["book"])
+            if "ledger" in state:
+                self._ask("write", state=state["ledger"])
 
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, Report
-from nnlo_common.plugin import See, Team, Watch, say, speaks, whole
+from nnlo_common.plugin import See, Session, Watch, say, speaks, whole
 from nnlo_torch._aside import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
@@ -33,7 +33,7 @@ class Participation:
     role: str
     param_groups: list[dict[str, Any]]
     _opt_called: bool
-    _team: Team | None
+    _team: Session | None
     _model: torch.nn.Module | None
     _found: list[torch.nn.Module] | None
     _watch: Watch | None

@@ -130,11 +130,11 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self._name(training)
             if taken is not None:
                 raise ConfigurationError(
-                    f"taken={taken!r} with assignment='dynamic', where the server's book has all that was "
+                    f"taken={taken!r} with assignment='dynamic', where the server's ledger has all that was "
                     "handed out; use num_workers=0, or assignment='static', to go on in mid-epoch"
                 )
             if training.role == "server 0":
-                state["book"] = self._ask(training, "read")["state"]
+                state["ledger"] = self._ask(training, "read")["state"]
             elif self._rest is not None or self._lease:
                 state["lease"] = list(self._lease if self._rest is None else self._rest)
         elif self._running or self._taken:
@@ -157,8 +157,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._rest = None if state["lease"] is None else list(state["lease"])
         if training is not None and training.size > 1:
             self._name(training)
-            if "book" in state:
-                self._ask(training, "write", state=state["book"])
+            if "ledger" in state:
+                self._ask(training, "write", state=state["ledger"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return training.ask({"ask": "lease", "do": what, **facts, **content})
 
     def _name(self, training: Wrapper) -> str:
-        """What the book in which this sampler's leases are is called; it begins its own count of epochs."""
+        """What the ledger in which this sampler's leases are is called; it begins its own count of epochs."""
         if self._number is None and self._dynamic:
             self._number = training.number_sampler()
         return f"sampler {self._number}"

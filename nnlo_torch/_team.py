@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nnlo_common.plugin import Algorithm, RankWorld, Team
+from nnlo_common.plugin import Algorithm, RankWorld, Session
 from nnlo_torch._bridge import Bridge, named_parameters
 from nnlo_torch._buffers import BufferBridge
 from nnlo_torch._center import CenterOptimizer
@@ -30,7 +30,7 @@ def join_team(
     modules: Sequence[torch.nn.Module],
     local: torch.optim.Optimizer | None,
     stall_timeout_s: float | None,
-) -> tuple[Team, Bridge]:
+) -> tuple[Session, Bridge]:
     """Tie the model to flat vectors and take up this rank's part (collective).
 
     Args:
@@ -46,7 +46,7 @@ def join_team(
     bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
     buffers = buffers_of(modules)
     steps = optimizer if algorithm.optimizer_runs == "worker" else local
-    team = Team(
+    team = Session(
         algorithm,
         world,
         model=bridge,

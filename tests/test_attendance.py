@@ -6,7 +6,7 @@ import pytest
 
 from nnlo_common import ConfigurationError, Downpour, Participant
 from nnlo_common.protocol import Kind, Message
-from nnlo_common.training._stall_detector import Attendance
+from nnlo_common.training._stall_detector import StallDetector
 
 
 class Clock:
@@ -17,20 +17,20 @@ class Clock:
 
 
 class Table:
-    """An attendance of ranks 1 and 2, looked at twice a second."""
+    """An stall_detector of ranks 1 and 2, looked at twice a second."""
 
     def __init__(self, **options):
         self.clock = Clock()
-        self.attendance = Attendance({1: "node1", 2: "node2"}, clock=self.clock, **options)
+        self.stall_detector = StallDetector({1: "node1", 2: "node2"}, clock=self.clock, **options)
 
     def hear(self, rank, kind=Kind.EXCHANGE, step=1):
-        self.attendance.heard(Message(kind, sender=rank, sequence=1, clock=step))
+        self.stall_detector.heard(Message(kind, sender=rank, sequence=1, clock=step))
 
     def pass_time(self, seconds, awaited=lambda _: True):
         given_up = []
         for _ in range(round(2 * seconds)):
             self.clock.now_s += 0.5
-            given_up = self.attendance.look(awaited)
+            given_up = self.stall_detector.look(awaited)
         return given_up
 
     def usual_steps(self, rank):
@@ -74,8 +74,8 @@ def test_a_server_that_was_away_does_not_blame_the_workers(caplog):
     table = Table(stall_timeout_s=10)
     table.usual_steps(2)
     table.clock.now_s += 60
-    assert table.attendance.look(lambda _: True) == []
-    table.attendance.begin()
+    assert table.stall_detector.look(lambda _: True) == []
+    table.stall_detector.begin()
     assert table.pass_time(4) == []
     assert caplog.messages == []
 
@@ -92,7 +92,7 @@ def test_only_one_rank_tells(caplog):
     table = Table(tells=False)
     table.usual_steps(2)
     table.pass_time(30)
-    table.attendance.mourn(2, 1)
+    table.stall_detector.report_death(2, 1)
     assert caplog.messages == []
 
 
@@ -100,7 +100,7 @@ def test_the_dead_are_named_with_what_they_did_last(caplog):
     table = Table()
     table.hear(1, Kind.LOCK, step=7)
     table.clock.now_s += 0.25
-    report = table.attendance.mourn(1, 1)
+    report = table.stall_detector.report_death(1, 1)
     said = "rank 1 on node1, last heard 0.2 s ago: LOCK after step 7"
     assert caplog.messages == [f"nnlo: {said}; it has died. Workers that go on: 1"]
     assert report.startswith(f"{said}; died at 2")

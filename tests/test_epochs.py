@@ -48,25 +48,25 @@ class Bookkeeper:
             self.x[worker] += worker + 1
 
 
-def synchronous(book: Bookkeeper, who: list[int]) -> None:
-    book.c += sum(worker + 1 for worker in who) / len(who)
+def synchronous(ledger: Bookkeeper, who: list[int]) -> None:
+    ledger.c += sum(worker + 1 for worker in who) / len(who)
     for worker in who:
-        book.x[worker] = book.c
+        ledger.x[worker] = ledger.c
 
 
-def local_sgd(book: Bookkeeper, who: list[int]) -> None:
-    book.step(who)
-    book.c = sum(book.x[worker] if worker in who else book.c for worker in (0, 1)) / 2
+def local_sgd(ledger: Bookkeeper, who: list[int]) -> None:
+    ledger.step(who)
+    ledger.c = sum(ledger.x[worker] if worker in who else ledger.c for worker in (0, 1)) / 2
     for worker in who:
-        book.x[worker] = book.c
+        ledger.x[worker] = ledger.c
 
 
-def easgd(book: Bookkeeper, who: list[int]) -> None:
-    book.step(who)
-    pulls = {worker: 0.25 * (book.x[worker] - book.c) for worker in who}
+def easgd(ledger: Bookkeeper, who: list[int]) -> None:
+    ledger.step(who)
+    pulls = {worker: 0.25 * (ledger.x[worker] - ledger.c) for worker in who}
     for worker, pull in pulls.items():
-        book.x[worker] -= pull
-        book.c += pull
+        ledger.x[worker] -= pull
+        ledger.c += pull
 
 
 class Displacements:
@@ -75,11 +75,11 @@ class Displacements:
     def __init__(self) -> None:
         self.anchor = [0.0, 0.0]
 
-    def __call__(self, book: Bookkeeper, who: list[int]) -> None:
-        book.step(who)
-        book.c += 0.5 * sum(book.x[worker] - self.anchor[worker] for worker in who) / 2
+    def __call__(self, ledger: Bookkeeper, who: list[int]) -> None:
+        ledger.step(who)
+        ledger.c += 0.5 * sum(ledger.x[worker] - self.anchor[worker] for worker in who) / 2
         for worker in who:
-            book.x[worker] = self.anchor[worker] = book.c
+            ledger.x[worker] = self.anchor[worker] = ledger.c
 
 
 RULES: dict[str, tuple[Algorithm, Callable[[], Callable[[Bookkeeper, list[int]], None]]]] = {
@@ -112,19 +112,19 @@ def run(algorithm: Algorithm, shares: Any, schedule: Any = None, **options: Any)
 @pytest.mark.parametrize("name", RULES)
 def test_a_commit_is_of_the_workers_of_its_own_epoch(name: str, shares: list[list[int]]) -> None:
     algorithm, make = RULES[name]
-    book, commit, commits = Bookkeeper(), make(), 0
+    ledger, commit, commits = Bookkeeper(), make(), 0
     for epoch in range(len(shares[0])):
         if name == "synchronous":
-            book.x = [book.c] * 2
+            ledger.x = [ledger.c] * 2
         for step in range(max(counts[epoch] for counts in shares)):
-            commit(book, [worker for worker in (0, 1) if step < shares[worker][epoch]])
+            commit(ledger, [worker for worker in (0, 1) if step < shares[worker][epoch]])
             commits += 1
     for schedule in (RoundRobin(), *map(Interleaved, range(8))):
         found = run(algorithm, shares, schedule)
         (server,) = found.servers
         assert server.rule.clock == commits
-        assert found.center.tolist() == pytest.approx([book.c])
-        assert [x.item() for x in found.parameters] == pytest.approx(book.x)
+        assert found.center.tolist() == pytest.approx([ledger.c])
+        assert [x.item() for x in found.parameters] == pytest.approx(ledger.x)
 
 
 def test_exact_numbers_of_uneven_epochs() -> None:

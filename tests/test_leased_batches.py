@@ -23,24 +23,24 @@ class StillWaits(Exception):
 
 
 class Server:
-    """A book, and the answers that it gave to those who had to wait."""
+    """A ledger, and the answers that it gave to those who had to wait."""
 
     def __init__(self, batches, workers, patient):
-        self.book = Leases(batches.size, workers, unit=batches.window_size, patient=patient)
+        self.ledger = Leases(batches.size, workers, unit=batches.window_size, patient=patient)
         self.late = {}
 
     def take(self, rank, epoch, unused):
-        if rank in self.book.waiting:
+        if rank in self.ledger.waiting:
             raise StillWaits
-        answer = self.late.pop(rank) if rank in self.late else self.book.ask(rank, epoch, unused)
+        answer = self.late.pop(rank) if rank in self.late else self.ledger.ask(rank, epoch, unused)
         self.tell()
         if answer is WAIT:
             raise StillWaits
         return None if answer is None else [answer.epoch, answer.start, answer.stop]
 
     def tell(self):
-        self.late.update(self.book.answers())
-        self.book.validate()
+        self.late.update(self.ledger.answers())
+        self.ledger.validate()
 
 
 class Worker:
@@ -56,9 +56,9 @@ class Worker:
             lease = self.server.take(self.rank, content["epoch"], content["unused"])
             self.unbooked.clear()
             return {"lease": lease}
-        held = self.server.book.held(self.rank)
+        held = self.server.ledger.held(self.rank)
         if do == "give back":
-            self.server.book.give_back(self.rank, sum(lease.size for lease in held) - content["left"])
+            self.server.ledger.give_back(self.rank, sum(lease.size for lease in held) - content["left"])
             self.server.tell()
         return {"leases": [[lease.epoch, lease.start, lease.stop] for lease in held]}
 
@@ -84,7 +84,7 @@ class Worker:
 
 
 def train(make, speeds, *, epochs, patient, deaths=(), interrupted=None):
-    """What all workers saw in each epoch, what of it the dead had not reported, how much the book misses."""
+    """What all workers saw in each epoch, what the dead had not reported of it, what the ledger misses."""
     server = Server(make(), range(len(speeds)), patient)
     workers = {rank: Worker(rank, server, make()) for rank in range(len(speeds))}
     seen, twice = defaultdict(Counter), defaultdict(Counter)
@@ -99,20 +99,20 @@ def train(make, speeds, *, epochs, patient, deaths=(), interrupted=None):
         except StillWaits:
             fruitless += 1
             assert fruitless < 100 * len(speeds), "all wait"
-        if (rank, worker.batches) in deaths and len(server.book.living) > 1:
+        if (rank, worker.batches) in deaths and len(server.ledger.living) > 1:
             for epoch, samples in worker.unbooked.items():
                 twice[epoch] += samples
-            server.book.lost(rank)
+            server.ledger.lost(rank)
             server.tell()
         elif worker.epoch < epochs:
             heapq.heappush(turns, (now + 1 / speeds[rank], rank))
         steps += 1
-        if steps == interrupted and not server.book.waiting and not server.late:
-            after = Server(make(), server.book.living, patient)
-            after.book.load(json.loads(json.dumps(server.book.state())))
+        if steps == interrupted and not server.ledger.waiting and not server.late:
+            after = Server(make(), server.ledger.living, patient)
+            after.ledger.load(json.loads(json.dumps(server.ledger.state())))
             server = after
-            workers |= {rank: workers[rank].resumed(server, make()) for rank in server.book.living}
-    left = {epoch: sum(stop - start for start, stop in server.book.unfinished(epoch)) for epoch in seen}
+            workers |= {rank: workers[rank].resumed(server, make()) for rank in server.ledger.living}
+    left = {epoch: sum(stop - start for start, stop in server.ledger.unfinished(epoch)) for epoch in seen}
     return seen, twice, left
 
 

@@ -216,21 +216,30 @@ def test_a_lease_is_frozen_and_slotted() -> None:
 
 
 MISUSE: dict[str, tuple[Callable[[Leases], object], str]] = {
-    "unknown": (lambda book: book.ask(9, 0), r"rank 9 asked about epoch 0; expected one of its workers \[1,"),
-    "unknown is lost": (lambda book: book.lost(9), r"rank 9 was lost; expected one of .*\[1, 2, 4\]"),
-    "unknown leaves": (lambda book: book.leave(9), "rank 9 gave its lease back; expected one of"),
-    "backwards": (lambda book: book.ask(1, 0), "rank 1 asked about epoch 0 after epoch 1; expected 1 or"),
-    "before the first": (lambda book: book.ask(2, -1), "rank 2 asked about epoch -1 after epoch 0"),
-    "after leaving": (lambda book: book.ask(3, 0), "rank 3 asked about epoch 0 after it left; expected"),
-    "left twice": (lambda book: book.leave(3), "rank 3 gave its lease back after it left"),
-    "after death": (lambda book: book.ask(5, 0), "rank 5 asked about epoch 0 after it was lost"),
-    "waits": (lambda book: book.ask(4, 1), "rank 4 asked about epoch 1, but it still waits .* about epoch 1"),
-    "used too much": (lambda book: book.leave(1, 3), r"used 3 positions of \[Lease\(.*\)\]; expected 0 to 2"),
-    "used less than none": (lambda book: book.leave(1, -1), "used -1 positions of .* expected 0 to 2"),
-    "left more than it has": (lambda book: book.ask(1, 1, 3), r"used -1 positions of .* expected 0 to 2"),
-    "left of another epoch": (lambda book: book.ask(1, 2, 1), r"used -1 positions of .* expected 0 to 2"),
+    "unknown": (
+        lambda ledger: ledger.ask(9, 0),
+        r"rank 9 asked about epoch 0; expected one of its workers \[1,",
+    ),
+    "unknown is lost": (lambda ledger: ledger.lost(9), r"rank 9 was lost; expected one of .*\[1, 2, 4\]"),
+    "unknown leaves": (lambda ledger: ledger.leave(9), "rank 9 gave its lease back; expected one of"),
+    "backwards": (lambda ledger: ledger.ask(1, 0), "rank 1 asked about epoch 0 after epoch 1; expected 1 or"),
+    "before the first": (lambda ledger: ledger.ask(2, -1), "rank 2 asked about epoch -1 after epoch 0"),
+    "after leaving": (lambda ledger: ledger.ask(3, 0), "rank 3 asked about epoch 0 after it left; expected"),
+    "left twice": (lambda ledger: ledger.leave(3), "rank 3 gave its lease back after it left"),
+    "after death": (lambda ledger: ledger.ask(5, 0), "rank 5 asked about epoch 0 after it was lost"),
+    "waits": (
+        lambda ledger: ledger.ask(4, 1),
+        "rank 4 asked about epoch 1, but it still waits .* about epoch 1",
+    ),
+    "used too much": (
+        lambda ledger: ledger.leave(1, 3),
+        r"used 3 positions of \[Lease\(.*\)\]; expected 0 to 2",
+    ),
+    "used less than none": (lambda ledger: ledger.leave(1, -1), "used -1 positions of .* expected 0 to 2"),
+    "left more than it has": (lambda ledger: ledger.ask(1, 1, 3), r"used -1 positions of .* expected 0 to 2"),
+    "left of another epoch": (lambda ledger: ledger.ask(1, 2, 1), r"used -1 positions of .* expected 0 to 2"),
     "used without lease": (
-        lambda book: book.give_back(2, 1),
+        lambda ledger: ledger.give_back(2, 1),
         r"rank 2 .* 1 positions of \[\]; expected 0 to",
     ),
 }
@@ -459,9 +468,9 @@ def test_no_worker_is_so_slow_that_the_others_wait_long_for_it(workers: int, spe
     size = 400 * workers * unit
     for slow in {0, workers - 1}:  # who asks first, who asks last
         speeds = {rank: speed if rank == slow else 1.0 for rank in range(workers)}
-        book = Leases(size, speeds, unit=unit)
+        ledger = Leases(size, speeds, unit=unit)
         for epoch in (0, 1):
-            run = simulate(book, speeds, epoch)
+            run = simulate(ledger, speeds, epoch)
             ideal, last_unit = size / sum(speeds.values()), unit / speed
             assert max(run.ends.values()) <= 1.04 * ideal + last_unit
             assert run.leases <= 3 * workers * math.log2(400)
@@ -472,13 +481,13 @@ def test_no_worker_is_so_slow_that_the_others_wait_long_for_it(workers: int, spe
 def test_who_becomes_slow_is_late_alone_and_in_one_epoch_alone(workers: int, when: float) -> None:
     size, slow = 400 * 10 * workers, workers - 1
     speeds, then = dict.fromkeys(range(workers), 1.0), when * 400 * 10
-    book = Leases(size, speeds, unit=10)
-    run = simulate(book, speeds, changes={slow: (then, 0.2)})
+    ledger = Leases(size, speeds, unit=10)
+    run = simulate(ledger, speeds, changes={slow: (then, 0.2)})
     ideal = then + (size - then * workers) / (workers - 0.8)
     assert run.ends.pop(slow) <= 2.2 * ideal  # a lease is for the speed that it was measured at
     assert max(run.ends.values()) <= 1.04 * ideal
     speeds[slow] = 0.2
-    run = simulate(book, speeds, 1)
+    run = simulate(ledger, speeds, 1)
     assert max(run.ends.values()) <= 1.04 * size / sum(speeds.values()) + 10 / 0.2
 
 
@@ -517,7 +526,7 @@ class Interleavings(RuleBasedStateMachine):
     def begin(self, size: int, workers: int, unit: int, patient: bool, breaks: bool) -> None:
         self.options: dict[str, Any] = {"unit": unit, "patient": patient, "order": "o"}
         self.size, self.unit, self.breaks = size, unit, breaks
-        self.book = Leases(size, range(workers), **self.options)
+        self.ledger = Leases(size, range(workers), **self.options)
         self.enter(range(workers))
         self.taken: dict[int, set[int]] = defaultdict(set)  # by epoch: leased or used
         self.used: dict[int, set[int]] = defaultdict(set)
@@ -550,7 +559,7 @@ class Interleavings(RuleBasedStateMachine):
         self.leases.setdefault(rank, []).append(answer)
 
     def hear_answers(self) -> None:
-        answers = self.book.answers()
+        answers = self.ledger.answers()
         assert [rank for rank in self.waits if rank in dict(answers)] == [rank for rank, _ in answers]
         for rank, answer in answers:
             self.waits.remove(rank)
@@ -581,7 +590,7 @@ class Interleavings(RuleBasedStateMachine):
         self.put(rank, self.held(rank) - unused if epoch == self.epoch[rank] else 0, keeps=unused > 0)
         self.over.discard(rank)
         self.epoch[rank] = epoch
-        answer = self.book.ask(rank, epoch, unused)
+        answer = self.ledger.ask(rank, epoch, unused)
         if answer is WAIT:
             assert self.options["patient"]
             assert not unused
@@ -625,10 +634,10 @@ class Interleavings(RuleBasedStateMachine):
         used = data.draw(st.none() | st.integers(0, self.held(rank)))
         self.put(rank, used or 0)
         if leaves and len(self.epoch) > 1:
-            self.book.leave(rank, used)
+            self.ledger.leave(rank, used)
             self.gone(rank)
         else:
-            self.book.give_back(rank, used)
+            self.ledger.give_back(rank, used)
             self.waits = [other for other in self.waits if other != rank]
             self.hear_answers()
 
@@ -637,33 +646,33 @@ class Interleavings(RuleBasedStateMachine):
     def a_worker_dies(self, data: st.DataObject) -> None:
         rank = self.pick(data)
         self.put(rank, 0, died=True)
-        self.book.lost(rank)
+        self.ledger.lost(rank)
         self.gone(rank)
 
     @rule(others=st.booleans(), workers=st.integers(1, 4))
     def it_is_saved_and_loaded(self, others: bool, workers: int) -> None:
-        state = json.loads(json.dumps(self.book.state()))
+        state = json.loads(json.dumps(self.ledger.state()))
         if others:
             for rank in list(self.leases):
                 self.put(rank, 0, died=True)
             first = max(self.epoch) + 1
             self.enter(range(first, first + workers))
-        self.book = Leases(self.size, self.epoch, **self.options)
-        self.book.load(state)
-        assert others or self.book.state() == state
+        self.ledger = Leases(self.size, self.epoch, **self.options)
+        self.ledger.load(state)
+        assert others or self.ledger.state() == state
 
     @invariant()
     def the_book_agrees_with_the_model(self) -> None:
-        if not hasattr(self, "book"):
+        if not hasattr(self, "ledger"):
             return
-        self.book.validate()
-        assert self.book.waiting == tuple(self.waits)
-        assert self.book.living == tuple(sorted(self.epoch))
+        self.ledger.validate()
+        assert self.ledger.waiting == tuple(self.waits)
+        assert self.ledger.living == tuple(sorted(self.epoch))
         for rank in self.epoch:
-            assert self.book.held(rank) == tuple(self.leases.get(rank, ()))
+            assert self.ledger.held(rank) == tuple(self.leases.get(rank, ()))
         for epoch in range(max(self.epoch.values()) + 2):
-            left = [position for part in self.book.unfinished(epoch) for position in range(*part)]
-            # Of epochs that all have broken off the book keeps the last eight.
+            left = [position for part in self.ledger.unfinished(epoch) for position in range(*part)]
+            # Of epochs that all have broken off the ledger keeps the last eight.
             forgotten = epoch + 8 < max(self.epoch.values()) and left == list(range(self.size))
             assert forgotten or left == sorted(set(range(self.size)) - self.used[epoch])
         for rank in self.waits:  # somebody who lives and does not wait
@@ -673,7 +682,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let all who live come to the end of one last epoch."""
-        if not hasattr(self, "book"):
+        if not hasattr(self, "ledger"):
             return
         last = max(self.epoch.values()) + 1
         while active := [r for r in sorted(self.epoch) if r not in self.waits]:

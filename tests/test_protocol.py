@@ -40,7 +40,6 @@ from nnlo_common.algorithms import Algorithm, Ask
 from nnlo_common.protocol import (
     Action,
     Compute,
-    Conversation,
     Kind,
     Lost,
     Message,
@@ -49,6 +48,7 @@ from nnlo_common.protocol import (
     Send,
     Server,
     Shard,
+    ShardClient,
     Standing,
     Story,
     Wait,
@@ -250,8 +250,8 @@ class Table:
             for rank in range(1, workers + 1)
         }
 
-    def __getitem__(self, rank: int) -> Conversation:
-        return self.workers[rank].conversations[0]
+    def __getitem__(self, rank: int) -> ShardClient:
+        return self.workers[rank].shard_clients[0]
 
     def carry(self, message: Message) -> Received:
         frame = Frame(max(self.size, 0 if message.vector is None else message.vector.size))
@@ -288,7 +288,7 @@ class Table:
 def test_whole_vectors_travel_as_they_lie() -> None:
     def sent(algorithm: Algorithm) -> tuple[Worker, Send]:
         worker = Table(algorithm).joined().workers[1]
-        (action, *_) = worker.conversations[0].exchange()
+        (action, *_) = worker.shard_clients[0].exchange()
         assert isinstance(action, Send)
         assert action.frame is None or action.frame.vector is action.message.vector
         return worker, action
@@ -298,18 +298,18 @@ def test_whole_vectors_travel_as_they_lie() -> None:
     worker, action = sent(EASGD(alpha=0.3, every=1))
     assert action.frame is worker.parameters.frame
     worker, action = sent(Downpour(lag=1))  # the worker fills its gradient anew meanwhile
-    assert action.frame in worker.conversations[0].outgoing_frames
+    assert action.frame in worker.shard_clients[0].outgoing_frames
 
 
 def test_a_piece_of_a_vector_has_no_frame() -> None:
     x, gradient = (FlatVector.of([np.ones(2, F4), np.ones(2, F4)]) for _ in range(2))
     shards = [Shard(0, 0, slice(0, 2)), Shard(1, 1, slice(2, 4))]
     worker = Worker(2, Downpour(), x, gradient, shards, workers=1)
-    for shard, conversation in zip(shards, worker.conversations, strict=True):
-        conversation.join()
+    for shard, shard_client in zip(shards, worker.shard_clients, strict=True):
+        shard_client.join()
         center = Message(Kind.CENTER, shard.server, 0, shard=shard.index, vector=np.ones(2, F4))
-        conversation.receive(Received(center, Frame(2)))
-        (action, *_) = conversation.exchange()
+        shard_client.receive(Received(center, Frame(2)))
+        (action, *_) = shard_client.exchange()
         assert isinstance(action, Send)
         assert action.frame is None
 
@@ -578,7 +578,7 @@ def test_a_lock_whose_holder_dies_is_free_again_and_the_dead_are_skipped() -> No
     assert table.server.rule.center.tolist() == [1, 2]  # one commit: the dead made none
 
 
-# --- stopping, epochs, weights, guests -------------------------------------------------------------------
+# --- stopping, epochs, weights, other servers ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -605,8 +605,8 @@ def test_a_learning_rate_comes_with_the_next_reply_of_any_kind(algorithm: Algori
             table.all(table.hear(request))
         for worker in table.workers.values():
             assert worker.rate == rate
-            for conversation in worker.conversations:
-                conversation.settle()
+            for shard_client in worker.shard_clients:
+                shard_client.settle()
 
 
 def test_who_joins_is_told_the_learning_rate_and_contributes_with_its_own_weight() -> None:
@@ -622,13 +622,13 @@ def test_with_several_servers_the_first_tells_the_learning_rate() -> None:
     places = [segment.place for segment in x.layout.segments]
     shards = [Shard(index, index, place) for index, place in enumerate(places)]
     worker = Worker(2, DOWNPOUR, x, g, shards, workers=1)
-    for conversation, rate in zip(worker.conversations, (0.5, 0.25), strict=True):
-        (joining,) = conversation.join()
+    for shard_client, rate in zip(worker.shard_clients, (0.5, 0.25), strict=True):
+        (joining,) = shard_client.join()
         assert isinstance(joining, Send)
-        vector = np.zeros(conversation.parameters.size, F4)
-        index = conversation.shard.index
+        vector = np.zeros(shard_client.parameters.size, F4)
+        index = shard_client.shard.index
         welcome = Message(Kind.CENTER, index, 0, weight=rate, shard=index, vector=vector)
-        conversation.receive(Received(welcome, Frame(vector.size)))
+        shard_client.receive(Received(welcome, Frame(vector.size)))
     assert worker.rate == 0.5
 
 
@@ -724,7 +724,7 @@ def test_a_weight_is_a_finite_number_above_0(weight: float) -> None:
         ConfigurationError, match=f"rank 2: weight={weight!r} must be a finite number above 0"
     ):
         worker.set_weight(weight)
-    assert worker.conversations[0].weight == 3
+    assert worker.shard_clients[0].weight == 3
 
 
 def test_weights_travel_with_the_contribution() -> None:
@@ -736,22 +736,22 @@ def test_weights_travel_with_the_contribution() -> None:
 
 
 def test_guests_see_the_centre_that_an_epoch_has_ended_with_and_only_look() -> None:
-    table = Table(SYNCHRONOUS, guests=[8, 9], record=True).joined()
+    table = Table(SYNCHRONOUS, other_servers=[8, 9], record=True).joined()
     server = table.server
-    assert server.pulled_by_guests(0)
+    assert server.pulled_by_other_servers(0)
     assert table.hear(Message(Kind.PULL, 8, 1)) == []  # which has not ended yet
     table.hear(table.request(1, "finish_epoch"))
     _, early = table.hear(table.request(2, "finish_epoch"))
-    assert not server.pulled_by_guests(1)
+    assert not server.pulled_by_other_servers(1)
     before = copy.deepcopy(server.peers)
     (late,) = table.hear(Message(Kind.PULL, 9, 1))
-    for guest, answer in ((8, early), (9, late)):
-        assert (answer.rank, answer.message.kind) == (guest, Kind.CENTER)
+    for other_server, answer in ((8, early), (9, late)):
+        assert (answer.rank, answer.message.kind) == (other_server, Kind.CENTER)
         assert answer.message.vector.tolist() == [0, 1]
-    assert server.pulled_by_guests(1)
+    assert server.pulled_by_other_servers(1)
     assert server.peers == before
     assert server.awaited == 2
-    assert server.handled == [1, 2, 1, 2]  # a replay needs no guests
+    assert server.handled == [1, 2, 1, 2]  # a replay needs no other_servers
     with pytest.raises(ProtocolError, match="rank 9 is none of its workers"):
         table.hear(Message(Kind.PUSH, 9, 2, vector=np.zeros(2, F4)))
 

@@ -276,11 +276,11 @@ def test_a_breach_is_seen(rule: Rule, line: str, breach: bool) -> None:
 @pytest.mark.parametrize(
     ("line", "breach"),
     [
-        ("from nnlo_common.training._session import Team", True),
+        ("from nnlo_common.training._session import Session", True),
         ("import nnlo_common.protocol", True),
         ("from nnlo_common import training", True),
         ("from nnlo_common.algorithms import Algorithm", True),
-        ("from nnlo_common.plugin import Team", False),
+        ("from nnlo_common.plugin import Session", False),
         ("from nnlo_common import EASGD", False),
     ],
 )

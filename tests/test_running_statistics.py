@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common.protocol import Averages, Moves, Moving, Question
+from nnlo_common.protocol import Averages, Moves, Moving, Query
 
 F4 = np.float32
 LAYERS = [Moving(slice(0, 2), slice(2, 4)), Moving(slice(5, 6), slice(6, 7))]
@@ -24,7 +24,7 @@ exactly = settings(deadline=None, derandomize=True, max_examples=60)
 
 
 class Worker:
-    """What a rank does between the desk and its model; its batches have the same statistics."""
+    """What a rank does between the query service and its model; its batches have the same statistics."""
 
     def __init__(self, averages: Averages, rank: int, decay: float | list[float] = 0.99) -> None:
         self.averages, self.rank = averages, rank
@@ -57,7 +57,7 @@ class Worker:
 
     def _ask(self, numbers: np.ndarray | None, **facts: Any) -> np.ndarray:
         content = {"ask": "average", "views": self.views, **facts}
-        return self.averages.ask(Question(self.rank, content, numbers))[0].numbers
+        return self.averages.ask(Query(self.rank, content, numbers))[0].numbers
 
 
 def counts(numbers: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ def team(size: int, decay: float | list[float] = 0.99) -> tuple[Averages, list[W
 
 
 def seen(averages: Averages, views: int = 0) -> np.ndarray:
-    return averages.ask(Question(0, {"weight": 0, "views": views}))[0].numbers.copy()
+    return averages.ask(Query(0, {"weight": 0, "views": views}))[0].numbers.copy()
 
 
 def plain(batches: int, decay: float | list[float] = 0.99) -> Worker:
@@ -338,7 +338,7 @@ def test_what_all_get_instead_is_that_bit_for_bit_and_is_gone_on_from() -> None:
     averages, (worker, _) = team(2)
     worker.train(3).bring(0)
     numbers = np.concatenate([TRUE, Moves(np.zeros(2), np.ones(2), np.array([5.0, 6.0])).wired()])
-    averages.ask(Question(0, {"weight": 1, "views": 0, "instead": True}, numbers))
+    averages.ask(Query(0, {"weight": 1, "views": 0, "instead": True}, numbers))
     assert bits(worker.take()) == bits(TRUE)
     assert worker.total.tolist() == [5, 6]
     worker.train(9).bring(1)

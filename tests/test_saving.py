@@ -13,7 +13,7 @@ from nnlo_common.training.checkpoint._round import Saving
 from nnlo_common.training.checkpoint._writer import Writer
 
 
-class Team:
+class Session:
     """A rank's team, as far as saving knows it; its questions go to the first server."""
 
     def __init__(self, rank, first, serving=None):
@@ -30,7 +30,7 @@ class Team:
         return True
 
 
-class Serving:
+class ServerRank:
     """A server with two workers, 2 and 3."""
 
     def __init__(self, idle=lambda: None):
@@ -64,9 +64,9 @@ class Ranks:
 
     def __init__(self, folder):
         self.folder, self.store = folder, Store(folder)
-        self.first, self.second = Serving(lambda: self.settle(1)), Serving()
-        teams = [Team(0, self.first, self.first), Team(1, self.first, self.second)]
-        teams += [Team(rank, self.first) for rank in (2, 3)]
+        self.first, self.second = ServerRank(lambda: self.settle(1)), ServerRank()
+        teams = [Session(0, self.first, self.first), Session(1, self.first, self.second)]
+        teams += [Session(rank, self.first) for rank in (2, 3)]
         self.all = [
             Saving(
                 self.store if team.rank == 0 else Store(folder),

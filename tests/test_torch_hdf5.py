@@ -346,7 +346,7 @@ def test_the_rest_of_an_epoch_is_what_was_missing(files, assignment, stops):
         trained(batches, optimizer)
         seen = trained(batches, optimizer, stops[world.rank - 1] if world.rank else None)
         kept[world.rank] = batches.state_dict()
-        optimizer.mean({})  # now the server has read its book
+        optimizer.mean({})  # now the server has read its ledger
         optimizer.close()
         return seen
 

@@ -421,7 +421,7 @@ def interrupted(assignment, stops, *, size=37, servers=1, workers=2):
                 if len(seen) == stop:
                     break
             kept[world.rank] = sampler.state_dict()
-        optimizer.mean({})  # now the server has read its book
+        optimizer.mean({})  # now the server has read its ledger
         optimizer.close()
         return seen
 

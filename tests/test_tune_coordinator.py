@@ -1,4 +1,4 @@
-"""The coordinator as a state machine: whatever the order in which blocks speak, the books are right."""
+"""The coordinator as a state machine: whatever the order in which blocks speak, the records are right."""
 
 from __future__ import annotations
 

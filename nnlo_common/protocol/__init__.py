@@ -12,9 +12,9 @@ from nnlo_common.protocol._collectives import Copies, EpochMeans, Means, Notes, 
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._moving import Moves, Moving
-from nnlo_common.protocol._queries import DESK_NUMBERS, Answer, Clerk, Counter, Desk, Question
+from nnlo_common.protocol._queries import QUERY_NUMBERS, Answer, Counter, Query, QueryClient, QueryService
 from nnlo_common.protocol._server import Server
-from nnlo_common.protocol._shard_client import Conversation, Phase, Shard
+from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
 from nnlo_common.protocol._worker_records import AWAITED, Standing
 
@@ -25,14 +25,10 @@ __all__ = [
     "Averages",
     "AWAITED",
     "check_weight",
-    "Clerk",
     "Compute",
-    "Conversation",
     "Copies",
     "Counter",
     "decode",
-    "Desk",
-    "DESK_NUMBERS",
     "encode",
     "EpochMeans",
     "Event",
@@ -45,13 +41,17 @@ __all__ = [
     "Notes",
     "ONE_WAY",
     "Phase",
-    "Question",
+    "Query",
+    "QUERY_NUMBERS",
+    "QueryClient",
+    "QueryService",
     "Received",
     "Release",
     "REPLIES",
     "Send",
     "Server",
     "Shard",
+    "ShardClient",
     "Standing",
     "Story",
     "Told",

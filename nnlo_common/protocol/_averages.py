@@ -11,7 +11,7 @@ import numpy.typing as npt
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._moving import Moves, Moving, MovingAverages, weighted
-from nnlo_common.protocol._queries import Answer, Question
+from nnlo_common.protocol._queries import Answer, Query
 
 __all__ = ["Averages"]
 
@@ -49,7 +49,7 @@ class Averages:
         self._views, self._earlier = 0, self._start
         self._answer: Vector | None = None  # as long as it does not change
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take a vector, if one was brought, and return the average."""
         content, views = question.content, question.content["views"]
         if question.numbers is not None and question.numbers.size:
@@ -99,7 +99,7 @@ class Averages:
         if others:
             self._moving.replace(self._start, self._moving.result()[1])
 
-    def _take(self, question: Question, vector: Vector) -> None:
+    def _take(self, question: Query, vector: Vector) -> None:
         rank, content, numbers = question.rank, question.content, question.numbers
         assert numbers is not None  # or there would be no vector
         if content["views"] > self._views:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.protocol._queries import Answer, Question
+from nnlo_common.protocol._queries import Answer, Query
 
 __all__ = ["Copies", "EpochMeans", "Means", "Notes", "Told"]
 
@@ -29,7 +29,7 @@ class Means:
         """What those have brought who wait for the others, by rank."""
         return self._parts
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take one rank's part."""
         content = question.content
         for rank, part in self._parts.items():
@@ -77,7 +77,7 @@ class EpochMeans:
         self._means: dict[int, Mapping[str, float]] = {}
         self._waiting: dict[int, int] = {}  # for which epoch each rank waits
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take one worker's part, if it is one, and answer when all have brought theirs."""
         rank, epoch = question.rank, question.content["epoch"]
         if epoch < 0:
@@ -116,9 +116,9 @@ class Copies:
 
     def __init__(self, members: Iterable[int], source: int) -> None:
         self._members, self._source = set(members), source
-        self._asked: dict[int, Question] = {}
+        self._asked: dict[int, Query] = {}
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take one rank's question; what others than the source bring does not count."""
         self._asked[question.rank] = question
         return self._ready()
@@ -150,7 +150,7 @@ class Told:
     def __init__(self) -> None:
         self.call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]] | None = None
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Answer; with nothing where nobody has taken it on."""
         content = {} if self.call is None else self.call(question.rank, question.content)
         return [Answer(question.rank, content)]
@@ -166,7 +166,7 @@ class Notes:
     def __init__(self) -> None:
         self._notes: dict[int, dict[int, Mapping[str, Any]]] = {}  # by rank and epoch
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take a note, if it holds anything, and return the means of all up to that epoch.
 
         Of each worker its last note counts; what one notes that is an epoch ahead does not count yet.

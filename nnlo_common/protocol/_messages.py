@@ -43,9 +43,9 @@ class Kind(enum.IntEnum):
     OPTIONS = 12
     """Worker: what my contributions from now on are to be stepped with, e.g. a learning rate. One way."""
     ASK = 13
-    """Anybody, to the desk: a question beside the exchange. Answered by ANSWER."""
+    """Anybody, to the query service: a question beside the exchange. Answered by ANSWER."""
     ANSWER = 14
-    """The desk: what was asked for."""
+    """The query service: what was asked for."""
     PAUSE = 15
     """Worker: I am at a batch boundary and ask for nothing before the answer. Answered by PAUSED."""
     PAUSED = 16

@@ -1,7 +1,7 @@
 """Queries beside the exchange: a service on the first server, and a client on every other rank.
 
 Questions are few (an epoch's end, a range of samples), so they are JSON, with numbers behind it where there
-are many. The desk knows nothing of what it is asked about: that is the affair of its counters.
+are many. The query service knows nothing of what it is asked about: that is the affair of its counters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from nnlo_common.protocol._events import Action, Lost, Received, Release, Send, 
 from nnlo_common.protocol._messages import Kind, Message
 from nnlo_common.protocol._worker import Activity
 
-__all__ = ["DESK_NUMBERS", "Answer", "Clerk", "Counter", "Desk", "Question"]
+__all__ = ["QUERY_NUMBERS", "Answer", "QueryClient", "Counter", "QueryService", "Query"]
 
 #: Room for the JSON of a question or an answer, counted in float32 numbers.
-DESK_NUMBERS = 4096
+QUERY_NUMBERS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class Query:
     """What `rank` asks: a plain tree, and numbers where there are many."""
 
     rank: int
@@ -46,14 +46,14 @@ class Answer:
 class Counter(Protocol):
     """One kind of question; it answers at once or later, in any order."""
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take a question and return the answers that can be given now."""
 
     def gone(self, rank: int, *, lost: bool) -> list[Answer]:
         """Expect no more questions of `rank`; return the answers that this makes possible."""
 
 
-class Desk:
+class QueryService:
     """Takes questions and hands out the answers of its counters; does no input or output.
 
     Attributes:
@@ -85,10 +85,12 @@ class Desk:
             return [*released, *self.gone(event.rank, lost=True)]
         message = event.message
         if message.sender not in self.present or message.kind is not Kind.ASK or message.vector is None:
-            raise ProtocolError(f"the desk on rank {self.rank} got {message} and takes questions of members")
+            raise ProtocolError(
+                f"the query service on rank {self.rank} got {message}; expected a query of a member"
+            )
         content, numbers = unpacked(message.vector)
         self._waiting[message.sender] = event
-        return self._ask(Question(message.sender, content, numbers))
+        return self._ask(Query(message.sender, content, numbers))
 
     def has_asked(self, rank: int) -> bool:
         """Whether `rank` waits for an answer."""
@@ -97,7 +99,7 @@ class Desk:
     def ask_here(self, content: Mapping[str, Any], numbers: Vector | None = None) -> list[Action]:
         """Ask a question of the server's own; the answer will lie in `own`."""
         self.own = None
-        return self._ask(Question(self.rank, content, numbers))
+        return self._ask(Query(self.rank, content, numbers))
 
     def tell(self, answers: Iterable[Answer]) -> list[Action]:
         """Hand out answers that have become possible otherwise than by a question."""
@@ -111,7 +113,7 @@ class Desk:
         answers = [answer for counter in self.counters.values() for answer in counter.gone(rank, lost=lost)]
         return self._sent(answers)
 
-    def _ask(self, question: Question) -> list[Action]:
+    def _ask(self, question: Query) -> list[Action]:
         if question.content["ask"] in ("leave", "goodbye"):
             if question.content["ask"] == "goodbye":
                 self.present.discard(question.rank)
@@ -131,20 +133,20 @@ class Desk:
         return actions
 
 
-class Clerk:
-    """Asks the desk for one rank, one question at a time.
+class QueryClient:
+    """Asks the query service for one rank, one question at a time.
 
     Args:
         rank: who asks.
-        desk: the rank of the desk.
+        queries: the rank of the query service.
         shard: the number of the channel.
         numbers: how many numbers the largest question holds beside its content.
     """
 
-    def __init__(self, rank: int, desk: int, shard: int, numbers: int = 0) -> None:
-        self.rank, self.desk, self.shard = rank, desk, shard
+    def __init__(self, rank: int, queries: int, shard: int, numbers: int = 0) -> None:
+        self.rank, self.queries, self.shard = rank, queries, shard
         self.answer: tuple[Mapping[str, Any], Vector] | None = None
-        self._room: Vector = np.zeros(DESK_NUMBERS + numbers, np.float32)
+        self._room: Vector = np.zeros(QUERY_NUMBERS + numbers, np.float32)
         self._sequence = 0
 
     def ask(self, content: Mapping[str, Any], numbers: Vector | None = None) -> Activity:
@@ -153,7 +155,7 @@ class Clerk:
         self._sequence += 1
         vector = packed(content, numbers, self._room)
         question = Message(Kind.ASK, self.rank, self._sequence, shard=self.shard, vector=vector)
-        yield Send(self.desk, question)
+        yield Send(self.queries, question)
         while self.answer is None:
             yield Wait()
 
@@ -161,20 +163,20 @@ class Clerk:
         """Take the answer."""
         message = event.message
         if message.kind is not Kind.ANSWER or message.sequence != self._sequence or message.vector is None:
-            raise ProtocolError(f"rank {self.rank} got {message} from the desk; asked {self._sequence}")
+            raise ProtocolError(f"rank {self.rank} got {message} as the answer to its query {self._sequence}")
         content, numbers = unpacked(message.vector)
         self.answer = content, numbers.copy()
-        return [Release(self.desk, event.frame)]
+        return [Release(self.queries, event.frame)]
 
 
 def packed(content: Mapping[str, Any], numbers: Vector | None, room: Vector) -> Vector:
     """Write the content's JSON and the numbers into `room`; return the part that is used."""
     text = json.dumps(content, separators=(",", ":")).encode()
     start = 1 + -(-len(text) // 4)
-    if start > DESK_NUMBERS:
+    if start > QUERY_NUMBERS:
         raise ConfigurationError(
             f"{content.get('ask', 'an answer')!r}: {len(text)} bytes do not fit into one question of "
-            f"{4 * DESK_NUMBERS}; give fewer or shorter names"
+            f"{4 * QUERY_NUMBERS}; give fewer or shorter names"
         )
     room[:1].view(np.uint32)[0] = len(text)
     room[1:start].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)

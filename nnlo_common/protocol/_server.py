@@ -31,7 +31,7 @@ class Server:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
         awaited: how many workers may still contribute.
         peers: what is known of each worker, by rank.
-        guests: other servers, who only pull, and how often each has; infinitely often after the last time.
+        other_servers: how often each of them has pulled the centre; inf once it will pull no more.
         staleness: how many contributions were committed at each staleness.
         stopping: every reply from now on asks its worker to stop.
         rate: the learning rate that replies tell workers; 0: none.
@@ -58,20 +58,20 @@ class Server:
         rank: int = 0,
         shard: int = 0,
         depth: int = 1,
-        guests: Iterable[int] = (),
+        other_servers: Iterable[int] = (),
         record: bool = False,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
         self.peers = Peers({worker: Peer() for worker in workers})
         self.awaited = len(self.peers)
-        self.guests: dict[int, float] = dict.fromkeys(guests, 0)
+        self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._waiting = Waiting(self.peers)
         self.pauses = self._waiting.pauses
-        self._calls: list[Received] = []  # guests, who each want the centre of an epoch's end
+        self._calls: list[Received] = []  # of other servers, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
         # Whether a worker has ended an epoch: then it may wait for the others, so all are let in.
         self._warm = False
@@ -98,9 +98,9 @@ class Server:
         """Whether every worker has left or died."""
         return self.awaited == 0
 
-    def pulled_by_guests(self, times: int) -> bool:
-        """Whether every guest has pulled the centre that often."""
-        return all(pulls >= times for pulls in self.guests.values())
+    def pulled_by_other_servers(self, times: int) -> bool:
+        """Whether every other server has pulled the centre that often."""
+        return all(pulls >= times for pulls in self.other_servers.values())
 
     def set_rate(self, rate: float) -> None:
         """Tell workers a learning rate, with all replies from now on; 0: none any more.
@@ -122,7 +122,7 @@ class Server:
             return self._lost(event.rank)
         message = event.message
         self.story.tell("received", message)
-        if message.sender in self.guests and message.kind is Kind.PULL:
+        if message.sender in self.other_servers and message.kind is Kind.PULL:
             self._calls.append(event)
             return self._answer_calls()
         problem = refused(self, message)
@@ -327,11 +327,11 @@ class Server:
         return [self._center_to(event) for event in shown]
 
     def _answer_calls(self) -> list[Action]:
-        """Give guests the centre of the epoch that they have counted, once its last contribution is in it."""
+        """Give other servers the centre of the epoch they have counted, once its last contribution is in."""
         ready = [event for event in self._calls if self.peers.have_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
-            self.guests[event.message.sender] += math.inf if event.message.resume else 1
+            self.other_servers[event.message.sender] += math.inf if event.message.resume else 1
         return [self._center_to(event) for event in ready]
 
     def answer_pauses(self) -> list[Action]:

@@ -18,7 +18,7 @@ from nnlo_common.protocol._events import Action, Received, Release, Send, Story
 from nnlo_common.protocol._messages import REPLIES, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored
 
-__all__ = ["Conversation", "Phase", "Shard"]
+__all__ = ["ShardClient", "Phase", "Shard"]
 
 
 class Phase(enum.Enum):
@@ -49,7 +49,7 @@ _NOTHING = 2.0**-60  # beside the weight of a step, in float32; a weight has to 
 _CONTRIBUTIONS = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT})
 
 
-class Conversation:
+class ShardClient:
     """What one worker and one server have said to each other about one shard.
 
     Replies are absorbed in order and at fixed points: with a pipeline of L, the reply to exchange k when
@@ -337,7 +337,7 @@ class Conversation:
             raise ConfigurationError(f"{owner}: {opened} open exchanges do not fit; is the state damaged?")
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the conversation that gave `state` stood, after joining again.
+        """Continue where the shard_client that gave `state` stood, after joining again.
 
         Raises:
             ConfigurationError: it was saved with other options or another model; nothing was changed then.

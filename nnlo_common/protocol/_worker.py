@@ -1,4 +1,4 @@
-"""One worker: its parameters, its step, and its conversations with all servers of the centre."""
+"""One worker: its parameters, its step, and its shard_clients with all servers of the centre."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Wait
-from nnlo_common.protocol._shard_client import Conversation, Shard
+from nnlo_common.protocol._shard_client import Shard, ShardClient
 
 __all__ = ["Activity", "Worker", "check_weight"]
 
@@ -36,7 +36,7 @@ class Worker:
     Attributes:
         parameters: the flat vector x.
         gradient: the flat vector g; fill it, at `gradient_point()`, before each `step`.
-        conversations: one for each shard.
+        shard_clients: one for each shard.
 
     Args:
         rank: its own.
@@ -72,8 +72,8 @@ class Worker:
     ) -> None:
         self.rank, self.parameters, self.gradient = rank, parameters, gradient
         self.local = algorithm.local_optimizer() or local
-        self.conversations = [
-            Conversation(
+        self.shard_clients = [
+            ShardClient(
                 rank,
                 shard,
                 algorithm.worker(shard.place.stop - shard.place.start, workers),
@@ -82,30 +82,30 @@ class Worker:
             )
             for shard in shards
         ]
-        for conversation in self.conversations:
-            conversation.rule.given_sums = given_sums
-        self._exchange_first = self.conversations[0].rule.exchange_first
+        for shard_client in self.shard_clients:
+            shard_client.rule.given_sums = given_sums
+        self._exchange_first = self.shard_clients[0].rule.exchange_first
         self._epochs = 0  # finished
 
     @property
     def stop_requested(self) -> bool:
         """Whether a server has asked to finish."""
-        return any(conversation.stop_requested for conversation in self.conversations)
+        return any(shard_client.stop_requested for shard_client in self.shard_clients)
 
     @property
     def pause_requested(self) -> bool:
         """Whether the first server has asked, in its latest reply, to pause at the next batch boundary."""
-        return self.conversations[0].pause_requested and not self.conversations[0].put_off
+        return self.shard_clients[0].pause_requested and not self.shard_clients[0].put_off
 
     @property
     def paused(self) -> bool:
         """Whether the last `pause` was one of all workers; otherwise it was called off."""
-        return all(conversation.paused for conversation in self.conversations)
+        return all(shard_client.paused for shard_client in self.shard_clients)
 
     @property
     def rate(self) -> float:
         """The learning rate that the first server has told last; 0: none."""
-        return self.conversations[0].rate
+        return self.shard_clients[0].rate
 
     def gradient_point(self) -> Vector:
         """Return where the next gradient is to be taken: the parameters, or ahead of them (EAMSGD)."""
@@ -115,23 +115,23 @@ class Worker:
     def set_weight(self, weight: float) -> None:
         """Set the share in a mean that each step has from now on, e.g. its number of samples."""
         check_weight(self.rank, weight)
-        for conversation in self.conversations:
-            conversation.weight = weight
+        for shard_client in self.shard_clients:
+            shard_client.weight = weight
 
     def add_weight(self, weight: float) -> None:
         """Add to the share that the next contribution has, for steps that were passed."""
         check_weight(self.rank, weight)
-        for conversation in self.conversations:
-            conversation.add_weight(weight)
+        for shard_client in self.shard_clients:
+            shard_client.add_weight(weight)
 
     def count_samples(self, total: int) -> None:
         """Set how many samples this worker has taken so far."""
-        for conversation in self.conversations:
-            conversation.samples = total
+        for shard_client in self.shard_clients:
+            shard_client.samples = total
 
     def join(self) -> Activity:
         """Join all servers and start from the centre."""
-        yield from self._all(Conversation.join)
+        yield from self._all(ShardClient.join)
 
     def step(self, local_step: Callable[[], object] | None = None) -> Activity:
         """Make one step with the gradient that lies in `gradient`.
@@ -139,18 +139,18 @@ class Worker:
         Args:
             local_step: moves the parameters, in place of the local optimizer; a framework's optimizer.
         """
-        for conversation in self.conversations:
-            conversation.begin_step()
+        for shard_client in self.shard_clients:
+            shard_client.begin_step()
         if self._exchange_first:
-            yield from self._all(Conversation.exchange)
+            yield from self._all(ShardClient.exchange)
         if local_step is not None:
             local_step()
         elif self.local is not None:
             self.local.step(self.parameters.vector, self.gradient.vector)
         if not self._exchange_first:
-            yield from self._all(Conversation.exchange)
-        for conversation in self.conversations:
-            conversation.end_step()
+            yield from self._all(ShardClient.exchange)
+        for shard_client in self.shard_clients:
+            shard_client.end_step()
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector.
@@ -159,36 +159,36 @@ class Worker:
         contribution has been answered: so gradients are sent as they lie.
         """
         self.gradient = gradient
-        for conversation in self.conversations:
-            conversation.use_gradient(gradient)
+        for shard_client in self.shard_clients:
+            shard_client.use_gradient(gradient)
 
     @property
     def due(self) -> bool:
         """Whether the next step exchanges, or the rule has to see its gradient."""
-        return any(conversation.due is not None for conversation in self.conversations)
+        return any(shard_client.due is not None for shard_client in self.shard_clients)
 
     def due_within(self, steps: int) -> bool:
         """Whether one of the next steps exchanges."""
-        return any(conversation.due_within(steps) for conversation in self.conversations)
+        return any(shard_client.due_within(steps) for shard_client in self.shard_clients)
 
     @property
     def gathered(self) -> int:
         """How many steps were made since the last contribution."""
-        return max(conversation.rule.gathered for conversation in self.conversations)
+        return max(shard_client.rule.gathered for shard_client in self.shard_clients)
 
     def pass_step(self) -> None:
         """Count a step made elsewhere; the vectors need not hold its numbers.
 
         What is due in it will be done in the next step that is made.
         """
-        for conversation in self.conversations:
-            conversation.pass_step()
+        for shard_client in self.shard_clients:
+            shard_client.pass_step()
 
     def last_round(self) -> Activity:
         """Contribute the steps since the last round, where the algorithm trains in rounds."""
-        yield from self._all(Conversation.last_round)
+        yield from self._all(ShardClient.last_round)
         yield from self._drain()
-        yield from self._all(Conversation.settle)
+        yield from self._all(ShardClient.settle)
 
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
         """Copy the centre as it is now into `into`, without taking part in it.
@@ -198,33 +198,33 @@ class Worker:
             when_all_are_there: wait until all workers have finished as many epochs as this one.
         """
         yield from self._drain()  # a server may answer a look before a contribution that waits for others
-        for conversation in self.conversations:
-            place = into[conversation.shard.place]
-            yield from conversation.look(place, when_all_are_there=when_all_are_there)
+        for shard_client in self.shard_clients:
+            place = into[shard_client.shard.place]
+            yield from shard_client.look(place, when_all_are_there=when_all_are_there)
         yield from self._seen()
 
     def configure(self, values: Vector) -> Activity:
         """Tell all servers what to step this worker's contributions with from now on."""
-        for conversation in self.conversations:
-            yield from conversation.options(values)
+        for shard_client in self.shard_clients:
+            yield from shard_client.options(values)
 
     @property
     def refreshes(self) -> bool:
         """Whether the next epoch begins with the centre that the last one has ended with."""
-        return self._epochs > 0 and self.conversations[0].rule.refreshes
+        return self._epochs > 0 and self.shard_clients[0].rule.refreshes
 
     def begin_epoch(self) -> Activity:
         """Begin an epoch; where workers step together, each goes on from what the last one has ended with."""
         if self.refreshes:
-            yield from self._all(Conversation.settle)  # finish_epoch has seen to it that all has come
-            yield from self._all(Conversation.refresh)
+            yield from self._all(ShardClient.settle)  # finish_epoch has seen to it that all has come
+            yield from self._all(ShardClient.refresh)
             yield from self._seen()
 
     def finish_epoch(self) -> Activity:
         """Contribute what is left of the epoch, and tell all servers that it is done."""
-        yield from self._all(Conversation.contribute_rest)
+        yield from self._all(ShardClient.contribute_rest)
         yield from self._drain()  # so that the epoch's contributions are in the centre, on every server
-        yield from self._all(Conversation.finish_epoch)
+        yield from self._all(ShardClient.finish_epoch)
         self._epochs += 1
 
     def pause(self) -> Activity:
@@ -234,7 +234,7 @@ class Worker:
         """
         # The first server decides for all: were each asked at once, and a worker died meanwhile, they could
         # call off other workers' requests, and those wait for each other. The others only wait for all.
-        first, *others = self.conversations
+        first, *others = self.shard_clients
         yield from self._ask_to_pause([first])
         if first.paused:
             yield from self._ask_to_pause(others)
@@ -242,31 +242,31 @@ class Worker:
     def leave(self) -> Activity:
         """Absorb what is still under way and tell all servers not to wait any more."""
         yield from self._drain()
-        yield from self._all(Conversation.settle)
-        yield from self._all(Conversation.leave)
+        yield from self._all(ShardClient.settle)
+        yield from self._all(ShardClient.leave)
 
     def deliver(self, event: Received) -> list[Action]:
-        """Hand a reply to the conversation that it belongs to."""
+        """Hand a reply to the shard_client that it belongs to."""
         shard = event.message.shard
-        if shard >= len(self.conversations):
+        if shard >= len(self.shard_clients):
             raise ProtocolError(
                 f"worker rank {self.rank}: rank {event.message.sender} sent a reply about shard {shard}, but "
-                f"the centre has {len(self.conversations)}"
+                f"the centre has {len(self.shard_clients)}"
             )
-        return self.conversations[shard].receive(event)
+        return self.shard_clients[shard].receive(event)
 
     def validate(self) -> None:
-        """Check every invariant of every conversation."""
-        for conversation in self.conversations:
-            conversation.validate()
+        """Check every invariant of every shard_client."""
+        for shard_client in self.shard_clients:
+            shard_client.validate()
 
     def state(self) -> State:
-        """Return parameters, local optimizer and the state of every conversation."""
+        """Return parameters, local optimizer and the state of every shard_client."""
         return {
             "epochs": self._epochs,
             "parameters": self.parameters.vector.copy(),
             "local": None if self.local is None else self.local.state(),
-            "conversations": [conversation.state() for conversation in self.conversations],
+            "shard_clients": [shard_client.state() for shard_client in self.shard_clients],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -278,40 +278,40 @@ class Worker:
         """
         owner = f"worker rank {self.rank}"
         local = type(None) if self.local is None else Mapping
-        parts = {"parameters": self.parameters.vector, "local": local, "conversations": [Mapping]}
+        parts = {"parameters": self.parameters.vector, "local": local, "shard_clients": [Mapping]}
         require(owner, state, epochs=int, **parts)
-        if len(state["conversations"]) != len(self.conversations):
+        if len(state["shard_clients"]) != len(self.shard_clients):
             raise ConfigurationError(
-                f"{owner}: the state was saved with {len(state['conversations'])} servers and now there are "
-                f"{len(self.conversations)}; resume with the same number"
+                f"{owner}: the state was saved with {len(state['shard_clients'])} servers and now there are "
+                f"{len(self.shard_clients)}; resume with the same number"
             )
-        for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
-            conversation.check(saved)
+        for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
+            shard_client.check(saved)
         if self.local is not None:
             self.local.load(state["local"])  # may refuse, so it comes first
-        for conversation, saved in zip(self.conversations, state["conversations"], strict=True):
-            conversation.load(saved)
+        for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
+            shard_client.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
         self._epochs = state["epochs"]
 
-    def _ask_to_pause(self, conversations: Sequence[Conversation]) -> Activity:
-        for conversation in conversations:
-            yield from conversation.pause()
-        while any(conversation.pausing for conversation in conversations):
+    def _ask_to_pause(self, shard_clients: Sequence[ShardClient]) -> Activity:
+        for shard_client in shard_clients:
+            yield from shard_client.pause()
+        while any(shard_client.pausing for shard_client in shard_clients):
             yield Wait()
 
     def _seen(self) -> Activity:
         """Wait until no look at the centre is under way."""
-        while any(conversation.looking for conversation in self.conversations):
+        while any(shard_client.looking for shard_client in self.shard_clients):
             yield Wait()
 
     def _drain(self) -> Activity:
         """Wait until no reply is under way."""
-        while any(conversation.unanswered for conversation in self.conversations):
+        while any(shard_client.unanswered for shard_client in self.shard_clients):
             yield Wait()
 
-    def _all(self, what: Callable[[Conversation], list[Action]]) -> Activity:
-        for conversation in self.conversations:
-            yield from what(conversation)
-        while any(conversation.blocked for conversation in self.conversations):
+    def _all(self, what: Callable[[ShardClient], list[Action]]) -> Activity:
+        for shard_client in self.shard_clients:
+            yield from what(shard_client)
+        while any(shard_client.blocked for shard_client in self.shard_clients):
             yield Wait()

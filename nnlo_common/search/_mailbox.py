@@ -19,7 +19,7 @@ from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
 from nnlo_common.search._messages import Alarm, End, Halt, Message, Recall, Start, Told, from_text, to_text
 
-__all__ = ["DIED", "Office"]
+__all__ = ["DIED", "Mailbox"]
 
 #: What has become of the rank that coordinates.
 DIED = "has died, which coordinated the search"
@@ -28,7 +28,7 @@ _M = TypeVar("_M", bound=Message)
 _Box = deque[tuple[int, Message]]
 
 
-class Office:
+class Mailbox:
     """One rank's letters.
 
     Attributes:

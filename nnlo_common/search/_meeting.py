@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld, Mail
 from nnlo_common.search._coordinator_mail import Letters
-from nnlo_common.search._mailbox import Office
+from nnlo_common.search._mailbox import Mailbox
 from nnlo_common.search._messages import Left
 from nnlo_common.search._telling import told_once
 
@@ -23,13 +23,13 @@ class Meeting:
     Attributes:
         mail: its letter box.
         letters: those of the coordinator.
-        office: those of another rank.
+        mailbox: those of another rank.
         interrupts: the signals that have come here.
     """
 
     mail: Mail
     letters: Letters
-    office: Office
+    mailbox: Mailbox
     interrupts: Interrupts
 
 
@@ -48,11 +48,11 @@ def meeting(world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, goes_on:
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     hosts = world.gather_text(world.host)
     mail = world.mail()
-    office, letters = Office(mail, 0, mine, mine.index(world.rank)), Letters(mail, teams, hosts)
-    with Interrupts() as interrupts, told_once(office, mail, world, hosts=hosts, goes_on=goes_on):
-        yield Meeting(mail, letters, office, interrupts)
+    mailbox, letters = Mailbox(mail, 0, mine, mine.index(world.rank)), Letters(mail, teams, hosts)
+    with Interrupts() as interrupts, told_once(mailbox, mail, world, hosts=hosts, goes_on=goes_on):
+        yield Meeting(mail, letters, mailbox, interrupts)
         if world.rank == 0:
             letters.await_leaving()  # before the post closes
         else:
-            office.tell_coordinator(Left(-1))
+            mailbox.tell_coordinator(Left(-1))
     mail.close()

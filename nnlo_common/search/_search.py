@@ -155,7 +155,7 @@ class Search:
                 where = f"search rank {world.rank} (host {world.host})"
                 end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
             else:
-                end = run_block(here.office, world, self._objective)
+                end = run_block(here.mailbox, world, self._objective)
             take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
             return end.interrupted == SIGNAL
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import Mail
-from nnlo_common.search._mailbox import Office
+from nnlo_common.search._mailbox import Mailbox
 from nnlo_common.search._messages import Told, from_text, to_text
 
 __all__ = ["told_once"]
@@ -23,12 +23,12 @@ _TURN_S, _LAST_TURN, _DELIVERY_S = 0.4, 25, 0.3
 
 @contextmanager
 def told_once(
-    office: Office, mail: Mail, world: RankWorld, *, hosts: Sequence[str], goes_on: str
+    mailbox: Mailbox, mail: Mail, world: RankWorld, *, hosts: Sequence[str], goes_on: str
 ) -> Iterator[None]:
     """Let one rank only tell that a rank has died which the search cannot do without.
 
     Args:
-        office: what this rank has heard from the others.
+        mailbox: what this rank has heard from the others.
         mail: its letter box.
         world: all ranks, dead ones too.
         hosts: of every rank.
@@ -41,7 +41,7 @@ def told_once(
         yield
     except PeerLostError as lost:
         end = PeerLostError(lost.rank, f"on {hosts[lost.rank]} {lost.problem}. {goes_on}")
-        end.said = not _is_to_tell(mail, world.rank, world.size, told=office.told or lost.said)
+        end.said = not _is_to_tell(mail, world.rank, world.size, told=mailbox.told or lost.said)
         raise end from lost.__cause__
 
 

@@ -1,6 +1,7 @@
 """Collectives of a training beside its exchanges: the whole model, means, and copies.
 
-All of it is asked at the desk of the first server, but for the centre's parameters, which lie on all servers.
+All of it comes from the query service of the first server, but for the centre's parameters, which lie on
+all servers.
 Running statistics and the like never go through an optimizer: each worker brings its own at the end of its
 epoch, with how often it has moved them, and whoever wants those of the centre gets what all come to together.
 """
@@ -16,17 +17,17 @@ import numpy.typing as npt
 
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol import DESK_NUMBERS
+from nnlo_common.protocol import QUERY_NUMBERS
 from nnlo_common.training._model_vectors import Buffers, Model
 from nnlo_common.training._roles import TeamPart
 
-__all__ = ["Gathering"]
+__all__ = ["Collectives"]
 
 # As many numbers as fit into one question, with a few words before them.
-_PIECE = DESK_NUMBERS - 64
+_PIECE = QUERY_NUMBERS - 64
 
 
-class Gathering:
+class Collectives:
     """What one rank brings to the others, and gets from them.
 
     Attributes:

@@ -18,15 +18,15 @@ from nnlo_common.cluster._hosts import Place, describe_here, locate
 from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Topology
 from nnlo_common.cluster.transport._endpoint import Link, RankWorld
 from nnlo_common.protocol import (
-    DESK_NUMBERS,
+    QUERY_NUMBERS,
     Averages,
-    Clerk,
     Copies,
     Counter,
-    Desk,
     EpochMeans,
     Means,
     Notes,
+    QueryClient,
+    QueryService,
     Server,
     Shard,
     Told,
@@ -35,9 +35,9 @@ from nnlo_common.protocol import (
 from nnlo_common.training._lease_service import Leasing
 from nnlo_common.training._plan import Plan, agree
 from nnlo_common.training._roles import TeamPart
-from nnlo_common.training._server_rank import Serving
-from nnlo_common.training._stall_detector import Attendance
-from nnlo_common.training._worker_rank import Working
+from nnlo_common.training._server_rank import ServerRank
+from nnlo_common.training._stall_detector import StallDetector
+from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Member", "assigned", "join", "launched", "within"]
 
@@ -155,9 +155,9 @@ def join(world: RankWorld, plan: Plan) -> Member:
     )
 
 
-def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Working:
+def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> WorkerRank:
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
-    links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
+    links.append(_query_link(plan, shards, cell.servers[0], serving=False))
     worker = Worker(
         world.rank,
         plan.algorithm,
@@ -168,13 +168,13 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
         local=plan.local_optimizer,
         given_sums=plan.given_sums,
     )
-    clerk = _clerk(world, plan, cell, shards)
-    return Working(world.open(links), worker, clerk)
+    queries = _query_client(world, plan, cell, shards)
+    return WorkerRank(world.open(links), worker, queries)
 
 
 def _join_as_server(
     world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], places: Sequence[Place]
-) -> tuple[Serving, Server]:
+) -> tuple[ServerRank, Server]:
     index = cell.servers.index(world.rank)
     mine, others = shards[index], [shard for shard in shards if shard.index != index]
     links = [_link(plan, rank, mine, serving=True) for rank in cell.workers]
@@ -185,36 +185,43 @@ def _join_as_server(
         ]
     center = plan.parameters.vector[mine.place]
     rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
-    desk: Desk | Clerk
+    queries: QueryService | QueryClient
     if index == 0:
         asking = [*cell.workers, *cell.servers[1:]]
-        links += [_desk_link(plan, shards, rank, serving=True) for rank in asking]
-        desk = _desk(world, plan, cell, shards, rule)
+        links += [_query_link(plan, shards, rank, serving=True) for rank in asking]
+        queries = _queries(world, plan, cell, shards, rule)
     else:
-        links.append(_desk_link(plan, shards, cell.servers[0], serving=False))
-        desk = _clerk(world, plan, cell, shards)
+        links.append(_query_link(plan, shards, cell.servers[0], serving=False))
+        queries = _query_client(world, plan, cell, shards)
     server = Server(
         rule,
         cell.workers,
         rank=world.rank,
         shard=index,
         depth=plan.algorithm.lag + 1,
-        guests=[shard.server for shard in others],
+        other_servers=[shard.server for shard in others],
         record=plan.record,
     )
-    attendance = Attendance(
+    stall_detector = StallDetector(
         {rank: places[rank].host for rank in cell.workers},
         stall_timeout_s=plan.stall_timeout_s,
         tells=index == 0,
     )
     door, parameters = world.open(links), plan.parameters
-    serving = Serving(
-        door, server, parameters, mine.place, others, desk=desk, attendance=attendance, drop=world.drop
+    serving = ServerRank(
+        door,
+        server,
+        parameters,
+        mine.place,
+        others,
+        queries=queries,
+        stall_detector=stall_detector,
+        drop=world.drop,
     )
     return serving, server
 
 
-def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> Desk:
+def _queries(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> QueryService:
     ranks = [*cell.servers, *cell.workers]
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
     counters: dict[str, Counter] = {
@@ -228,11 +235,11 @@ def _desk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: C
         # Where workers wait for each other in their steps, none may wait outside of them for another's.
         "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
     }
-    return Desk(world.rank, len(shards), ranks, counters)
+    return QueryService(world.rank, len(shards), ranks, counters)
 
 
-def _clerk(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> Clerk:
-    return Clerk(world.rank, cell.servers[0], len(shards), _buffered(plan))
+def _query_client(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> QueryClient:
+    return QueryClient(world.rank, cell.servers[0], len(shards), _buffered(plan))
 
 
 def _buffered(plan: Plan) -> int:
@@ -245,5 +252,5 @@ def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 
-def _desk_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
-    return Link(peer, len(shards), DESK_NUMBERS + _buffered(plan), 1, serving)
+def _query_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+    return Link(peer, len(shards), QUERY_NUMBERS + _buffered(plan), 1, serving)

@@ -1,4 +1,4 @@
-"""The desk's counter for parts of epochs: one book of leases for each sampler that asks."""
+"""Handler of the query service for parts of epochs: one ledger of leases for each sampler that asks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data import WAIT, Lease, Leases
-from nnlo_common.protocol import Answer, Question
+from nnlo_common.protocol import Answer, Query
 
 __all__ = ["Leasing"]
 
@@ -18,9 +18,9 @@ _FACTS = ("size", "unit", "order")
 class Leasing:
     """Leases parts of epochs to workers; see `nnlo_common.data.Leases`.
 
-    Questions name their sampler and what it divides; the first that names one opens its book. `do` says
+    Questions name their sampler and what it divides; the first that names one opens its ledger. `do` says
     what is asked: "take" the next lease, "give back" what is `left` of it, which one is "held"; "read" or
-    "write" the book's state.
+    "write" the ledger's state.
 
     Args:
         workers: the ranks that may ask.
@@ -31,61 +31,61 @@ class Leasing:
         self._workers, self._patient, self._may_wait = set(workers), patient, patient
         self._books: dict[str, Leases] = {}
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         """Take a question."""
         content, rank = question.content, question.rank
-        book = self._book(content)
+        ledger = self._ledger(content)
         if content["do"] == "read":
-            return [Answer(rank, {"state": book.state()})]
+            return [Answer(rank, {"state": ledger.state()})]
         if content["do"] == "write":
-            book.load(content["state"])
+            ledger.load(content["state"])
             return [Answer(rank, {})]
         if content["do"] == "give back":
-            book.give_back(rank, sum(lease.size for lease in book.held(rank)) - content["left"])
-            return [Answer(rank, {}), *_told(book)]
+            ledger.give_back(rank, sum(lease.size for lease in ledger.held(rank)) - content["left"])
+            return [Answer(rank, {}), *_told(ledger)]
         if content["do"] == "held":
-            return [Answer(rank, {"leases": [list(astuple(lease)) for lease in book.held(rank)]})]
-        answer = book.ask(rank, content["epoch"], content.get("unused", 0))
+            return [Answer(rank, {"leases": [list(astuple(lease)) for lease in ledger.held(rank)]})]
+        answer = ledger.ask(rank, content["epoch"], content.get("unused", 0))
         now = [] if answer is WAIT else [_answer(rank, answer)]
-        return [*now, *_told(book)]
+        return [*now, *_told(ledger)]
 
     def let_wait(self, *, may_wait: bool) -> list[Answer]:
         """Say whether workers may wait: who waits cannot pause, so while all are to pause nobody does."""
         self._may_wait = may_wait and self._patient
-        for book in self._books.values():
-            book.patient = self._may_wait
-        return [answer for book in self._books.values() for answer in _told(book)]
+        for ledger in self._books.values():
+            ledger.patient = self._may_wait
+        return [answer for ledger in self._books.values() for answer in _told(ledger)]
 
     def gone(self, rank: int, *, lost: bool) -> list[Answer]:
         """Give what `rank` had to the others."""
         if rank not in self._workers:
             return []
         self._workers.discard(rank)
-        for book in self._books.values():
+        for ledger in self._books.values():
             if lost:
-                book.lost(rank)
+                ledger.lost(rank)
             else:
-                book.leave(rank)
-        return [answer for book in self._books.values() for answer in _told(book)]
+                ledger.leave(rank)
+        return [answer for ledger in self._books.values() for answer in _told(ledger)]
 
-    def _book(self, content: Mapping[str, Any]) -> Leases:
+    def _ledger(self, content: Mapping[str, Any]) -> Leases:
         name = content["sampler"]
         size, unit, order = (content[fact] for fact in _FACTS)
-        book = self._books.get(name)
-        if book is None:
-            book = Leases(size, self._workers, unit=unit, patient=self._may_wait, order=order)
-            self._books[name] = book
-        found = {"size": book.size, "unit": book.unit, "order": book.order}
+        ledger = self._books.get(name)
+        if ledger is None:
+            ledger = Leases(size, self._workers, unit=unit, patient=self._may_wait, order=order)
+            self._books[name] = ledger
+        found = {"size": ledger.size, "unit": ledger.unit, "order": ledger.order}
         if found != {fact: content[fact] for fact in _FACTS}:
             raise ConfigurationError(
-                f"a sampler divides {size} samples ({order}, unit {unit}) on one rank, but {book.size} "
-                f"({book.order}, unit {book.unit}) on another; give all ranks the same data set and seed"
+                f"a sampler divides {size} samples ({order}, unit {unit}) on one rank, but {ledger.size} "
+                f"({ledger.order}, unit {ledger.unit}) on another; give all ranks the same data set and seed"
             )
-        return book
+        return ledger
 
 
-def _told(book: Leases) -> list[Answer]:
-    return [_answer(rank, lease) for rank, lease in book.answers()]
+def _told(ledger: Leases) -> list[Answer]:
+    return [_answer(rank, lease) for rank, lease in ledger.answers()]
 
 
 def _answer(rank: int, lease: object) -> Answer:

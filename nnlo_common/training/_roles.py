@@ -96,7 +96,7 @@ class TeamPart(Part, Protocol):
     def ask(
         self, content: Mapping[str, Any], numbers: Vector | None = None
     ) -> tuple[Mapping[str, Any], Vector]:
-        """Ask the desk."""
+        """Ask the query service."""
 
     @property
     def due(self) -> bool:

@@ -1,4 +1,4 @@
-"""The part of a server: it holds one shard of the centre, and the first server keeps the desk."""
+"""The part of a server: it holds one shard of the centre, and the first server runs the query service."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,
     Averages,
-    Clerk,
-    Desk,
     Event,
     Kind,
     Lost,
     Means,
     Message,
+    QueryClient,
+    QueryService,
     Received,
     Server,
     Shard,
@@ -31,9 +31,9 @@ from nnlo_common.protocol import (
 from nnlo_common.training._event_loop import Watch, perform, serve
 from nnlo_common.training._lease_service import Leasing
 from nnlo_common.training._roles import LocalStep, Report
-from nnlo_common.training._stall_detector import LOOK_EVERY_S, Attendance
+from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
 
-__all__ = ["Serving"]
+__all__ = ["ServerRank"]
 
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
 _OF_STEPS = (*_CONTRIBUTIONS, Kind.LOCK)
@@ -41,7 +41,7 @@ _ALIKE = "call evaluate() and mean() on all ranks alike, not behind a question f
 _NO_NUMBERS: Vector = np.zeros(0, np.float32)
 
 
-class Serving:
+class ServerRank:
     """Holds one shard of the centre; between epochs its parameters are the whole centre.
 
     Args:
@@ -50,8 +50,8 @@ class Serving:
         parameters: the model's parameters on this rank.
         place: which part of them the server holds.
         others: the shards that other servers hold.
-        desk: the desk, on the first server; on the others a clerk who asks it.
-        attendance: who is heard when.
+        queries: the query service, on the first server; on the others a query client who asks it.
+        stall_detector: who is heard when.
         drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
     """
 
@@ -63,17 +63,17 @@ class Serving:
         place: slice,
         others: Sequence[Shard],
         *,
-        desk: Desk | Clerk,
-        attendance: Attendance,
+        queries: QueryService | QueryClient,
+        stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._endpoint, self._server, self._parameters, self._desk = endpoint, server, parameters, desk
+        self._endpoint, self._server, self._parameters, self._queries = endpoint, server, parameters, queries
         self._others = {shard.index: shard for shard in others}
         self._epochs = self._views = self._pulls = 0
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
         self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
-        self._attendance, self._drop = attendance, drop
+        self._stall_detector, self._drop = stall_detector, drop
         self._dropped: set[int] = set()
         self._losses: list[str] = []
         self._watches = [Watch(self._look, LOOK_EVERY_S)]
@@ -164,21 +164,21 @@ class Serving:
     def ask(
         self, content: Mapping[str, Any], numbers: Vector | None = None
     ) -> tuple[Mapping[str, Any], Vector]:
-        """Ask the desk, and serve until the answer is there."""
-        desk = self._desk
-        if isinstance(desk, Desk):
+        """Ask the query service, and serve until the answer is there."""
+        queries = self._queries
+        if isinstance(queries, QueryService):
             self._meeting = content["ask"]
-            perform(self._endpoint, desk.ask_here(content, numbers))
-            self._serve(lambda: desk.own is not None)
+            perform(self._endpoint, queries.ask_here(content, numbers))
+            self._serve(lambda: queries.own is not None)
             self._meeting = ""
-            assert desk.own is not None  # it has been waited for
-            return desk.own.content, _NO_NUMBERS if desk.own.numbers is None else desk.own.numbers
-        perform(self._endpoint, [next(desk.ask(content, numbers))])
+            assert queries.own is not None  # it has been waited for
+            return queries.own.content, _NO_NUMBERS if queries.own.numbers is None else queries.own.numbers
+        perform(self._endpoint, [next(queries.ask(content, numbers))])
         self._asking = True
-        self._serve(lambda: desk.answer is not None)
+        self._serve(lambda: queries.answer is not None)
         self._asking = False
-        assert desk.answer is not None  # it has been waited for
-        return desk.answer
+        assert queries.answer is not None  # it has been waited for
+        return queries.answer
 
     @property
     def told_rate(self) -> float:
@@ -235,13 +235,13 @@ class Serving:
 
     def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """Have questions about checkpoints answered; on the first server, where they are asked."""
-        told = self._desk.counters["checkpoint"] if isinstance(self._desk, Desk) else None
+        told = self._queries.counters["checkpoint"] if isinstance(self._queries, QueryService) else None
         if isinstance(told, Told):
             told.call = call
 
     def state(self) -> State:
         """Return everything that the next commit depends on; exact in a pause."""
-        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        averages = self._queries.counters["average"] if isinstance(self._queries, QueryService) else None
         return {
             "server": self._server.state(),
             "averages": averages.state() if isinstance(averages, Averages) else None,
@@ -285,16 +285,16 @@ class Serving:
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Serve until every worker has left; `last` is done before this rank's door closes."""
-        desk, rank = self._desk, self._server.rank
-        if isinstance(desk, Desk):
-            perform(self._endpoint, desk.gone(rank))
+        queries, rank = self._queries, self._server.rank
+        if isinstance(queries, QueryService):
+            perform(self._endpoint, queries.gone(rank))
         else:
             self.ask({"ask": "leave"})
         self._serve(lambda: self._server.finished)
         self._assemble(for_good=True)
         last()
-        if isinstance(desk, Desk):
-            self._serve(lambda: desk.present == {rank})
+        if isinstance(queries, QueryService):
+            self._serve(lambda: queries.present == {rank})
         else:
             self.ask({"ask": "goodbye"})
         self._endpoint.close()
@@ -302,9 +302,9 @@ class Serving:
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
         # Between two epochs of the workers a server has ended, and assembled, as many as all of them.
         self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
-        for guest in self._server.guests:
-            self._server.guests[guest] = self._pulls
-        averages = self._desk.counters["average"] if isinstance(self._desk, Desk) else None
+        for other_server in self._server.other_servers:
+            self._server.other_servers[other_server] = self._pulls
+        averages = self._queries.counters["average"] if isinstance(self._queries, QueryService) else None
         if isinstance(averages, Averages) and state["averages"] is not None:
             averages.load(state["averages"], others=others)
 
@@ -321,27 +321,27 @@ class Serving:
         self._look_for_pause()
 
     def _serve(self, until: Callable[[], bool]) -> None:
-        self._attendance.begin()
+        self._stall_detector.begin()
         serve(self._endpoint, self._handle, until, self._watches)
 
     def _look(self) -> None:
         """Name workers that stall, and give up those who have for too long."""
         if self.on_look is not None and not self._asking:
             self.on_look()
-        for rank in self._attendance.look(self._is_awaited):
+        for rank in self._stall_detector.look(self._is_awaited):
             if rank not in self._dropped:
                 self._dropped.add(rank)
                 if not self._drop(rank):
                     raise PeerLostError(
                         rank,
-                        f"is given up, as stall_timeout_s asks ({self._attendance.last(rank)}); the others "
-                        "cannot go on without it here, so the job ends. See what that rank waits for",
+                        f"is given up, as stall_timeout_s asks ({self._stall_detector.last(rank)}); the "
+                        "others cannot go on without it here, so the job ends. See what that rank waits for",
                     )
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether it is this worker's turn to say something."""
         peer = self._server.peers[rank]
-        asked = isinstance(self._desk, Desk) and self._desk.has_asked(rank)
+        asked = isinstance(self._queries, QueryService) and self._queries.has_asked(rank)
         return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False, after_epoch: int | None = None) -> None:
@@ -361,24 +361,26 @@ class Serving:
         self._serve(self._assembled)
 
     def _assembled(self) -> bool:
-        return not self._missing and self._server.pulled_by_guests(self._pulls)
+        return not self._missing and self._server.pulled_by_other_servers(self._pulls)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
             self._lost(event)
             return
-        self._attendance.heard(event.message)
+        self._stall_detector.heard(event.message)
         if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
-            if event.message.kind is Kind.LEAVE and isinstance(self._desk, Desk):
-                self._desk.present.discard(event.message.sender)
-                perform(self._endpoint, self._desk.gone(event.message.sender))
-        elif event.message.shard == self._desk.shard:
-            at_desk = self._desk.handle if isinstance(self._desk, Desk) else self._desk.receive
-            perform(self._endpoint, at_desk(event))
+            if event.message.kind is Kind.LEAVE and isinstance(self._queries, QueryService):
+                self._queries.present.discard(event.message.sender)
+                perform(self._endpoint, self._queries.gone(event.message.sender))
+        elif event.message.shard == self._queries.shard:
+            receive = (
+                self._queries.handle if isinstance(self._queries, QueryService) else self._queries.receive
+            )
+            perform(self._endpoint, receive(event))
         else:
             self._take_shard(event)
 
@@ -391,9 +393,9 @@ class Serving:
 
     def _let_wait(self, *, may_wait: bool) -> None:
         """Have workers wait for what others may leave behind of an epoch, or not."""
-        leasing = self._desk.counters["lease"] if isinstance(self._desk, Desk) else None
-        if isinstance(self._desk, Desk) and isinstance(leasing, Leasing):
-            perform(self._endpoint, self._desk.tell(leasing.let_wait(may_wait=may_wait)))
+        leasing = self._queries.counters["lease"] if isinstance(self._queries, QueryService) else None
+        if isinstance(self._queries, QueryService) and isinstance(leasing, Leasing):
+            perform(self._endpoint, self._queries.tell(leasing.let_wait(may_wait=may_wait)))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None
@@ -417,7 +419,7 @@ class Serving:
                 )
 
     def _epoch_over(self) -> bool:
-        means = self._desk.counters["mean"] if isinstance(self._desk, Desk) else None
+        means = self._queries.counters["mean"] if isinstance(self._queries, QueryService) else None
         if isinstance(means, Means):
             for rank, part in means.waiting.items():
                 if part.get("epochs", self._epochs) < self._epochs:
@@ -431,11 +433,11 @@ class Serving:
         if event.rank in self._server.peers:
             others = set(self._server.peers.awaited()) - {event.rank}
             if self._server.peers[event.rank].standing in AWAITED:
-                self._losses.append(self._attendance.mourn(event.rank, len(others)))
+                self._losses.append(self._stall_detector.report_death(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()  # all others may have waited for this one
-            if isinstance(self._desk, Desk):
-                perform(self._endpoint, self._desk.handle(event))
+            if isinstance(self._queries, QueryService):
+                perform(self._endpoint, self._queries.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
                 raise PeerLostError(event.rank, "has died, and with it the last worker")
         elif any(event.rank == shard.server for shard in self._others.values()):

@@ -21,19 +21,19 @@ from nnlo_common.base._layout import Layout
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.training._collectives import Gathering
+from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
 from nnlo_common.training._observer import Observed, See
 from nnlo_common.training._plan import Plan
 from nnlo_common.training._roles import Report, TeamPart, speaks
-from nnlo_common.training._server_rank import Serving
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import check_stall_timeout
 
-__all__ = ["Team"]
+__all__ = ["Session"]
 
 
-def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
+def _at_work(team: weakref.ref[Session], lag: int) -> Callable[[], bool]:
     """Whether a thread of a training moves messages; the training may be gone by then."""
 
     def look() -> bool:
@@ -47,7 +47,7 @@ def _at_work(team: weakref.ref[Team], lag: int) -> Callable[[], bool]:
 _COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
 
 
-class Team:
+class Session:
     """One rank's place among several.
 
     Attributes:
@@ -124,7 +124,7 @@ class Team:
         self._part = self.member.part
         # Where gradients are taken ahead of the parameters, the model has that point.
         self._parameters = None if self.serves else plan.own_parameters
-        self._gathering = Gathering(self._part, model, buffers, speaks=speaks(self.member.role))
+        self._collectives = Collectives(self._part, model, buffers, speaks=speaks(self.member.role))
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
@@ -178,11 +178,11 @@ class Team:
     def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
         """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
         self.start()
-        return self._gathering.copied(values, vector)
+        return self._collectives.copied(values, vector)
 
     def observe(self, see: See) -> None:
         """Have `see` told of everything that this rank does with the others from now on."""
-        self._part = self._gathering.part = cast("TeamPart", Observed(self._part, see))
+        self._part = self._collectives.part = cast("TeamPart", Observed(self._part, see))
 
     # -- the course of a training ---------------------------------------------------------------------
 
@@ -213,9 +213,9 @@ class Team:
         if self._part.begin_epoch():
             self._show()
         if self._epochs:
-            self._gathering.take_buffers()  # where workers step together all have brought theirs by now
+            self._collectives.take_buffers()  # where workers step together all have brought theirs by now
         else:
-            self._gathering.tell_start()
+            self._collectives.tell_start()
 
     def step(
         self,
@@ -304,17 +304,17 @@ class Team:
         if self._rounds_over or not self.algorithm.trains_in_rounds:
             return
         self._rounds_over = True
-        if not self._gathering.agree_on_last_round(self._part.gathered):
+        if not self._collectives.agree_on_last_round(self._part.gathered):
             return
         if self.serves:
-            self._gathering.end_last_round()
+            self._collectives.end_last_round()
             self._part.last_round()
             self._publish()
             return
         self._take_up()
         self._part.last_round()
         self._show()
-        self._gathering.end_last_round()
+        self._collectives.end_last_round()
 
     def close(self) -> None:
         """Leave in good order; a server serves until all workers have left."""
@@ -369,7 +369,7 @@ class Team:
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # What a scheduler has set since the last step, the servers are still to be told.
         state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
-        return state | {"buffers": self._gathering.state()}
+        return state | {"buffers": self._collectives.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; call it before anything else is done.
@@ -381,7 +381,7 @@ class Team:
         require("a rank", state, part=Mapping, known_options=[float], buffers=Mapping, **counts)
         self.model.absorb()
         self._part.load(state["part"])
-        self._gathering.load(state["buffers"])
+        self._collectives.load(state["buffers"])
         for name in _COUNTS:
             setattr(self, f"_{name}", state[name])
         self._resumed_in_epoch, self._epoch_open = self._epoch_open, False
@@ -403,9 +403,9 @@ class Team:
         return self.model.parameters.layout
 
     @property
-    def serving(self) -> Serving | None:
+    def serving(self) -> ServerRank | None:
         """This rank's part, if it is a server's."""
-        return self.member.part if isinstance(self.member.part, Serving) else None
+        return self.member.part if isinstance(self.member.part, ServerRank) else None
 
     # -- the centre on any rank -----------------------------------------------------------------------
 
@@ -428,8 +428,8 @@ class Team:
         if not self.serves and not when_all_are_there:
             self._bring_buffers()
         # The model of a server is the centre.
-        with nullcontext() if self.serves else self._gathering.lent(center):
-            self._gathering.views += when_all_are_there
+        with nullcontext() if self.serves else self._collectives.lent(center):
+            self._collectives.views += when_all_are_there
             yield
 
     def take_over_center(self) -> None:
@@ -439,29 +439,29 @@ class Team:
         """
         self.start()
         self.end_epoch()
-        self._gathering.meet()  # now all have ended
-        self._gathering.meet()  # now the servers have settled what the centre is
-        self._final = self._gathering.take_center()
+        self._collectives.meet()  # now all have ended
+        self._collectives.meet()  # now the servers have settled what the centre is
+        self._final = self._collectives.take_center()
 
     def settle_center(self, settle: Callable[[], object]) -> None:
         """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
 
         Workers call `take_over_center` meanwhile. The model's buffers are what all get.
         """
-        self._gathering.meet()
+        self._collectives.meet()
         settle()
-        self._gathering.bring_buffers(1, instead=True)
-        self._gathering.meet()
+        self._collectives.bring_buffers(1, instead=True)
+        self._collectives.meet()
 
     def agree(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks, before any has begun; the start may keep a worker waiting."""
-        return self._gathering.mean(values, weight, self._epochs)
+        return self._collectives.mean(values, weight, self._epochs)
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
         """Return the means over all ranks; each gets the same."""
         self.start()
         self.end_epoch()  # which a server has served to its end before it asks
-        return self._gathering.mean(values, weight, self._epochs)
+        return self._collectives.mean(values, weight, self._epochs)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -492,9 +492,9 @@ class Team:
     def _bring_buffers(self) -> None:
         """Let this worker's buffers count in the mean of all, if it has trained at all."""
         weight = self._samples - self._samples_before or self._steps_in_epoch
-        self._gathering.bring_buffers(weight, self._epochs)
+        self._collectives.bring_buffers(weight, self._epochs)
 
     def _publish(self) -> None:
         """On a server: let the model be the centre."""
         self.model.publish()
-        self._gathering.take_buffers()
+        self._collectives.take_buffers()

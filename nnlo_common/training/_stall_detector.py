@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.protocol import Kind, Message
 
-__all__ = ["LOOK_EVERY_S", "Attendance", "check_stall_timeout"]
+__all__ = ["LOOK_EVERY_S", "StallDetector", "check_stall_timeout"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class _Seen:
     named: bool = False
 
 
-class Attendance:
+class StallDetector:
     """Takes note of every message, and compares the silence after it with the sender's own usual one.
 
     The usual silence is kept for each rank and kind of message, since a worker validates after an epoch but
@@ -50,10 +50,10 @@ class Attendance:
 
     Example:
         >>> now_s = 0.0
-        >>> attendance = Attendance({1: "node7"}, tells=False, clock=lambda: now_s)
-        >>> attendance.heard(Message(Kind.EXCHANGE, sender=1, sequence=1, clock=10))
+        >>> stall_detector = StallDetector({1: "node7"}, tells=False, clock=lambda: now_s)
+        >>> stall_detector.heard(Message(Kind.EXCHANGE, sender=1, sequence=1, clock=10))
         >>> now_s = 3.0
-        >>> attendance.last(1)
+        >>> stall_detector.last(1)
         'rank 1 on node7, last heard 3.0 s ago: EXCHANGE after step 10'
     """
 
@@ -127,7 +127,7 @@ class Attendance:
         did = "nothing yet" if seen.did is None else f"{seen.did.name} after step {seen.step}"
         return f"rank {rank} on {self._hosts[rank]}, last heard {self._clock() - seen.at_s:.1f} s ago: {did}"
 
-    def mourn(self, rank: int, others: int) -> str:
+    def report_death(self, rank: int, others: int) -> str:
         """Name a rank that has died; return what is to be reported of it.
 
         Args:

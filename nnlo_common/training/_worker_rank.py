@@ -8,25 +8,25 @@ from typing import Any
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Action, Activity, Clerk, Received, Worker
+from nnlo_common.protocol import Action, Activity, QueryClient, Received, Worker
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._roles import LocalStep, Report
 
-__all__ = ["Working"]
+__all__ = ["WorkerRank"]
 
 
-class Working:
+class WorkerRank:
     """Computes gradients and exchanges with the servers.
 
     Args:
         endpoint: this rank's door.
         worker: the state machine.
-        clerk: who asks the desk.
+        queries: asks the query service.
     """
 
-    def __init__(self, endpoint: Endpoint, worker: Worker, clerk: Clerk) -> None:
-        self._endpoint, self._worker, self._clerk = endpoint, worker, clerk
-        self._servers = {conversation.shard.server for conversation in worker.conversations}
+    def __init__(self, endpoint: Endpoint, worker: Worker, queries: QueryClient) -> None:
+        self._endpoint, self._worker, self._query_client = endpoint, worker, queries
+        self._servers = {shard_client.shard.server for shard_client in worker.shard_clients}
         self._steps = self._samples = 0
 
     def start(self) -> None:
@@ -103,10 +103,10 @@ class Working:
     def ask(
         self, content: Mapping[str, Any], numbers: Vector | None = None
     ) -> tuple[Mapping[str, Any], Vector]:
-        """Ask the desk, and wait for the answer."""
-        self._work(self._clerk.ask(content, numbers))
-        assert self._clerk.answer is not None  # the activity ends with it
-        return self._clerk.answer
+        """Ask the query service, and wait for the answer."""
+        self._work(self._query_client.ask(content, numbers))
+        assert self._query_client.answer is not None  # the activity ends with it
+        return self._query_client.answer
 
     @property
     def told_rate(self) -> float:
@@ -171,6 +171,6 @@ class Working:
         work(self._endpoint, self._deliver, activity, self._servers)
 
     def _deliver(self, event: Received) -> list[Action]:
-        if event.message.shard == self._clerk.shard:
-            return self._clerk.receive(event)
+        if event.message.shard == self._query_client.shard:
+            return self._query_client.receive(event)
         return self._worker.deliver(event)

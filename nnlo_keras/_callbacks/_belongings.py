@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from nnlo_common import Layout
-from nnlo_common.plugin import Team
+from nnlo_common.plugin import Session
 from nnlo_keras._fitting import synchronise
 from nnlo_keras._layout import layout_of
 from nnlo_keras._optimizers import optimizers_of
@@ -27,7 +27,7 @@ class Belongings:
         team: this rank's place among several; None: alone.
     """
 
-    def __init__(self, model: Any, team: Team | None) -> None:
+    def __init__(self, model: Any, team: Session | None) -> None:
         self._model, self._team = model, team
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,15 @@ import keras
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Keeper, packed_tree, unpacked_tree, usable, warn, whole, whole_number
+from nnlo_common.plugin import (
+    CheckpointManager,
+    packed_tree,
+    unpacked_tree,
+    usable,
+    warn,
+    whole,
+    whole_number,
+)
 from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._belongings import Belongings
 from nnlo_keras._callbacks._companion import Companion
@@ -111,7 +119,7 @@ class Checkpoint(Companion):
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
         self._held = Belongings(self.model, self.team)
-        self._keeper = Keeper(
+        self._manager = CheckpointManager(
             self.folder,
             self.team,
             keep=self.keep,
@@ -123,13 +131,13 @@ class Checkpoint(Companion):
             leave=self._leave,
             minutes=self.minutes,
         )
-        facts = self._keeper.resume(self._load, self._load_anew)
+        facts = self._manager.resume(self._load, self._load_anew)
         if facts is not None:
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
         # What fit looks at when it begins to count epochs.
         self.model._initial_epoch = self._epoch or None
-        interrupts = self._keeper.interrupts
+        interrupts = self._manager.interrupts
         interrupts.__enter__()
         if self._container is not None:  # a fit that fails does not say so
             weakref.finalize(self._container, interrupts.__exit__, None, None, None)
@@ -145,7 +153,7 @@ class Checkpoint(Companion):
         if not first and epoch % self.every == 0:
             self._save_whole()
         elif self.trains:
-            self._keeper.look_around(possible=self._has_position)
+            self._manager.look_around(possible=self._has_position)
         inside = first and saved is not None and saved["position"]["inside"]
         if self._feeding is not None:
             self._feeding.go_on(saved["data"] if inside and saved is not None else None)
@@ -161,7 +169,7 @@ class Checkpoint(Companion):
         if saved is not None:
             self._go_on_inside(saved)
         elif self.trains:
-            self._keeper.look_around(possible=self._has_position)
+            self._manager.look_around(possible=self._has_position)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Count the batch."""
@@ -169,7 +177,7 @@ class Checkpoint(Companion):
 
     def after_serving(self) -> None:
         """Leave, if that is why the workers have ended the epoch."""
-        self._keeper.leave_if_told()
+        self._manager.leave_if_told()
 
     def before_empty_epoch(self, epoch: int) -> None:
         """Pause with those who still train."""
@@ -178,8 +186,8 @@ class Checkpoint(Companion):
             if self.team is not None and self.team.serves:
                 self.team.pause()  # what the centre is by now does not count
             else:
-                self._keeper.save()
-            self._keeper.leave_if_told()
+                self._manager.save()
+            self._manager.leave_if_told()
 
     def after_epochs(self) -> None:
         """Save the end, whatever it was that ended it."""
@@ -195,9 +203,9 @@ class Checkpoint(Companion):
             self._begun = False
         if self.team is None:
             self.after_epochs()
-            self._keeper.finish()
+            self._manager.finish()
         self.model._initial_epoch = None
-        self._keeper.interrupts.__exit__(None, None, None)
+        self._manager.interrupts.__exit__(None, None, None)
 
     # -- saving ---------------------------------------------------------------------------------------
 
@@ -212,10 +220,10 @@ class Checkpoint(Companion):
 
     def _save_whole(self, *, last: bool = False) -> None:
         """Save all epochs before, with all ranks."""
-        self._keeper.save(last=last)
+        self._manager.save(last=last)
         if self.has_center:
             self._save_model()
-        self._keeper.leave_if_told()
+        self._manager.leave_if_told()
 
     def _save_model(self) -> None:
         """Write the centre as a Keras file, for which Keras draws random numbers that are not ours."""

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Team, launched, speaks
+from nnlo_common.plugin import Session, launched, speaks
 from nnlo_keras._callbacks._host import Host, is_host
 from nnlo_keras._fitting import container_of, samples_counted
 
@@ -32,7 +32,7 @@ class Companion(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.distribute: Host | None = None
-        self.team: Team | None = None
+        self.team: Session | None = None
         self.role = "alone"
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature

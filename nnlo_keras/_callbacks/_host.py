@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard
 
 from nnlo_common import Report
-from nnlo_common.plugin import Team
+from nnlo_common.plugin import Session
 from nnlo_keras._feeding import Feeding
 
 __all__ = ["Host", "is_host"]
@@ -22,7 +22,7 @@ class Host(Protocol):
     drives_training: bool
 
     @property
-    def team(self) -> Team | None:
+    def team(self) -> Session | None:
         """This rank's place among several, while there are any."""
 
     @property

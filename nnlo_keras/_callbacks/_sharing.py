@@ -10,13 +10,13 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Team
+from nnlo_common.plugin import Session
 from nnlo_keras._optimizers import wrappers_in
 
 __all__ = ["share"]
 
 
-def share(model: Any, team: Team) -> None:
+def share(model: Any, team: Session) -> None:
     """Let all ranks have what the first server's model has beside the trainable weights; all call it alike.
 
     Raises:

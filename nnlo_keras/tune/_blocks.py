@@ -81,7 +81,7 @@ def search_over(
             _coordinate(here.letters, dispatch, here.interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
         else:
-            end = run_block(here.office, world, train)
+            end = run_block(here.mailbox, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
     release()
     if failure is not None:

@@ -96,7 +96,7 @@ def test_warm_up_averages_every_step_and_then_every_h(every: int, warmup: int, a
         steps=len(averages),
         local=lambda: SGD(RATE),
         observe=lambda worker, step: (
-            seen.append(worker.conversations[0].pulled_at) if worker.rank == 1 else None
+            seen.append(worker.shard_clients[0].pulled_at) if worker.rank == 1 else None
         ),
     )
     assert seen == averages

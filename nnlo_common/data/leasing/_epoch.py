@@ -1,4 +1,4 @@
-"""One epoch in the book of leases: where each of its positions is."""
+"""One epoch in the ledger of leases: where each of its positions is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker in the book of leases."""
+"""A worker in the ledger of leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Holder"]
 
 @dataclass(slots=True)
 class Holder:
-    """What the book knows of a worker that lives.
+    """What the ledger knows of a worker that lives.
 
     Attributes:
         epoch: that it asked about last.

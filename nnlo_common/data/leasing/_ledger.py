@@ -1,4 +1,4 @@
-"""The book in which a server keeps who may take which part of an epoch, so that speed decides the shares."""
+"""Ledger of leases on a server: who may take which part of an epoch, so that speed decides the shares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Leases:
       that all have broken off is not made up for later. (Part of a lease that was owed is owed again.)
 
     `unfinished` tells what of an epoch was not used; of epochs that all have broken off, for the last few
-    only (the others count as not begun, so that the book stays small). A patient book has a worker wait
+    only (the others count as not begun, so that the ledger stays small). A patient ledger has a worker wait
     rather than end its epoch while anybody holds something of this epoch or an earlier one, so nothing is
     left behind while somebody lives and asks. After each call ask for `answers`, as it may have set waiting
     workers free.
@@ -196,7 +196,7 @@ class Leases:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the book that gave `state` stood.
+        """Continue where the ledger that gave `state` stood.
 
         With the same living workers that is exact, in mid-epoch, too: each is taken to hold or to wait
         for what it did; who comes besides them holds nothing. Where one of them is missing, all that was

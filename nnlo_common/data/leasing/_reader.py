@@ -21,14 +21,14 @@ class LeasedBatches:
 
     Args:
         batches: of all positions.
-        ask: asks the server's book; see `nnlo_common.training._lease_service`.
+        ask: asks the server's ledger; see `nnlo_common.training._lease_service`.
 
     Example:
         >>> import numpy as np
         >>> from nnlo_common.data import Arrays, Batches, Leases
-        >>> batches, book = Batches(Arrays(np.arange(3)), batch_size=1, window=2), Leases(3, [1], unit=2)
+        >>> batches, ledger = Batches(Arrays(np.arange(3)), batch_size=1, window=2), Leases(3, [1], unit=2)
         >>> def ask(do, **content):
-        ...     lease = book.ask(1, content["epoch"], content["unused"])
+        ...     lease = ledger.ask(1, content["epoch"], content["unused"])
         ...     return {"lease": lease and [lease.epoch, lease.start, lease.stop]}
         >>> mine = LeasedBatches(batches, ask)
         >>> while mine.more(epoch=0):
@@ -42,7 +42,7 @@ class LeasedBatches:
         self._batches, self._ask = batches, ask
         self._held: deque[Lease] = deque()  # what was not handed out
         self._ready: deque[Any] = deque()  # the batches of a window that is begun
-        self._booked = False  # whether the book may have something for this worker
+        self._booked = False  # whether the ledger may have something for this worker
 
     def more(self, epoch: int) -> bool:
         """Whether there is another batch in this epoch; what was taken before has been used."""
@@ -64,7 +64,7 @@ class LeasedBatches:
         return [[lease.epoch, lease.start, lease.stop] for lease in self._held]
 
     def resume(self, left: Sequence[Sequence[int]]) -> None:
-        """Go on with what was `left` when the book was saved, unless that was given to others since."""
+        """Go on with what was `left` when the ledger was saved, unless that was given to others since."""
         held = [Lease(*lease) for lease in self._ask("held")["leases"]]
         wanted = deque(Lease(*lease) for lease in left)
         self._held, self._booked = wanted, bool(held)

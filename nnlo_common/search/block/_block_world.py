@@ -20,7 +20,7 @@ from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._mail import PartWorld
 from nnlo_common.protocol import Event, Message, Received
-from nnlo_common.search._mailbox import Office
+from nnlo_common.search._mailbox import Mailbox
 from nnlo_common.search._messages import Text
 
 __all__ = ["BlockWorld"]
@@ -37,13 +37,13 @@ class BlockWorld:
 
     Args:
         ranks: the same ranks to the transport.
-        office: this rank's letters.
+        mailbox: this rank's letters.
     """
 
     survives_loss = False
 
-    def __init__(self, ranks: PartWorld, office: Office) -> None:
-        self._ranks, self._office = ranks, office
+    def __init__(self, ranks: PartWorld, mailbox: Mailbox) -> None:
+        self._ranks, self._mailbox = ranks, mailbox
         self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
         self.own_process = ranks.own_process
         self.gathered = 0
@@ -55,27 +55,27 @@ class BlockWorld:
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
-        self._office.check()
+        self._mailbox.check()
         turn, self.gathered = self.gathered, self.gathered + 1
-        self._office.tell_partners(Text(self._office.run, turn, text))
+        self._mailbox.tell_partners(Text(self._mailbox.run, turn, text))
         texts = self._texts[turn]
         texts[self.rank] = text
         while True:
-            self._office.check(gathering=turn)
-            while (letter := self._office.taken(Text)) is not None:
+            self._mailbox.check(gathering=turn)
+            while (letter := self._mailbox.taken(Text)) is not None:
                 rank, part = letter
                 self._texts[part.index][rank] = part.text
             if len(texts) == self.size:
                 del self._texts[turn]
                 return [texts[rank] for rank in range(self.size)]
-            self._office.take_in(None)
+            self._mailbox.take_in(None)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's door (collective)."""
         # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
         # which no alarm could end.
         self.gather_text("")
-        door = _Door(self._ranks.open(links), self._office, self.size)
+        door = _Door(self._ranks.open(links), self._mailbox, self.size)
         self._doors.append(door)
         return door
 
@@ -109,9 +109,9 @@ class BlockWorld:
     @property
     def recalled(self) -> bool:
         """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
-        while self._office.take_in(0):
+        while self._mailbox.take_in(0):
             pass
-        return self._office.recalled
+        return self._mailbox.recalled
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: a search needs all of its ranks."""
@@ -170,8 +170,8 @@ class BlockWorld:
 class _Door:
     """A transport's door at which its owner hears an alarm, also where nobody keeps it waiting."""
 
-    def __init__(self, door: Endpoint, office: Office, size: int) -> None:
-        self._door, self._office = door, office
+    def __init__(self, door: Endpoint, mailbox: Mailbox, size: int) -> None:
+        self._door, self._mailbox = door, mailbox
         self.sent, self.received = [0] * size, [0] * size
         self.closed = False
         self._looked_s = time.monotonic()
@@ -184,7 +184,7 @@ class _Door:
         left_s = timeout_s
         while True:
             if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
-                self._office.check()
+                self._mailbox.check()
                 self._looked_s = time.monotonic()
             wait_s = _LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S)
             event = self._door.receive(wait_s)

@@ -25,7 +25,7 @@ from optuna.distributions import (
 from optuna.trial import BaseTrial
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.search._mailbox import Office
+from nnlo_common.search._mailbox import Mailbox
 from nnlo_common.search._messages import Answer, Judged, Message, Note, Report, Said, Start, Suggest, Verdict
 from nnlo_common.search.block._block_world import BlockWorld
 from nnlo_common.search.block._folds import Indices, split
@@ -53,48 +53,48 @@ class OfficeLine:
     """The line of a rank of a block: the leader's leads to the coordinator, its partners' to the leader.
 
     Args:
-        office: the letters.
+        mailbox: the letters.
         world: the ranks of the block.
     """
 
-    def __init__(self, office: Office, world: BlockWorld) -> None:
-        self._office, self._world = office, world
+    def __init__(self, mailbox: Mailbox, world: BlockWorld) -> None:
+        self._mailbox, self._world = mailbox, world
         self._judged = 0
 
     def suggest(self, message: Suggest, call: str) -> float:
         """Return the internal number of a parameter."""
-        office = self._office
-        if office.rank:
-            said = office.wait(Said)
+        mailbox = self._mailbox
+        if mailbox.rank:
+            said = mailbox.wait(Said)
             if said.call != call:
                 raise ConfigurationError(
-                    f"rank {office.rank} of the block calls {call} where its first rank has called "
+                    f"rank {mailbox.rank} of the block calls {call} where its first rank has called "
                     f"{said.call}; suggest the same parameters in the same order on all ranks"
                 )
             return said.value
         value = float(self._asked(message))
-        office.tell_partners(Said(message.run, call, value))
+        mailbox.tell_partners(Said(message.run, call, value))
         return value
 
     def verdict(self, message: Verdict) -> bool:
         """Return whether to prune."""
         self._world.meet()
-        if self._office.rank:
-            return self._office.wait(Judged).prune
+        if self._mailbox.rank:
+            return self._mailbox.wait(Judged).prune
         prune = bool(self._asked(message))
-        self._office.tell_partners(Judged(message.run, self._judged, prune))
+        self._mailbox.tell_partners(Judged(message.run, self._judged, prune))
         self._judged += 1
         return prune
 
     def tell(self, message: Message) -> None:
         """Let the coordinator know."""
-        if not self._office.rank:
-            self._office.check()
-            self._office.tell_coordinator(message)
+        if not self._mailbox.rank:
+            self._mailbox.check()
+            self._mailbox.tell_coordinator(message)
 
     def _asked(self, message: Message) -> float | bool:
-        self._office.tell_coordinator(message)
-        return heard(self._office.wait(Answer))
+        self._mailbox.tell_coordinator(message)
+        return heard(self._mailbox.wait(Answer))
 
 
 def heard(answer: Answer) -> float | bool:

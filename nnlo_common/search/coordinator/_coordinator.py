@@ -165,7 +165,7 @@ class Coordinator:
             return [] if self.over else self._fed()
         team = self._roster.lose(team)
         if self._tail is not None:
-            self._tail.mourn()
+            self._tail.report_death()
         _LOG.warning(death.of_block(len(self._roster.living)))
         under = self._roster.training.get(team)
         if under is None:

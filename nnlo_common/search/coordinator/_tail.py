@@ -79,7 +79,7 @@ class Tail:
         self._roster.part(team)
         return True
 
-    def mourn(self) -> None:
+    def report_death(self) -> None:
         """A rank has died."""
         self._mourning = True
 

@@ -13,18 +13,18 @@ from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.cluster._aborting import advise
 from nnlo_common.training._roles import say, speaks
-from nnlo_common.training._session import Team
+from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import Checkpoint, DamagedError, Store
 from nnlo_common.training.checkpoint._identity import difference
 from nnlo_common.training.checkpoint._round import Saving
 from nnlo_common.training.checkpoint._writer import wait_for_all
 
-__all__ = ["Keeper"]
+__all__ = ["CheckpointManager"]
 
 _ANEW = "name another folder, or delete this one to begin anew"
 
 
-class Keeper:
+class CheckpointManager:
     """Writes and reads the checkpoints of a run, together with those of the other ranks.
 
     All ranks have to see the folder: each writes what it alone knows, and the rank whose model is the centre
@@ -50,7 +50,7 @@ class Keeper:
     def __init__(
         self,
         folder: str | Path,
-        team: Team | None,
+        team: Session | None,
         *,
         keep: int,
         better: Literal["min", "max"],

@@ -18,7 +18,7 @@ from typing import Any
 
 from nnlo_common.base._warnings import warn
 from nnlo_common.training._roles import speaks
-from nnlo_common.training._session import Team
+from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import Draft, Entry, Store
 from nnlo_common.training.checkpoint._store import refused
 from nnlo_common.training.checkpoint._writer import Writer
@@ -53,7 +53,7 @@ class Saving:
     def __init__(
         self,
         store: Store,
-        team: Team | None,
+        team: Session | None,
         *,
         file: str,
         collect: Callable[[], Mapping[str, Any]],

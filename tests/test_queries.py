@@ -1,4 +1,4 @@
-"""What is asked beside the exchange: questions on the wire, the desk, its counters, and leases of data."""
+"""The query service: queries on the wire, its counters, and leases of data."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, Frame, ProtocolError
 from nnlo_common.protocol import (
-    DESK_NUMBERS,
+    QUERY_NUMBERS,
     Action,
     Answer,
     Averages,
-    Clerk,
     Copies,
-    Desk,
     EpochMeans,
     Kind,
     Lost,
     Means,
     Message,
     Notes,
-    Question,
+    Query,
+    QueryClient,
+    QueryService,
     Received,
     Release,
     Send,
@@ -62,7 +62,7 @@ def bits(vector: np.ndarray) -> list[int]:
 @given(st.dictionaries(st.text(max_size=8), TREES, max_size=4), BITS)
 def test_a_question_survives_the_wire(content: dict[str, Any], numbers: list[int]) -> None:
     """Any names and numbers, NaN and infinity among them; and the numbers bit for bit."""
-    room = np.full(DESK_NUMBERS + len(numbers), 77, F4)
+    room = np.full(QUERY_NUMBERS + len(numbers), 77, F4)
     sent = packed(content, np.array(numbers, np.uint32).view(F4), room)
     assert np.shares_memory(sent, room)
     found, behind = unpacked(sent.copy())
@@ -73,13 +73,13 @@ def test_a_question_survives_the_wire(content: dict[str, Any], numbers: list[int
 @pytest.mark.parametrize("name", ["", "é", "Genauigkeit 🎯", "a\0b", '"\\', "損失", "\ud800"])
 def test_any_name_can_be_measured(name: str) -> None:
     content = {"values": {name: 0.1, "nan": math.nan, "huge": math.inf, "small": -math.inf}}
-    found, numbers = unpacked(packed(content, None, np.zeros(DESK_NUMBERS, F4)))
+    found, numbers = unpacked(packed(content, None, np.zeros(QUERY_NUMBERS, F4)))
     assert repr(found) == repr(content)
     assert numbers.size == 0
 
 
 def test_a_question_has_its_limit_and_the_numbers_do_not_count() -> None:
-    room, most = np.zeros(DESK_NUMBERS + 3, F4), 4 * (DESK_NUMBERS - 1)
+    room, most = np.zeros(QUERY_NUMBERS + 3, F4), 4 * (QUERY_NUMBERS - 1)
     frame = len('{"ask":""}')
     content = {"ask": "x" * (most - frame)}
     found, numbers = unpacked(packed(content, np.arange(3, dtype=F4), room))
@@ -89,13 +89,13 @@ def test_a_question_has_its_limit_and_the_numbers_do_not_count() -> None:
 
 
 def test_a_question_that_is_too_large_names_what_was_asked() -> None:
-    clerk = Clerk(1, desk=0, shard=1)
+    queries = QueryClient(1, queries=0, shard=1)
     values = {f"the accuracy of class {number}": 0.5 for number in range(1000)}
     with pytest.raises(ConfigurationError, match=r"'mean': .* bytes do not fit into one question of 16384"):
-        next(clerk.ask({"ask": "mean", "values": values, "weight": 1}))
+        next(queries.ask({"ask": "mean", "values": values, "weight": 1}))
 
 
-# --- a desk and its clerks -------------------------------------------------------------------------------
+# --- a query service and its clients ------------------------------------------------------------------------
 
 
 class Echo:
@@ -106,7 +106,7 @@ class Echo:
         self.left: list[tuple[int, bool]] = []
         self.ready: list[int] = []
 
-    def ask(self, question: Question) -> list[Answer]:
+    def ask(self, question: Query) -> list[Answer]:
         self.asked.append(question.rank)
         return [Answer(rank, {"for": rank}) for rank in self.ready]
 
@@ -116,31 +116,31 @@ class Echo:
 
 
 class Room:
-    """A desk on rank 0 and a clerk on every other rank; every message is carried as a transport does it."""
+    """A query service on rank 0, a client on every other rank; messages are carried as a transport does."""
 
     def __init__(self, counters: Mapping[str, Any], members: int = 4, numbers: int = 0) -> None:
         self.numbers = numbers
-        self.desk = Desk(0, 2, range(members), counters)
-        self.clerks = {rank: Clerk(rank, 0, 2, numbers) for rank in range(1, members)}
+        self.queries = QueryService(0, 2, range(members), counters)
+        self.clerks = {rank: QueryClient(rank, 0, 2, numbers) for rank in range(1, members)}
         self.open: dict[int, Any] = {}
         self.answered: list[int] = []
 
     def carry(self, message: Message) -> Received:
-        frame = Frame(DESK_NUMBERS + self.numbers)
+        frame = Frame(QUERY_NUMBERS + self.numbers)
         if message.vector is not None:
             frame.vector[: message.vector.size] = message.vector
         return Received(decode(frame, encode(message, frame)), frame)
 
     def ask(self, rank: int, content: Mapping[str, Any], numbers: Any = None) -> None:
         if rank == 0:
-            self.perform(self.desk.ask_here(content, numbers))
+            self.perform(self.queries.ask_here(content, numbers))
             return
         activity = self.clerks[rank].ask(content, numbers)
         send, wait = next(activity), next(activity)
         assert isinstance(send, Send)
         assert isinstance(wait, Wait)
         self.open[rank] = activity
-        self.perform(self.desk.handle(self.carry(send.message)))
+        self.perform(self.queries.handle(self.carry(send.message)))
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -153,14 +153,14 @@ class Room:
 
     def lose(self, rank: int) -> list[Action]:
         self.open.pop(rank, None)
-        actions = self.desk.handle(Lost(rank))
+        actions = self.queries.handle(Lost(rank))
         self.perform(actions)
         return actions
 
     def answer(self, rank: int) -> Mapping[str, Any]:
         if rank == 0:
-            assert self.desk.own is not None
-            return self.desk.own.content
+            assert self.queries.own is not None
+            return self.queries.own.content
         answer = self.clerks[rank].answer
         assert answer is not None
         return answer[0]
@@ -171,7 +171,7 @@ def test_a_question_is_answered_when_its_counter_knows() -> None:
     room = Room({"echo": echo})
     for rank in (3, 0, 1):
         room.ask(rank, {"ask": "echo"})
-        assert room.desk.own is None
+        assert room.queries.own is None
         assert room.answered == []
     echo.ready = [0, 3, 2, 1]
     room.ask(2, {"ask": "echo"})
@@ -187,14 +187,14 @@ def test_an_answer_may_hold_more_numbers_than_its_question() -> None:
 
 
 def test_an_answer_is_a_copy_of_its_message() -> None:
-    clerk = Clerk(1, desk=0, shard=2, numbers=2)
-    activity = clerk.ask({"ask": "average"})
+    queries = QueryClient(1, queries=0, shard=2, numbers=2)
+    activity = queries.ask({"ask": "average"})
     sent = next(activity)
-    frame = Frame(DESK_NUMBERS + 2)
+    frame = Frame(QUERY_NUMBERS + 2)
     vector = packed({}, np.ones(2, F4), frame.vector)
-    clerk.receive(Received(Message(Kind.ANSWER, 0, sent.message.sequence, shard=2, vector=vector), frame))
+    queries.receive(Received(Message(Kind.ANSWER, 0, sent.message.sequence, shard=2, vector=vector), frame))
     frame.vector[:] = 7
-    assert clerk.answer[1].tolist() == [1, 1]
+    assert queries.answer[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("end", ["leave", "goodbye", "lost"])
@@ -208,9 +208,9 @@ def test_whoever_goes_is_told_to_every_counter_once(end: str) -> None:
         assert room.answer(2) == {}
     assert first.left == second.left == [(2, end == "lost")]
     room.lose(2)  # it may die all the same
-    assert room.desk.gone(2) == []
+    assert room.queries.gone(2) == []
     assert first.left == [(2, end == "lost")]
-    assert room.desk.present == {0, 1, 3}
+    assert room.queries.present == {0, 1, 3}
 
 
 def test_who_has_left_may_still_ask_but_not_after_its_goodbye() -> None:
@@ -219,8 +219,8 @@ def test_who_has_left_may_still_ask_but_not_after_its_goodbye() -> None:
     room.ask(1, {"ask": "average", "weight": 0, "views": 0})
     assert room.answer(1) == {}
     room.ask(1, {"ask": "goodbye"})
-    assert room.desk.present == {0, 2, 3}
-    with pytest.raises(ProtocolError, match="takes questions of members"):
+    assert room.queries.present == {0, 2, 3}
+    with pytest.raises(ProtocolError, match="expected a query of a member"):
         room.ask(1, {"ask": "average", "weight": 0, "views": 0})
 
 
@@ -232,7 +232,7 @@ def test_the_frame_of_one_who_died_waiting_is_given_back() -> None:
     assert release.rank == 1
 
 
-QUESTION = Message(Kind.ASK, 1, 1, shard=2, vector=packed({"ask": "echo"}, None, np.zeros(DESK_NUMBERS, F4)))
+QUESTION = Message(Kind.ASK, 1, 1, shard=2, vector=packed({"ask": "echo"}, None, np.zeros(QUERY_NUMBERS, F4)))
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ QUESTION = Message(Kind.ASK, 1, 1, shard=2, vector=packed({"ask": "echo"}, None,
 )
 def test_a_desk_refuses_what_is_no_question_of_a_member(wrong: Message) -> None:
     echo = Echo()
-    desk = Desk(0, 2, range(4), {"echo": echo})
-    with pytest.raises(ProtocolError, match="the desk on rank 0 got"):
-        desk.handle(Received(wrong, Frame(DESK_NUMBERS)))
+    queries = QueryService(0, 2, range(4), {"echo": echo})
+    with pytest.raises(ProtocolError, match="the query service on rank 0 got"):
+        queries.handle(Received(wrong, Frame(QUERY_NUMBERS)))
     assert echo.asked == []
 
 
@@ -257,13 +257,13 @@ def test_a_desk_refuses_what_is_no_question_of_a_member(wrong: Message) -> None:
     "changes", [{"kind": Kind.CENTER}, {"sequence": 0}, {"sequence": 2}, {"vector": None}], ids=str
 )
 def test_a_clerk_refuses_what_is_no_answer_to_its_question(changes: dict[str, Any]) -> None:
-    clerk = Clerk(1, desk=0, shard=2)
-    next(clerk.ask({"ask": "echo"}))
-    vector = packed({}, None, np.zeros(DESK_NUMBERS, F4))
+    queries = QueryClient(1, queries=0, shard=2)
+    next(queries.ask({"ask": "echo"}))
+    vector = packed({}, None, np.zeros(QUERY_NUMBERS, F4))
     answer = Message(Kind.ANSWER, 0, 1, shard=2, vector=vector)._replace(**changes)
-    with pytest.raises(ProtocolError, match="from the desk; asked 1"):
-        clerk.receive(Received(answer, Frame(DESK_NUMBERS)))
-    assert clerk.answer is None
+    with pytest.raises(ProtocolError, match="as the answer to its query 1"):
+        queries.receive(Received(answer, Frame(QUERY_NUMBERS)))
+    assert queries.answer is None
 
 
 # --- means -----------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def means_of(parts: Mapping[int, dict[str, Any]], order: Any = None) -> list[Ans
     means, answers = Means(parts), []
     for rank in parts if order is None else order:
         assert answers == []
-        answers = means.ask(Question(rank, parts[rank]))
+        answers = means.ask(Query(rank, parts[rank]))
     return answers
 
 
@@ -338,31 +338,31 @@ def test_a_diverged_loss_shows_in_the_mean(value: float) -> None:
 
 def test_different_names_are_refused_and_both_are_told() -> None:
     means = Means([0, 1])
-    means.ask(Question(0, part({"loss": 1.0})))
+    means.ask(Query(0, part({"loss": 1.0})))
     with pytest.raises(
         ConfigurationError, match=r"rank 1 asked .*\['acc'\], but rank 0 for those of \['loss"
     ):
-        means.ask(Question(1, part({"acc": 1.0})))
+        means.ask(Query(1, part({"acc": 1.0})))
 
 
 def test_one_mean_does_not_leak_into_the_next() -> None:
     means = Means([0, 1])
     for turn in range(3):
-        means.ask(Question(1, part({f"turn {turn}": 1.0})))
-        (answer, _) = means.ask(Question(0, part({f"turn {turn}": 3.0})))
+        means.ask(Query(1, part({f"turn {turn}": 1.0})))
+        (answer, _) = means.ask(Query(0, part({f"turn {turn}": 3.0})))
         assert answer.content["means"] == {f"turn {turn}": 2.0}
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_nobody_waits_for_whoever_has_gone(lost: bool) -> None:
     means = Means([0, 1, 2])
-    means.ask(Question(0, part({"loss": 1.0})))
-    means.ask(Question(1, part({"loss": 3.0})))
+    means.ask(Query(0, part({"loss": 1.0})))
+    means.ask(Query(1, part({"loss": 3.0})))
     first, second = means.gone(2, lost=lost)
     assert [first.rank, second.rank] == [0, 1]
     assert first.content["means"] == {"loss": 2.0}
     assert means.gone(1, lost=lost) == []  # nobody waits
-    (alone,) = means.ask(Question(0, part({"loss": 5.0})))
+    (alone,) = means.ask(Query(0, part({"loss": 5.0})))
     assert alone.content["means"] == {"loss": 5.0}
 
 
@@ -401,29 +401,29 @@ def told(answers: list[Answer]) -> dict[int, float | None]:
 
 def test_workers_wait_for_each_other_but_not_for_a_server() -> None:
     means = EpochMeans([1, 2])
-    assert means.ask(Question(1, of_epoch(0, 1.0, weight=1))) == []
-    assert told(means.ask(Question(2, of_epoch(0, 5.0, weight=3)))) == {1: 4.0, 2: 4.0}
-    assert means.ask(Question(1, of_epoch(1, 2.0))) == []
-    assert told(means.ask(Question(0, of_epoch(0)))) == {0: 4.0}  # a server that has validated for long
-    assert means.ask(Question(0, of_epoch(1))) == []
-    assert told(means.ask(Question(2, of_epoch(1, 4.0)))) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert means.ask(Query(1, of_epoch(0, 1.0, weight=1))) == []
+    assert told(means.ask(Query(2, of_epoch(0, 5.0, weight=3)))) == {1: 4.0, 2: 4.0}
+    assert means.ask(Query(1, of_epoch(1, 2.0))) == []
+    assert told(means.ask(Query(0, of_epoch(0)))) == {0: 4.0}  # a server that has validated for long
+    assert means.ask(Query(0, of_epoch(1))) == []
+    assert told(means.ask(Query(2, of_epoch(1, 4.0)))) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 def test_who_says_that_no_more_will_come_is_not_waited_for() -> None:
     means = EpochMeans([1, 2])
-    means.ask(Question(1, of_epoch(0, 1.0)))
-    assert told(means.ask(Question(2, {"epoch": -1}))) == {2: None, 1: 1.0}
-    assert told(means.ask(Question(1, of_epoch(1, 2.0)))) == {1: 2.0}
-    assert told(means.ask(Question(0, of_epoch(1)))) == {0: 2.0}
+    means.ask(Query(1, of_epoch(0, 1.0)))
+    assert told(means.ask(Query(2, {"epoch": -1}))) == {2: None, 1: 1.0}
+    assert told(means.ask(Query(1, of_epoch(1, 2.0)))) == {1: 2.0}
+    assert told(means.ask(Query(0, of_epoch(1)))) == {0: 2.0}
 
 
 def test_of_those_who_are_gone_only_the_dead_do_not_count() -> None:
     for lost in (False, True):
         means = EpochMeans([1, 2, 3])
-        means.ask(Question(1, of_epoch(0, 1.0)))
-        means.ask(Question(2, of_epoch(0, 3.0)))
+        means.ask(Query(1, of_epoch(0, 1.0)))
+        means.ask(Query(2, of_epoch(0, 3.0)))
         assert means.gone(2, lost=lost) == []
-        answers = told(means.ask(Question(3, of_epoch(0, 5.0))))
+        answers = told(means.ask(Query(3, of_epoch(0, 5.0))))
         assert answers == ({1: 3.0, 3: 3.0} if lost else {1: 3.0, 2: 3.0, 3: 3.0})
 
 
@@ -433,9 +433,9 @@ def test_of_those_who_are_gone_only_the_dead_do_not_count() -> None:
 def test_all_get_what_the_source_brings_once_all_have_asked() -> None:
     copies = Copies([0, 1, 2], source=0)
     for turn in range(2):
-        assert copies.ask(Question(1, {"values": {"turn": "mine"}}, np.zeros(2, F4))) == []
-        assert copies.ask(Question(0, {"values": {"turn": turn}}, np.full(2, turn, F4))) == []
-        answers = copies.ask(Question(2, {"values": {}}))
+        assert copies.ask(Query(1, {"values": {"turn": "mine"}}, np.zeros(2, F4))) == []
+        assert copies.ask(Query(0, {"values": {"turn": turn}}, np.full(2, turn, F4))) == []
+        answers = copies.ask(Query(2, {"values": {}}))
         assert [answer.rank for answer in answers] == [0, 1, 2]
         for answer in answers:
             assert answer.content == {"values": {"turn": turn}}
@@ -446,8 +446,8 @@ def test_all_get_what_the_source_brings_once_all_have_asked() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_copies_are_given_out_when_the_last_one_missing_goes(lost: bool) -> None:
     copies = Copies([0, 1, 2], source=0)
-    copies.ask(Question(0, {"values": {}}))
-    copies.ask(Question(2, {"values": {}}))
+    copies.ask(Query(0, {"values": {}}))
+    copies.ask(Query(2, {"values": {}}))
     assert [answer.rank for answer in copies.gone(1, lost=lost)] == [0, 2]
 
 
@@ -458,13 +458,13 @@ VECTORS = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_siz
 
 def brought(averages: Averages, rank: int, numbers: Any, weight: float = 1, views: int = 0) -> np.ndarray:
     content = {"ask": "average", "weight": weight, "views": views}
-    (answer,) = averages.ask(Question(rank, content, np.array(numbers, F4)))
+    (answer,) = averages.ask(Query(rank, content, np.array(numbers, F4)))
     assert (answer.rank, answer.content) == (rank, {})
     return answer.numbers.copy()
 
 
 def average_for(averages: Averages, rank: int, views: int = 0) -> list[float]:
-    (answer,) = averages.ask(Question(rank, {"weight": 0, "views": views}))
+    (answer,) = averages.ask(Query(rank, {"weight": 0, "views": views}))
     return answer.numbers.tolist()
 
 
@@ -540,7 +540,7 @@ def test_averages_that_are_loaded_count_before_any_view() -> None:
 
 def test_an_average_keeps_a_copy_of_what_was_brought() -> None:
     averages, mine = Averages(np.zeros(1, F4)), np.ones(1, F4)
-    averages.ask(Question(1, {"weight": 1, "views": 0}, mine))
+    averages.ask(Query(1, {"weight": 1, "views": 0}, mine))
     mine[0] = 100
     assert brought(averages, 2, [3]).tolist() == [2]
 
@@ -642,17 +642,17 @@ def test_who_waits_gets_what_another_one_leaves_behind(end: str, rest: list[int]
 
 def test_nobody_waits_for_a_lease_while_all_are_to_pause() -> None:
     leasing = Leasing([1, 2], patient=True)
-    leasing.ask(Question(1, lease(size=1)))
-    assert leasing.ask(Question(2, lease(size=1))) == []
+    leasing.ask(Query(1, lease(size=1)))
+    assert leasing.ask(Query(2, lease(size=1))) == []
     (answer,) = leasing.let_wait(may_wait=False)
     assert (answer.rank, answer.content) == (2, {"lease": None})
     leasing.let_wait(may_wait=True)
-    assert leasing.ask(Question(2, lease(size=1))) == []
+    assert leasing.ask(Query(2, lease(size=1))) == []
 
 
 def test_a_server_that_leaves_has_no_leases() -> None:
     leasing = Leasing([1], patient=True)
-    leasing.ask(Question(1, lease()))
+    leasing.ask(Query(1, lease()))
     assert leasing.gone(0, lost=False) == []
 
 
@@ -699,7 +699,7 @@ def test_a_book_stays_small_however_many_epochs_were_broken_off() -> None:
 def noted(notes: Notes, rank: int, epoch: int, **values: float) -> Mapping[str, Any]:
     weight = values.pop("weight", 1)
     content = {"ask": "note", "epoch": epoch, "values": values, "weight": weight}
-    (answer,) = notes.ask(Question(rank, content))
+    (answer,) = notes.ask(Query(rank, content))
     return answer.content["means"]
 
 
