@@ -1,8 +1,8 @@
 """Fashion-MNIST for the examples: the subset that lies beside, or the full set from a folder you name.
 
 Nothing is downloaded, and no folder is searched, so that an example computes the same on every machine.
-Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`, Keras into
-`~/.keras/datasets/fashion-mnist`.
+Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`; Keras keeps
+its own in `~/.keras/datasets/fashion-mnist`.
 """
 
 from __future__ import annotations
