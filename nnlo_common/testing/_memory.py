@@ -286,7 +286,7 @@ class MemoryPart(MemoryWorld):
         door = (self._ranks, self._doors)
         return MemoryEndpoint(self._cluster, self._world, links, door, self._ranks)
 
-    def give_up(self) -> None:
+    def revoke(self) -> None:
         """Nobody waits here: a door opens for each rank by itself."""
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ def _settle(
             told = True
             mailbox.tell_partners(alarm)
         if mailbox.lost:
-            world.give_up()
+            world.revoke()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
         while (letter := mailbox.taken(Outcome)) is not None:
             outcomes[letter[0]] = letter[1]

@@ -143,11 +143,11 @@ class BlockWorld:
         for door in self._doors:
             door.drain()
 
-    def give_up(self) -> None:
+    def revoke(self) -> None:
         """Free whoever waits where the transport opens a door: a rank is dead, and will not come there."""
         if not self._given_up:
             self._given_up = True
-            self._ranks.give_up()
+            self._ranks.revoke()
 
     def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
         """Tell whether all has come that the ranks say they have sent, by rank."""
