@@ -324,7 +324,7 @@ class MPIEndpoint:
         return not self._all_left() or self._replying() or self._arriving()
 
     def _replying(self) -> bool:
-        """Whether a peer is receiving a reply now; one that computes for long reads it later, then wakes us."""
+        """Whether a peer is receiving a reply now; one that computes for long reads it later and wakes us."""
         idle = time.perf_counter() - self._heard_s > _IDLE_S
         return any(slot.replying and not (idle and slot.channel.reads_late) for slot in self._slots)
 
