@@ -1,10 +1,10 @@
 """Train a small network on Fashion-MNIST with Keras, on any number of ranks and any back end.
 
-KERAS_BACKEND=torch python examples/fashion_keras.py                  # plainly
+KERAS_BACKEND=torch python examples/fashion_keras.py                  # one process
 KERAS_BACKEND=torch mpiexec -n 3 python examples/fashion_keras.py     # 1 server, 2 workers: Downpour SGD
 KERAS_BACKEND=tensorflow mpiexec -n 3 python examples/fashion_keras.py --algorithm easgd
 
-`fashion_keras_serial.py` is the same script without nnlo: compare the two.
+`fashion_keras_serial.py` is the same script without nnlo, for comparison.
 """
 
 from __future__ import annotations
