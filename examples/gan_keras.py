@@ -139,17 +139,17 @@ def main():
     gan, wrap = GAN(), WRAPPERS[chosen.algorithm]
     gan.compile(*(wrap(keras.optimizers.Adam(rate, beta_1=0.5)) for rate in (1e-3, 1e-3)))
 
-    def told():
+    def measured():
         found = differences(gan.showers(at), true)
         return "  ".join(f"{name} {value:.4f}" for name, value in found.items())
 
-    before = told()
+    before = measured()
     distribute = nk.Distribute()
     start = time.perf_counter()
     callbacks = [] if chosen.algorithm == "none" else [distribute]
     gan.fit(*nk.shard(cells, energy), batch_size=50, epochs=chosen.epochs, callbacks=callbacks, verbose=2)
     seconds = time.perf_counter() - start
-    distribute.say(f"before: {before}\nafter {seconds:.1f} s of {chosen.algorithm}: {told()}")
+    distribute.say(f"before: {before}\nafter {seconds:.1f} s of {chosen.algorithm}: {measured()}")
 
 
 if __name__ == "__main__":

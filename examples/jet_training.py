@@ -41,5 +41,5 @@ def train(text, network, learning_rate, epochs):
     model.fit(data, epochs=chosen.epochs, validation_data=validation, callbacks=callbacks, verbose=2)
     seconds = time.perf_counter() - start
     scores = model.evaluate(validation, verbose=0, return_dict=True)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    distribute.say(f"{chosen.algorithm}, {files[0].parent}: {told}  {seconds:.2f} s")
+    summary = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    distribute.say(f"{chosen.algorithm}, {files[0].parent}: {summary}  {seconds:.2f} s")

@@ -21,12 +21,12 @@ __all__ = [
     "Interleaved",
     "MemoryCluster",
     "MemoryWorld",
+    "PendingRequest",
     "RandomOrder",
     "Replay",
     "RoundRobin",
     "Schedule",
     "VirtualCluster",
     "VirtualRun",
-    "PendingRequest",
     "train_virtually",
 ]

@@ -229,7 +229,7 @@ class MemoryWorld:
         return self._cluster.gather(self.rank, text)
 
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
-        """Open this rank's next door (collective)."""
+        """Open an endpoint (collective)."""
         self._opened += 1
         return MemoryEndpoint(self._cluster, self, links, self._opened)
 
@@ -281,7 +281,7 @@ class MemoryPart(MemoryWorld):
         self._world.reach(point)
 
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
-        """Open this rank's next door (collective)."""
+        """Open an endpoint (collective)."""
         self._opened += 1
         channel = (self._ranks, self._opened)
         return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)

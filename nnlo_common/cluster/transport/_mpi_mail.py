@@ -35,9 +35,9 @@ class MPIMail:
     def send(self, peer: int, text: str) -> None:
         """Send a text."""
         self._drop_sent()
-        letter = np.frombuffer(text.encode(), np.uint8)
+        data = np.frombuffer(text.encode(), np.uint8)
         with self._noting_deaths():
-            self._leaving.append((self._comm.Isend([letter, MPI.BYTE], peer), letter))
+            self._leaving.append((self._comm.Isend([data, MPI.BYTE], peer), data))
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
         """Return the next sender and text, or a death; None after `timeout_s`."""
@@ -47,9 +47,9 @@ class MPIMail:
             with self._noting_deaths():
                 found = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
                 if found is not None:
-                    letter = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-                    found.Recv([letter, MPI.BYTE])
-                    return status.Get_source(), letter.tobytes().decode()
+                    data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                    found.Recv([data, MPI.BYTE])
+                    return status.Get_source(), data.tobytes().decode()
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return None
             backoff.pause()
