@@ -248,7 +248,7 @@ class Algorithm(ABC):
     """The options of an algorithm; makes the worker's and the centre's half.
 
     Attributes:
-        lag: how many exchanges may be under way while the worker trains on (gradient lag, pipelined SGD:
+        lag: how many exchanges may be under way while the worker goes on (gradient lag, pipelined SGD:
             Kurth et al. 2018, arXiv:1810.01993). With lag L a step absorbs the reply to the exchange L
             before its own, so that L=1 hides one round trip behind one step; the first L exchanges
             change nothing.

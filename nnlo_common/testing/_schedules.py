@@ -16,7 +16,7 @@ from typing import Protocol
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.protocol import Kind
 
-__all__ = ["ByTime", "Interleaved", "RandomOrder", "Replay", "RoundRobin", "Schedule", "PendingRequest"]
+__all__ = ["ByTime", "Interleaved", "PendingRequest", "RandomOrder", "Replay", "RoundRobin", "Schedule"]
 
 
 @dataclass(frozen=True, slots=True)
