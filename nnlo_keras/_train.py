@@ -16,7 +16,7 @@ import numpy as np
 import nnlo_keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
-    Plan,
+    RunPlan,
     all_metrics,
     assigned,
     brief,
@@ -75,13 +75,13 @@ def forget() -> None:
 
 
 class Training:
-    """A training with Keras; see `nnlo_common.commands.train._plan.Trainer`.
+    """A training with Keras; see `nnlo_common.commands.train._run_plan.Trainer`.
 
     Args:
         plan: what it is to be.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         settings = plan.settings
         self._plan, self._settings = plan, settings
         self._model = self.model = plan.loaded.model
@@ -188,13 +188,13 @@ class _Target(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _optimizer(plan: Plan) -> Any:
+def _optimizer(plan: RunPlan) -> Any:
     base = keras.optimizers.Optimizer
     found = [one for name, one in vars(keras.optimizers).items() if name[0] != "_" and inspect.isclass(one)]
     return plan.made_optimizer([one for one in found if issubclass(one, base) and one is not base])
 
 
-def _loss(plan: Plan) -> Any:
+def _loss(plan: RunPlan) -> Any:
     name = plan.settings.loss
     own = plan.from_module(name)
     if own is not None:
@@ -206,7 +206,7 @@ def _loss(plan: Plan) -> Any:
         raise plan.unknown("--loss", name, [one for one in known if one != "deserialize"]) from None
 
 
-def _metric(plan: Plan, name: str) -> Any:
+def _metric(plan: RunPlan, name: str) -> Any:
     own = plan.from_module(name)
     if own is not None or name in _SPOKEN:
         return own or name

@@ -13,7 +13,7 @@ import torch
 
 import nnlo_torch
 from nnlo_common import ConfigurationError, EarlyStopping
-from nnlo_common.plugin import Plan, all_metrics, brief, rises, running, seed_random, speaks, stop_rules
+from nnlo_common.plugin import RunPlan, all_metrics, brief, rises, running, seed_random, speaks, stop_rules
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._train_parts import function_of, optimizer_of
@@ -55,13 +55,13 @@ def forget() -> None:
 
 
 class Training:
-    """A training with PyTorch; see `nnlo_common.commands.train._plan.Trainer`.
+    """A training with PyTorch; see `nnlo_common.commands.train._run_plan.Trainer`.
 
     Args:
         plan: what it is to be.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self._plan, self._settings = plan, plan.settings
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = self.model = plan.loaded.model.to(self._device)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnlo_common.plugin import Plan
+from nnlo_common.plugin import RunPlan
 
 __all__ = ["Function", "accuracy", "function_of", "optimizer_of"]
 
@@ -24,7 +24,7 @@ def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == classes).float().mean()
 
 
-def function_of(plan: Plan, flag: str, name: str) -> Function:
+def function_of(plan: RunPlan, flag: str, name: str) -> Function:
     """Return what is called so: in the Python file, or in PyTorch."""
     own = plan.from_module(name)
     if own is not None:
@@ -54,7 +54,7 @@ def _with_classes(loss: Function) -> Function:
     return wide
 
 
-def optimizer_of(plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(plan: RunPlan, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer that was asked for, of all parameters."""
     base, found = torch.optim.Optimizer, filter(inspect.isclass, vars(torch.optim).values())
     classes = [one for one in found if issubclass(one, base) and one is not base]

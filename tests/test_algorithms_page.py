@@ -11,7 +11,7 @@ import pytest
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.commands.train._modes import LEFT_OUT, MODES
+from nnlo_common.commands.train._algorithm_options import LEFT_OUT, MODES
 
 PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
 COLUMNS = ("core", "torch", "Keras", "nnlo train")

@@ -12,7 +12,7 @@ import pytest
 from trainings import ADAM, refused, started, told, train, write_files
 
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._modes import MODES
+from nnlo_common.commands.train._algorithm_options import MODES
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.

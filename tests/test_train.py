@@ -22,16 +22,16 @@ from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._config import as_toml, read_config
+from nnlo_common.commands.train._algorithm_options import MODES, mode_options
+from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._devices import choose_gpu, share_host
-from nnlo_common.commands.train._folder import claim, config_text, give_back, write_json
 from nnlo_common.commands.train._job import Job, _said_together, brief
-from nnlo_common.commands.train._model import Loaded, check_model, choose_back_end, load_model
-from nnlo_common.commands.train._modes import MODES, mode_options
-from nnlo_common.commands.train._module import frameworks_in, import_file, made_model
-from nnlo_common.commands.train._options import Given, Kind
-from nnlo_common.commands.train._parser import read
-from nnlo_common.commands.train._plan import Plan, data_of, rises, stop_rules
+from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
+from nnlo_common.commands.train._option import Given, OptionKind
+from nnlo_common.commands.train._option_files import as_toml, read_config
+from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
+from nnlo_common.commands.train._run_folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._run_plan import RunPlan, data_of, rises, stop_rules
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 
 DOCS = Path(__file__).parents[1] / "docs" / "train.md"
@@ -613,7 +613,7 @@ def test_metrics_to_stop_by_have_to_be_measured():
 
 def test_a_plan_knows_the_wrapper(tmp_path):
     loaded = Loaded(model=None, framework="torch", name="m", path=tmp_path)
-    plan = Plan(
+    plan = RunPlan(
         settings=settings(mode="localsgd"), loaded=loaded, data=data_of(settings(train=("a",)), loaded)
     )
     assert plan.wrapper == "LocalSGD"
@@ -671,7 +671,7 @@ def test_no_flag_is_short_for_another(capsys):
 
 
 def test_the_kinds_are_told_in_words():
-    assert {option.kind for option in OPTIONS.values()} == set(Kind)
+    assert {option.kind for option in OPTIONS.values()} == set(OptionKind)
 
 
 @pytest.mark.parametrize(

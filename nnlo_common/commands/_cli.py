@@ -9,8 +9,8 @@ from typing import Any
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._command_line import Parser, fill
 from nnlo_common.commands.train._job import refuse_alike
-from nnlo_common.commands.train._parser import Parser, fill
 from nnlo_common.commands.tune._parser import fill_search
 
 __all__ = ["main"]
@@ -71,19 +71,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.doctor._run import run_doctor
+    from nnlo_common.commands.doctor._doctor_command import run_doctor
 
     return run_doctor(quick=options.quick, as_data=options.json)
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.train._run import run_train
+    from nnlo_common.commands.train._train_command import run_train
 
     return run_train(*_given(options))
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.tune._run import run_tune
+    from nnlo_common.commands.tune._tune_command import run_tune
 
     return run_tune(*_given(options))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._modes import MODES, algorithm_of, mode_options
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
+from nnlo_common.commands.train._algorithm_options import MODES, algorithm_of, mode_options
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
 
 __all__ = ["OPTIONS", "SEARCHABLE", "Settings", "Target", "option", "settings_of"]
 
@@ -34,12 +34,12 @@ class Target:
         return value > self.value if self.above else value < self.value
 
 
-def option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
+def option(group: str, kind: OptionKind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
     """Return the field of an option."""
     metadata = {"group": group, "kind": kind, "help": help, **facts}
-    if kind is Kind.PAIRS:
+    if kind is OptionKind.PAIRS:
         return field(default_factory=dict, metadata=metadata)
-    if kind is Kind.WORDS:
+    if kind is OptionKind.WORDS:
         return field(default=(), metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -53,7 +53,13 @@ MODEL, DATA, TRAINING, ALGORITHM, RANKS, OUTPUT = (
     "What is kept",
 )
 _NESTEROV = "--optimizer sgd --momentum 0.9 --optimizer-option nesterov=true"
-_WORD, _WORDS, _WHOLE, _REAL, _FLAG = Kind.WORD, Kind.WORDS, Kind.WHOLE, Kind.REAL, Kind.FLAG
+_WORD, _WORDS, _WHOLE, _REAL, _FLAG = (
+    OptionKind.WORD,
+    OptionKind.WORDS,
+    OptionKind.WHOLE,
+    OptionKind.REAL,
+    OptionKind.FLAG,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,7 @@ class Settings:
         metavar="FILE",
     )
     model_params: dict[str, Any] = option(  # noqa: RUF009
-        MODEL, Kind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
+        MODEL, OptionKind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
     )
     allow_pickle: bool = option(
         *(MODEL, _FLAG, "take model files that run code when loaded: .pkl, .pt, Lambda layers"), default=False
@@ -112,7 +118,7 @@ class Settings:
         DATA, _WORD, "copy the files to a folder of each host first, once for all its ranks", metavar="FOLDER"
     )
     copy_command: tuple[str, ...] | None = option(
-        *(DATA, Kind.COMMAND, "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it"),
+        *(DATA, OptionKind.COMMAND, "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it"),
         metavar="LINE",
     )
 
@@ -131,7 +137,7 @@ class Settings:
     )
     momentum: float | None = option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
-        TRAINING, Kind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
+        TRAINING, OptionKind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
     )
     seed: int = option(
         TRAINING,
@@ -210,7 +216,7 @@ class Settings:
         if self.target_metric is None:
             return None
         found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\w]+)\s*", self.target_metric)
-        wanted = Option(name="target_metric", group="", kind=Kind.REAL, help="")
+        wanted = Option(name="target_metric", group="", kind=OptionKind.REAL, help="")
         if found is None:
             Given(self.target_metric).refuse(wanted, "must be like 'val_accuracy > 0.9' or 'val_loss < 0.1'")
         return Target(found[1], found[2] == ">", Given(found[3]).read(wanted))

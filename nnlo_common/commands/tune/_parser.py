@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from nnlo_common.commands.train._parser import add_flags
+from nnlo_common.commands.train._command_line import add_flags
 from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["fill_search"]
 
 USAGE = "nnlo tune --model FILE --train FILE [FILE ...] --loss NAME [options]"
 DESCRIPTION = """\
-Search for the best options of `nnlo train`, and parameters of the model:
+SearchSettings for the best options of `nnlo train`, and parameters of the model:
 
   nnlo tune --model net.py --train train.list --loss cross_entropy --n-fold 3
   mpiexec -n 13 nnlo tune --config run.toml --block-size 6 --n-fold 2 --epochs 5

@@ -9,19 +9,19 @@ from datetime import datetime
 from typing import Any, Literal
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._config import read_config
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
-from nnlo_common.commands.train._parser import given_by
+from nnlo_common.commands.train._command_line import given_by
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
+from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, option, settings_of
 from nnlo_common.commands.tune._wording import in_flags
 from nnlo_common.search._conflicts import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 
-__all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
+__all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "read_request"]
 
-_SEARCH = "Search"
-_WORD, _WHOLE, _FLAG = Kind.WORD, Kind.WHOLE, Kind.FLAG
+_SEARCH = "SearchSettings"
+_WORD, _WHOLE, _FLAG = OptionKind.WORD, OptionKind.WHOLE, OptionKind.FLAG
 #: The options of `nnlo train` that a search does itself.
 _TAKEN = ("fold",)
 #: Those that need folds, which a search has.
@@ -34,7 +34,7 @@ _EARLY = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchSettings:
     """What a search is to be; each field is an option, whose help says what it does."""
 
     num_iterations: int = option(
@@ -92,7 +92,7 @@ class Search:
         _SEARCH, _FLAG, "the higher the better; else its name decides, as for --early-stopping-metric"
     )
     target_objective: float | None = option(
-        _SEARCH, Kind.REAL, "end the search once a trial is as good", metavar="X"
+        _SEARCH, OptionKind.REAL, "end the search once a trial is as good", metavar="X"
     )
     prune: str = option(
         *(_SEARCH, _WORD, "give up trials that lag behind the others"),
@@ -169,7 +169,7 @@ class Search:
 #: The options of a search by name, in the order of the help.
 SEARCH_OPTIONS: Mapping[str, Option] = {
     one.name: Option(name=one.name, default=None if one.default is MISSING else one.default, **one.metadata)
-    for one in fields(Search)
+    for one in fields(SearchSettings)
 }
 #: The same, and those of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
@@ -189,7 +189,7 @@ class Request:
         place: by what that was given.
     """
 
-    search: Search
+    search: SearchSettings
     given: Mapping[str, Given]
     table: Any = None
     place: str = "get_space()"
@@ -234,7 +234,7 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     rest = {name: one for name, one in given.items() if name not in SEARCH_OPTIONS}
     for name, one in rest.items():
         one.read(OPTIONS[name])
-    search = Search(**own)
+    search = SearchSettings(**own)
     if search.n_fold > 1 and "val" in rest:
         raise ConfigurationError(
             "--n-fold takes what validates from the samples of --train; leave --val out, or --n-fold"

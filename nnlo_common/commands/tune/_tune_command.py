@@ -16,20 +16,20 @@ from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.commands.train._conduct import conduct
 from nnlo_common.commands.train._job import Job, tell
-from nnlo_common.commands.train._model import check_model, load_model, plug_in
-from nnlo_common.commands.train._module import asked, frameworks_in, import_file
-from nnlo_common.commands.train._plan import Plan, check_exchanges, check_files, data_of
-from nnlo_common.commands.train._run import log
+from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
+from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import settings_of
-from nnlo_common.commands.tune._default import defaults
-from nnlo_common.commands.tune._facts import Facts
-from nnlo_common.commands.tune._figure import Figure, figure_of
-from nnlo_common.commands.tune._folder import Found, claim_search, leave, look
-from nnlo_common.commands.tune._layout import Layout, share_hosts
-from nnlo_common.commands.tune._outcome import search_text
-from nnlo_common.commands.tune._reading import space_of
+from nnlo_common.commands.train._train_command import log
+from nnlo_common.commands.tune._block_layout import BlockLayout, share_hosts
+from nnlo_common.commands.tune._default_trial import defaults
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, read_request
-from nnlo_common.commands.tune._space import Space
+from nnlo_common.commands.tune._search_facts import SearchFacts
+from nnlo_common.commands.tune._search_folder import Found, claim_search, leave, look
+from nnlo_common.commands.tune._search_result import search_text
+from nnlo_common.commands.tune._search_space import Space
+from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.commands.tune._wording import in_flags
 from nnlo_common.training._joining import within
 from nnlo_common.training._roles import say
@@ -46,16 +46,16 @@ def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    return conduct("tune", _Course, flags, unknown)
+    return conduct("tune", _SearchRun, flags, unknown)
 
 
-class _Course:
+class _SearchRun:
     """The course of a search on one rank."""
 
     request: Request
-    layout: Layout
+    layout: BlockLayout
     space: Space
-    figure: Figure
+    figure: FigureOfMerit
     framework: str
     _default: Mapping[str, Any]
 
@@ -81,7 +81,7 @@ class _Course:
             log(draft.log_level, job)
         places = job.places()
         with job.together():
-            self.layout = Layout.of(
+            self.layout = BlockLayout.of(
                 places, request.search.block_size, request.search.n_fold, request.search.search_ranks
             )
             self._path = check_model(draft)
@@ -98,10 +98,10 @@ class _Course:
 
     def search(self) -> int:
         """Search, and write down what came of it; return the exit status."""
-        from nnlo_common.commands.tune._searching import search
+        from nnlo_common.commands.tune._optuna_study import search
 
         self._searching = True
-        facts = Facts(
+        facts = SearchFacts(
             request=self.request,
             space=self.space,
             figure=self.figure,
@@ -192,7 +192,7 @@ class _Course:
         settings = settings_of(request.search.folded(self.space.applied(request.given, chosen), 0))
         loaded = load_model(settings, self._path)
         self.framework = loaded.framework
-        plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
+        plan = RunPlan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
         training = plug_in(loaded.framework).Training(plan)
         try:
             search = request.search

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnlo_common.commands.train._settings import OPTIONS
-from nnlo_common.commands.tune._facts import HELPERS, Facts, Finished
-from nnlo_common.commands.tune._folder import BEGAN, BLOCK
+from nnlo_common.commands.tune._search_facts import HELPERS, FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK
 
-__all__ = ["Board", "Running", "lasting"]
+__all__ = ["Board", "RunningTrial", "lasting"]
 
 _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningTrial:
     """A trial that is under way.
 
     Attributes:
@@ -38,7 +38,7 @@ class Running:
     helpers: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, trial: Any) -> Running:
+    def of(cls, trial: Any) -> RunningTrial:
         """Return what a trial of a study is at."""
         steps, user = trial.intermediate_values, trial.user_attrs
         last = max(steps, default=-1)
@@ -58,11 +58,11 @@ class Board:
         now_s: the time, in seconds since 1970.
     """
 
-    def __init__(self, facts: Facts, trials: Sequence[Finished], now_s: float) -> None:
+    def __init__(self, facts: SearchFacts, trials: Sequence[FinishedTrial], now_s: float) -> None:
         self._facts, self._trials, self._now_s = facts, trials, now_s
         self._asked = facts.request.search.num_iterations
 
-    def line(self, one: Finished, best: Finished | None) -> str:
+    def line(self, one: FinishedTrial, best: FinishedTrial | None) -> str:
         """Return what is told of a trial that has finished.
 
         Args:
@@ -76,7 +76,7 @@ class Board:
         parts = [f"trial {one.number}", f"{came_to}{star}{problem}", f"{seconds}", _params(one.params)]
         return _cut(f"nnlo tune: {'  '.join(parts)}", 3 * _WIDTH)
 
-    def rows(self, running: Sequence[Running]) -> list[str]:
+    def rows(self, running: Sequence[RunningTrial]) -> list[str]:
         """Return a line for each block, and one for the whole search."""
         by_block = {block: one for one in running for block in (*one.helpers, one.block) if block is not None}
         count = max(len(self._facts.layout.blocks), 1)
@@ -91,7 +91,7 @@ class Board:
         blocks = max(len(self._facts.layout.blocks), 1)
         return max(self._asked - len(self._trials), 0) * sum(lasted) / len(lasted) / blocks
 
-    def _row(self, block: int, one: Running | None) -> str:
+    def _row(self, block: int, one: RunningTrial | None) -> str:
         if one is None:
             return f"  block {block:<3} idle"
         if one.block != block:

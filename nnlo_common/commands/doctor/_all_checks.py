@@ -10,8 +10,8 @@ from nnlo_common.commands.doctor import _checks_links as on_links
 from nnlo_common.commands.doctor import _checks_machine as on_machine
 from nnlo_common.commands.doctor import _checks_mpi as on_mpi
 from nnlo_common.commands.doctor._finding import Finding
-from nnlo_common.commands.doctor._links import Link
-from nnlo_common.commands.doctor._report import Report
+from nnlo_common.commands.doctor._link_speed import LinkSpeed
+from nnlo_common.commands.doctor._rank_report import RankReport
 
 __all__ = ["judge", "merge_hosts"]
 
@@ -20,9 +20,9 @@ def judge(
     *,
     launch: Launch | None,
     failure: str,
-    reports: Sequence[Report],
+    reports: Sequence[RankReport],
     places: Sequence[Place],
-    links: Sequence[Link],
+    links: Sequence[LinkSpeed],
 ) -> tuple[Finding, ...]:
     """Say what is good and what is not.
 
@@ -42,7 +42,7 @@ def judge(
     return (*_about_mpi(launch, failure, reports[0]), *between, *_about_machines(reports, places))
 
 
-def _about_mpi(launch: Launch | None, failure: str, first: Report) -> list[Finding]:
+def _about_mpi(launch: Launch | None, failure: str, first: RankReport) -> list[Finding]:
     findings = [
         on_mpi.check_launcher(launch, first.mpi),
         on_mpi.check_library(first.mpi, failure, first.versions.get("mpi4py")),
@@ -55,7 +55,7 @@ def _about_mpi(launch: Launch | None, failure: str, first: Report) -> list[Findi
     return findings
 
 
-def _about_machines(reports: Sequence[Report], places: Sequence[Place]) -> list[Finding]:
+def _about_machines(reports: Sequence[RankReport], places: Sequence[Place]) -> list[Finding]:
     homes = {place.host: place for place in reversed(places)}  # the first rank of each host
     threads = {host: on_machine.check_threads(home, reports[home.rank]) for host, home in homes.items()}
     locks = {host: on_machine.check_locks(reports[home.rank]) for host, home in homes.items()}

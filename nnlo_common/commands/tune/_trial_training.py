@@ -12,25 +12,25 @@ from typing import Any
 from optuna import TrialPruned
 
 from nnlo_common.base._whole_files import whole
-from nnlo_common.commands.train._folder import CONFIG, config_text, write_json
 from nnlo_common.commands.train._job import Job
-from nnlo_common.commands.train._model import plug_in
-from nnlo_common.commands.train._module import running
-from nnlo_common.commands.train._options import Given
-from nnlo_common.commands.train._run import Course
+from nnlo_common.commands.train._model_file import plug_in
+from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._python_file import running
+from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json
 from nnlo_common.commands.train._settings import Settings, settings_of
-from nnlo_common.commands.tune._figure import FUNCTION, Figure, merit
-from nnlo_common.commands.tune._folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
-from nnlo_common.commands.tune._request import Search
-from nnlo_common.commands.tune._space import Space
+from nnlo_common.commands.train._train_command import TrainRun
+from nnlo_common.commands.tune._figure_of_merit import FUNCTION, FigureOfMerit, merit
+from nnlo_common.commands.tune._request import SearchSettings
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
+from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched
 
-__all__ = ["Trainings"]
+__all__ = ["TrialTraining"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainings:
+class TrialTraining:
     """The objective of a search.
 
     Attributes:
@@ -46,14 +46,14 @@ class Trainings:
         seed: of the search.
     """
 
-    search: Search
+    search: SearchSettings
     given: Mapping[str, Given]
     space: Space
     path: Path
     framework: str
     folder: Path
     found: Found
-    figure: Figure
+    figure: FigureOfMerit
     block: int
     seed: int
 
@@ -73,7 +73,7 @@ class Trainings:
         known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
         if known is not None:  # this fold had ended when the search was killed
             return float(known)
-        course = Course(job, lambda epoch, scores: self._watch(trial, epoch, scores))
+        course = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
             course.load(settings, self.path)
             if fold == 0 and job.speaks:
@@ -106,7 +106,7 @@ class Trainings:
         if self.search.prune != "none" and trial.should_prune():
             raise TrialPruned
 
-    def _value(self, job: Job, course: Course, history: Mapping[str, list[float]]) -> float:
+    def _value(self, job: Job, course: TrainRun, history: Mapping[str, list[float]]) -> float:
         if self.figure.metric:
             return self.figure.of(history)
         value = 0.0

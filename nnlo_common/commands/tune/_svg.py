@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-__all__ = ["Frame", "Scale", "bar", "drawing", "label", "line", "point", "shade"]
+__all__ = ["Axes", "AxisScale", "bar", "drawing", "label", "line", "point", "shade"]
 
 
 _ROOM = 8  # between the outermost values and the axes
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """Where values are drawn.
 
     Attributes:
@@ -35,13 +35,13 @@ class Scale:
     names: tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, values: Iterable[Any], start: float, end: float, *, log: bool = False) -> Scale:
+    def of(cls, values: Iterable[Any], start: float, end: float, *, log: bool = False) -> AxisScale:
         """Return a scale that has room for values, numbers or choices.
 
         Example:
-            >>> Scale.of([1.0, 3.0], 0, 100).at(2.0), Scale.of([1, 100], 0, 100, log=True).at(10)
+            >>> AxisScale.of([1.0, 3.0], 0, 100).at(2.0), AxisScale.of([1, 100], 0, 100, log=True).at(10)
             (50.0, 50.0)
-            >>> Scale.of(["a", "b"], 0, 100).at("a")
+            >>> AxisScale.of(["a", "b"], 0, 100).at("a")
             25.0
         """
         found = list(values)
@@ -93,7 +93,7 @@ def _round_step(about: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Axes:
     """A drawing with two axes.
 
     Attributes:
@@ -101,8 +101,8 @@ class Frame:
         y: the scale from bottom to top.
     """
 
-    x: Scale
-    y: Scale
+    x: AxisScale
+    y: AxisScale
 
     def axes(self, x_name: str, y_name: str, *, few: bool = False) -> list[str]:
         """Return both axes with ticks and names."""

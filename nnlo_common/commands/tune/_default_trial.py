@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nnlo_common.commands.train._modes import MODES
-from nnlo_common.commands.train._options import Given
+from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._settings import OPTIONS
-from nnlo_common.commands.tune._space import Space
+from nnlo_common.commands.tune._search_space import Space
 
 __all__ = ["defaults"]
 
@@ -26,7 +26,7 @@ def defaults(
         known: options whose default the framework has.
 
     Example:
-        >>> from nnlo_common.commands.tune._space import Parameter
+        >>> from nnlo_common.commands.tune._search_space import Parameter
         >>> rate = Parameter(name="learning_rate", table="", key="learning_rate", low=1e-3, high=0.1)
         >>> wide = Parameter(name="batch", table="", key="batch", low=200, high=300)
         >>> defaults(Space((rate, wide)), {}, None, learning_rate=0.01)

@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._world import MPI
 
-__all__ = ["FULL", "QUICK", "Effort", "Link", "clock_offset", "measure_links", "partners_of"]
+__all__ = ["FULL", "QUICK", "Effort", "LinkSpeed", "clock_offset", "measure_links", "partners_of"]
 
 _MB = 1_000_000
 _TAG = 1
@@ -44,7 +44,7 @@ QUICK = Effort(small_rounds=50, large=((_MB, 5),), clock_rounds=20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkSpeed:
     """What was measured between rank 0 and one other rank.
 
     Attributes:
@@ -86,7 +86,7 @@ def partners_of(hosts: Sequence[str], most: int = 16) -> tuple[int, ...]:
 
 def measure_links(
     comm: MPI.Intracomm, hosts: Sequence[str], effort: Effort, report: Callable[[str], None]
-) -> list[Link]:
+) -> list[LinkSpeed]:
     """Measure rank 0 against its partners (collective).
 
     Args:
@@ -129,7 +129,7 @@ def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float,
     return other - (asked + answered) / 2, (answered - asked) / 2
 
 
-def _measure(comm: MPI.Intracomm, partner: int, host: str, effort: Effort) -> Link:
+def _measure(comm: MPI.Intracomm, partner: int, host: str, effort: Effort) -> LinkSpeed:
     _bounce(comm, partner, 8, _WARM_UP, first=True)
     small = _bounce(comm, partner, 8, effort.small_rounds, first=True)
     bandwidth = {}
@@ -137,7 +137,7 @@ def _measure(comm: MPI.Intracomm, partner: int, host: str, effort: Effort) -> Li
         _bounce(comm, partner, size, 1, first=True)
         bandwidth[size] = size / (statistics.median(_bounce(comm, partner, size, rounds, first=True)) / 2)
     offset, error = clock_offset(_read_clock(comm, partner, effort.clock_rounds))
-    return Link(
+    return LinkSpeed(
         rank=partner,
         host=host,
         latency_s=statistics.median(small) / 2,

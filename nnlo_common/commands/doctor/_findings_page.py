@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 
 from nnlo_common.cluster._hosts import Place, place_table, text_table
 from nnlo_common.commands.doctor._finding import Finding, Status, worst
-from nnlo_common.commands.doctor._links import Link
+from nnlo_common.commands.doctor._link_speed import LinkSpeed
 from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_seconds
 
-__all__ = ["Outcome", "as_json", "as_page", "verdict"]
+__all__ = ["Examination", "as_json", "as_page", "verdict"]
 
 _WIDTH = 96
 _LABELS = {Status.OK: "ok", Status.NOTE: "note", Status.PROBLEM: "PROBLEM"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Examination:
     """Everything that was found.
 
     Attributes:
@@ -31,7 +31,7 @@ class Outcome:
 
     versions: dict[str, str | None]
     places: tuple[Place, ...]
-    links: tuple[Link, ...]
+    links: tuple[LinkSpeed, ...]
     findings: tuple[Finding, ...]
 
     @property
@@ -40,7 +40,7 @@ class Outcome:
         return worst(self.findings) is Status.PROBLEM
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: Examination) -> str:
     """The outcome for programs; `status` is the gravest of the findings'."""
     findings = [asdict(finding) | {"status": finding.status.name.lower()} for finding in outcome.findings]
     facts = {
@@ -53,7 +53,7 @@ def as_json(outcome: Outcome) -> str:
     return json.dumps(facts, indent=2)
 
 
-def as_page(outcome: Outcome) -> str:
+def as_page(outcome: Examination) -> str:
     """The outcome for people."""
     ranks, hosts = len(outcome.places), len({place.host for place in outcome.places})
     title = f"nnlo doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}"
@@ -82,7 +82,7 @@ def _versions(versions: dict[str, str | None]) -> str:
     return "\n".join(f"{name:{width}}  {version or '-'}" for name, version in versions.items())
 
 
-def _links(links: Sequence[Link]) -> str:
+def _links(links: Sequence[LinkSpeed]) -> str:
     if not links:
         return ""
     sizes = [f"{size // 1_000_000} MB" for size in links[0].bandwidth]

@@ -10,13 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nnlo_common.commands.tune._figure import Figure
-from nnlo_common.commands.tune._folder import BEGAN, BLOCK, FOLDER
-from nnlo_common.commands.tune._layout import Layout
+from nnlo_common.commands.tune._block_layout import BlockLayout
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit
 from nnlo_common.commands.tune._request import Request
-from nnlo_common.commands.tune._space import Space
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER
+from nnlo_common.commands.tune._search_space import Space
 
-__all__ = ["HELPERS", "Facts", "Finished", "finished", "last_problem"]
+__all__ = ["HELPERS", "SearchFacts", "FinishedTrial", "finished", "last_problem"]
 
 _ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
 HELPERS = "nnlo:helpers"
@@ -25,7 +25,7 @@ _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class SearchFacts:
     """What a search is.
 
     Attributes:
@@ -41,8 +41,8 @@ class Facts:
 
     request: Request
     space: Space
-    figure: Figure
-    layout: Layout
+    figure: FigureOfMerit
+    layout: BlockLayout
     folder: Path
     default: Mapping[str, Any]
     began: str
@@ -50,7 +50,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedTrial:
     """A trial that has finished.
 
     Attributes:
@@ -101,19 +101,19 @@ class Finished:
         }
 
 
-def finished(study: Any) -> list[Finished]:
+def finished(study: Any) -> list[FinishedTrial]:
     """Return the trials of a study that have finished."""
     return [_finished(one) for one in study.get_trials(deepcopy=False) if one.state.name in _STATES]
 
 
-def _finished(trial: Any) -> Finished:
+def _finished(trial: Any) -> FinishedTrial:
     user = trial.user_attrs
     ended = _seconds(trial.datetime_complete)
     began = user.get(BEGAN, _seconds(trial.datetime_start) or ended)
     if _SECONDS in user:  # of a trial from the journal Optuna may know only when it was read there
         ended = min(ended, began + user[_SECONDS])
     value = trial.value if trial.state.name == "COMPLETE" else None
-    return Finished(
+    return FinishedTrial(
         number=trial.number,
         state=_STATES[trial.state.name],
         value=None if value is None or math.isnan(value) else value,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.commands.train._options import Given, Option
+from nnlo_common.commands.train._option import Given, Option
 
 __all__ = ["as_toml", "inline_toml", "read_config"]
 

@@ -13,9 +13,12 @@ from typing import Any, TypeAlias
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Topology
+from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._conduct import conduct
 from nnlo_common.commands.train._devices import share_host
-from nnlo_common.commands.train._folder import (
+from nnlo_common.commands.train._job import Job, brief, tell
+from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._run_folder import (
     HISTORY,
     RUN,
     claim,
@@ -24,17 +27,14 @@ from nnlo_common.commands.train._folder import (
     give_back,
     write_json,
 )
-from nnlo_common.commands.train._job import Job, brief, tell
-from nnlo_common.commands.train._model import check_model, load_model, plug_in
-from nnlo_common.commands.train._parser import read
-from nnlo_common.commands.train._plan import Plan, Trainer, check_exchanges, check_files, data_of
+from nnlo_common.commands.train._run_plan import RunPlan, Trainer, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.training._roles import say
 
-__all__ = ["Course", "Watch", "log", "run_train"]
+__all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
 
 #: Sees the metrics of an epoch, on each rank.
-Watch: TypeAlias = Callable[[int, Mapping[str, float]], object]
+EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
 def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
@@ -44,10 +44,10 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    return conduct("train", Course, flags, unknown)
+    return conduct("train", TrainRun, flags, unknown)
 
 
-class Course:
+class TrainRun:
     """The course of a training on one rank.
 
     Args:
@@ -59,7 +59,7 @@ class Course:
     settings: Settings
     going_on = ""
 
-    def __init__(self, job: Job, watch: Watch | None = None) -> None:
+    def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         self._job, self._watch = job, watch
         self.folder = Path()
         self._fresh = self._training = False
@@ -106,7 +106,9 @@ class Course:
         with job.together():
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
-            plan = Plan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch)
+            plan = RunPlan(
+                settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch
+            )
             self.trainer = plug_in(loaded.framework).Training(plan)
             if job.size > 1:
                 check_exchanges(plan, job.size - settings.servers)

@@ -22,7 +22,7 @@ from nnlo_common.cluster._threads import THREAD_VARIABLES
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._world import World
 
-__all__ = ["MPIFacts", "Report", "examine", "look_at_mpi", "try_lock", "versions"]
+__all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock", "versions"]
 
 # Shown name and the distributions that may carry it. Nothing is imported: TensorFlow alone takes seconds.
 _PACKAGES = {
@@ -62,7 +62,7 @@ class MPIFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RankReport:
     """What one rank sees.
 
     Attributes:
@@ -88,7 +88,7 @@ class Report:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Report:
+    def from_text(cls, text: str) -> RankReport:
         """The report that `to_text` wrote."""
         facts = json.loads(text)
         facts["mpi"] = None if facts["mpi"] is None else MPIFacts(**facts["mpi"])
@@ -96,7 +96,7 @@ class Report:
         return cls(**facts)
 
 
-def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> Report:
+def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
     """Look at this rank.
 
     Args:
@@ -106,7 +106,7 @@ def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> Report:
     folders = dict.fromkeys((str(Path.cwd()), env.get("TMPDIR") or tempfile.gettempdir()))
     beside = Path(sys.executable).with_name("mpiexec")
     wanted = (*THREAD_VARIABLES, "HDF5_USE_FILE_LOCKING")
-    return Report(
+    return RankReport(
         place=describe_here(),
         versions=versions() | {"MPI library": None if mpi is None else mpi.library},
         mpi=mpi,

@@ -11,11 +11,11 @@ import optuna
 
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.commands.train._job import Job, tell
-from nnlo_common.commands.tune._facts import Facts
-from nnlo_common.commands.tune._folder import JOURNAL, Found
-from nnlo_common.commands.tune._outcome import conclude
-from nnlo_common.commands.tune._trainings import Trainings
-from nnlo_common.commands.tune._watch import Watch
+from nnlo_common.commands.tune._search_facts import SearchFacts
+from nnlo_common.commands.tune._search_folder import JOURNAL, Found
+from nnlo_common.commands.tune._search_result import conclude
+from nnlo_common.commands.tune._trial_training import TrialTraining
+from nnlo_common.commands.tune._trial_watch import TrialWatch
 from nnlo_common.search import optimize
 
 __all__ = ["search"]
@@ -39,7 +39,7 @@ _PRUNERS: dict[str, Any] = {
 }
 
 
-def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> int:
+def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Found) -> int:
     """Search (collective), and return the exit status.
 
     Args:
@@ -58,7 +58,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
     )
     if job.speaks and facts.default:
         study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
-    trainings = Trainings(
+    trainings = TrialTraining(
         search=asked,
         given=facts.request.given,
         space=facts.space,
@@ -70,7 +70,7 @@ def search(job: Job, facts: Facts, path: Path, framework: str, found: Found) -> 
         block=facts.layout.block_of(job.rank),
         seed=facts.request.seed,
     )
-    with Watch(study, facts) if job.speaks else nullcontext(), _advised():
+    with TrialWatch(study, facts) if job.speaks else nullcontext(), _advised():
         optimize(
             study,
             trainings,

@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._folding import parts
+from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._job import brief
-from nnlo_common.commands.train._model import Loaded
-from nnlo_common.commands.train._modes import MODES
-from nnlo_common.commands.train._module import asked
-from nnlo_common.commands.train._options import nearest
+from nnlo_common.commands.train._model_file import Loaded
+from nnlo_common.commands.train._option import nearest
+from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
 
 __all__ = [
     "Data",
-    "Plan",
+    "RunPlan",
     "Trainer",
     "all_metrics",
     "check_exchanges",
@@ -72,7 +72,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """A training that is to be.
 
     Attributes:
@@ -268,7 +268,7 @@ def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> s
     return by
 
 
-def check_exchanges(plan: Plan, workers: int) -> None:
+def check_exchanges(plan: RunPlan, workers: int) -> None:
     """Refuse a training that ends before its workers exchange: the centre would stay as it begins.
 
     Args:

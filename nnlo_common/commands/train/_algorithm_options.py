@@ -12,9 +12,9 @@ from typing import Any, Literal
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.commands.train._options import Kind, Option
+from nnlo_common.commands.train._option import Option, OptionKind
 
-__all__ = ["LEFT_OUT", "MODES", "Mode", "algorithm_of", "mode_options"]
+__all__ = ["LEFT_OUT", "MODES", "AlgorithmMode", "algorithm_of", "mode_options"]
 
 GROUP = "Algorithm"
 _SAID = "your optimizer says it"
@@ -42,7 +42,7 @@ _EVERY = "steps between exchanges"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
+class AlgorithmMode:
     """An algorithm as `--mode` names it.
 
     Attributes:
@@ -54,10 +54,10 @@ class Mode:
     options: Mapping[str, Option]
 
 
-def _found() -> dict[str, Mode]:
+def _found() -> dict[str, AlgorithmMode]:
     classes = [getattr(algorithms, name) for name in algorithms.__all__]
     return {
-        one.__name__.lower(): Mode(algorithm=one, options=_options(one))
+        one.__name__.lower(): AlgorithmMode(algorithm=one, options=_options(one))
         for one in sorted(classes, key=lambda one: one.__name__.lower())
         if issubclass(one, Algorithm) and not inspect.isabstract(one)
     }
@@ -70,7 +70,7 @@ def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     left_out, otherwise = LEFT_OUT.get(mode, {}), _OTHERWISE.get(mode, {})
     options = {}
     if mode == "downpour":  # it has two in place of the wrappers' one
-        options["every"] = Option(name="every", group=GROUP, kind=Kind.WHOLE, help=_EVERY, default=1)
+        options["every"] = Option(name="every", group=GROUP, kind=OptionKind.WHOLE, help=_EVERY, default=1)
     for field in fields(algorithm):
         if field.name in left_out:
             continue
@@ -87,12 +87,12 @@ def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     return options
 
 
-def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
+def _kind(annotation: Any) -> tuple[OptionKind, tuple[str, ...]]:
     if typing.get_origin(annotation) is Literal:
-        return Kind.WORD, typing.get_args(annotation)
+        return OptionKind.WORD, typing.get_args(annotation)
     if annotation is bool:
-        return Kind.FLAG, ()
-    return (Kind.WHOLE if annotation is int else Kind.REAL), ()
+        return OptionKind.FLAG, ()
+    return (OptionKind.WHOLE if annotation is int else OptionKind.REAL), ()
 
 
 def _explained(algorithm: type[Algorithm]) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _explained(algorithm: type[Algorithm]) -> dict[str, str]:
     return told
 
 
-MODES: Mapping[str, Mode] = _found()
+MODES: Mapping[str, AlgorithmMode] = _found()
 
 
 def mode_options() -> dict[str, Option]:
@@ -120,7 +120,7 @@ def _joined(name: str) -> Option:
         if name in facts.options:
             option = facts.options[name]
             value = option.default
-            if option.kind is Kind.FLAG:
+            if option.kind is OptionKind.FLAG:
                 value = "yes" if value else "no"
             default = "" if value is None else f" ({value})"
             meanings.setdefault(option.help, []).append(f"{mode}{default}")
@@ -131,7 +131,7 @@ def _joined(name: str) -> Option:
         for meaning, modes in meanings.items()
     )
     one = next(mode.options[name] for mode in MODES.values() if name in mode.options)
-    metavar = "|".join(one.choices) or {Kind.WHOLE: "N", Kind.FLAG: ""}.get(one.kind, "X")
+    metavar = "|".join(one.choices) or {OptionKind.WHOLE: "N", OptionKind.FLAG: ""}.get(one.kind, "X")
     return Option(name=name, group=GROUP, kind=one.kind, help=text, metavar=metavar, choices=one.choices)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._options import nearest
-from nnlo_common.commands.train._plan import rises
+from nnlo_common.commands.train._option import nearest
+from nnlo_common.commands.train._run_plan import rises
 
-__all__ = ["FUNCTION", "Figure", "figure_of"]
+__all__ = ["FUNCTION", "FigureOfMerit", "figure_of"]
 
 #: What a Python file calls its own figure of merit.
 FUNCTION = "get_figure_of_merit"
@@ -19,7 +19,7 @@ _WHICH = ("last", "best", "min", "max")
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FigureOfMerit:
     """A figure of merit.
 
     Attributes:
@@ -48,14 +48,16 @@ class Figure:
         """Return the value of a training.
 
         Example:
-            >>> Figure("val_loss", "min", False).of({"val_loss": [3.0, 1.0, 2.0]})
+            >>> FigureOfMerit("val_loss", "min", False).of({"val_loss": [3.0, 1.0, 2.0]})
             1.0
         """
         values = history[self.metric]
         return {"last": values[-1], "min": min(values), "max": max(values)}[self.which]
 
 
-def figure_of(objective: str | None, maximize: bool | None, module: Any, metrics: Sequence[str]) -> Figure:
+def figure_of(
+    objective: str | None, maximize: bool | None, module: Any, metrics: Sequence[str]
+) -> FigureOfMerit:
     """Return the figure of merit that is asked for.
 
     Args:
@@ -69,11 +71,11 @@ def figure_of(objective: str | None, maximize: bool | None, module: Any, metrics
 
     Example:
         >>> figure_of("accuracy:best", None, None, ["loss", "accuracy"])
-        Figure(metric='accuracy', which='max', maximize=True)
+        FigureOfMerit(metric='accuracy', which='max', maximize=True)
     """
     if objective is None:
         if callable(getattr(module, FUNCTION, None)):
-            return Figure("", "last", bool(maximize))
+            return FigureOfMerit("", "last", bool(maximize))
         objective = "val_loss" if "val_loss" in metrics else "loss"
     metric, _, which = objective.partition(":")
     which = which or "last"
@@ -92,7 +94,7 @@ def figure_of(objective: str | None, maximize: bool | None, module: Any, metrics
             f"--objective {metric}: the trainings have {', '.join(metrics)}{hint}{nearest(metric, metrics)}"
         )
     upward = {"min": False, "max": True}.get(which, rises(metric)) if maximize is None else maximize
-    return Figure(metric, ("max" if upward else "min") if which == "best" else which, upward)
+    return FigureOfMerit(metric, ("max" if upward else "min") if which == "best" else which, upward)
 
 
 def merit(function: Callable[[Any], Any], model: Any) -> float:

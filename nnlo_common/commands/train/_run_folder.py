@@ -18,9 +18,9 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._connecting import connect
-from nnlo_common.commands.doctor._report import versions
-from nnlo_common.commands.train._config import as_toml
-from nnlo_common.commands.train._modes import MODES
+from nnlo_common.commands.doctor._rank_report import versions
+from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._option_files import as_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [

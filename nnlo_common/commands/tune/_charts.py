@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nnlo_common.commands.tune._drawing import Frame, Scale, bar, drawing, label, line, point, shade
-from nnlo_common.commands.tune._facts import Facts, Finished
-from nnlo_common.commands.tune._space import Parameter
-from nnlo_common.commands.tune._table import lasting
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_space import Parameter
+from nnlo_common.commands.tune._svg import Axes, AxisScale, bar, drawing, label, line, point, shade
+from nnlo_common.commands.tune._trial_table import lasting
 
 __all__ = ["history", "importance", "parallel", "short", "slices", "timeline"]
 
@@ -16,15 +16,15 @@ _LETTER = 7.5  # pixels of one in a name
 _UNUSED = 268  # where threads pass parameters that they have no value of
 
 
-def _kind(kind: str, one: Finished, best: int | None) -> str:
+def _kind(kind: str, one: FinishedTrial, best: int | None) -> str:
     return f"{kind} best" if one.number == best else kind
 
 
-def history(facts: Facts, trials: Sequence[Finished], best: int | None) -> str:
+def history(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | None) -> str:
     """Return the value of each trial, and the best so far."""
     good = [one for one in trials if one.value is not None]
     values = [one.value for one in good]
-    frame = Frame(Scale.of([one.number for one in trials], 70, 780), Scale.of(values, 255, 35))
+    frame = Axes(AxisScale.of([one.number for one in trials], 70, 780), AxisScale.of(values, 255, 35))
     reached: list[tuple[float, float]] = []
     top: float | None = None
     for one in good:
@@ -45,18 +45,18 @@ def history(facts: Facts, trials: Sequence[Finished], best: int | None) -> str:
     return drawing(800, 310, parts, "the value of each trial")
 
 
-def _best_last(trials: Iterable[Finished], best: int | None) -> list[Finished]:
+def _best_last(trials: Iterable[FinishedTrial], best: int | None) -> list[FinishedTrial]:
     """In the order in which they are drawn, so that nothing hides the best."""
     return sorted(trials, key=lambda one: (one.number == best, one.number))
 
 
-def _dot(x: float, y: float, one: Finished, best: int | None, style: str = "") -> str:
+def _dot(x: float, y: float, one: FinishedTrial, best: int | None, style: str = "") -> str:
     if one.number == best:
         return point(x, y, _said(one), "dot best", radius=6)
     return point(x, y, _said(one), "dot", style)
 
 
-def _said(one: Finished) -> str:
+def _said(one: FinishedTrial) -> str:
     value = one.fate if one.value is None else f"{one.value:.5g}"
     params = ", ".join(f"{name} {short(value)}" for name, value in one.params.items())
     return f"trial {one.number}: {value}; {params}"
@@ -80,7 +80,7 @@ def importance(weights: Mapping[str, float]) -> str:
     return drawing(800, 20 + 26 * len(weights), parts, "how important each parameter is")
 
 
-def slices(facts: Facts, good: Sequence[Finished], best: int | None) -> Iterable[str]:
+def slices(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None) -> Iterable[str]:
     """Return the value over each parameter."""
     last = max((one.number for one in good), default=0) or 1
     for parameter in facts.space.parameters:
@@ -88,9 +88,9 @@ def slices(facts: Facts, good: Sequence[Finished], best: int | None) -> Iterable
         if not having:
             continue
         values = [one.params[parameter.name] for one in having]
-        frame = Frame(
-            Scale.of(_scaled(values, parameter.choices), 60, 285, log=parameter.log),
-            Scale.of([one.value for one in good], 165, 35),
+        frame = Axes(
+            AxisScale.of(_scaled(values, parameter.choices), 60, 285, log=parameter.log),
+            AxisScale.of([one.value for one in good], 165, 35),
         )
         dots = [
             _dot(
@@ -115,13 +115,13 @@ def _scaled(values: Sequence[Any], choices: Sequence[Any]) -> list[Any]:
     return [str(one) for one in choices] if choices else list(values)
 
 
-def parallel(facts: Facts, good: Sequence[Finished], best: int | None) -> str:
+def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None) -> str:
     """Return a thread for each trial, through its parameters to its value."""
     names = facts.space.parameters
     values = [one.value for one in good if one.value is not None]
     step = max(700 / max(len(names), 1), 75)
     scales = [
-        Scale.of(
+        AxisScale.of(
             _scaled([one.params[each.name] for one in good if each.name in one.params], each.choices),
             250,
             40,
@@ -129,7 +129,7 @@ def parallel(facts: Facts, good: Sequence[Finished], best: int | None) -> str:
         )
         for each in names
     ]
-    last = Scale.of(values, 250, 40)
+    last = AxisScale.of(values, 250, 40)
     axes: list[str] = []  # over the threads, for their labels to be read
     titles = [each.name for each in names]
     for index, (title, scale) in enumerate(zip([*titles, facts.figure.name], [*scales, last], strict=True)):
@@ -166,12 +166,12 @@ def parallel(facts: Facts, good: Sequence[Finished], best: int | None) -> str:
     )
 
 
-def timeline(facts: Facts, trials: Sequence[Finished], best: int | None) -> str:
+def timeline(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | None) -> str:
     """Return which block trained which trial when."""
     blocks = max(len(facts.layout.blocks), 1)
     began = min((one.began_s for one in trials), default=0.0)
     ends = [0.0, *(one.ended_s - began for one in trials)]
-    x = Scale.of(ends if max(ends) else [0.0, 1.0], 70, 780)
+    x = AxisScale.of(ends if max(ends) else [0.0, 1.0], 70, 780)
     parts = []
     for block in range(blocks):
         parts.append(label(62, 32 + 30 * block, f"block {block}", "end", "name"))

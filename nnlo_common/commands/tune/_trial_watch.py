@@ -8,17 +8,17 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from nnlo_common.commands.tune._facts import Facts, Finished, finished
-from nnlo_common.commands.tune._folder import TRIAL, drop_models
-from nnlo_common.commands.tune._table import Board, Running
-from nnlo_common.training.report._progress import is_live
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
+from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
+from nnlo_common.commands.tune._trial_table import Board, RunningTrial
+from nnlo_common.training.report._terminal import is_live
 
-__all__ = ["Watch"]
+__all__ = ["TrialWatch"]
 
 _EVERY_S = 0.5
 
 
-class Watch:
+class TrialWatch:
     """A thread beside a search, on the rank that has its study, which alone it looks at.
 
     Args:
@@ -26,12 +26,12 @@ class Watch:
         facts: what the search is.
     """
 
-    def __init__(self, study: Any, facts: Facts) -> None:
+    def __init__(self, study: Any, facts: SearchFacts) -> None:
         self._study, self._facts = study, facts
         asked = facts.request.search.table
         self._live = is_live() if asked is None else asked
         self._told: set[int] = set()
-        self._best: Finished | None = None
+        self._best: FinishedTrial | None = None
         self._shown = 0  # lines of the table that are on the screen
         self._first: int | None = None  # how many trials were there before
         self._over = threading.Event()
@@ -65,13 +65,13 @@ class Watch:
         while not self._over.wait(_EVERY_S):
             self.look()
 
-    def _running(self) -> list[Running]:
+    def _running(self) -> list[RunningTrial]:
         trials = self._study.get_trials(deepcopy=False)
-        return [Running.of(trial) for trial in trials if trial.state.name == "RUNNING"]
+        return [RunningTrial.of(trial) for trial in trials if trial.state.name == "RUNNING"]
 
-    def _clear(self, one: Finished) -> None:
+    def _clear(self, one: FinishedTrial) -> None:
         """Keep the model of the best trial only."""
-        worse: Finished | None = one
+        worse: FinishedTrial | None = one
         if one.value is not None and (self._best is None or self._better(one.value, self._best.value)):
             worse, self._best = self._best, one
         if worse is not None and not self._facts.request.search.keep_models:

@@ -16,8 +16,14 @@ from types import ModuleType
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.commands.train._module import asked, check_source, frameworks_in, import_file, made_model
 from nnlo_common.commands.train._pickled import unpickled
+from nnlo_common.commands.train._python_file import (
+    asked,
+    check_source,
+    frameworks_in,
+    import_file,
+    made_model,
+)
 from nnlo_common.commands.train._settings import Settings
 
 __all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]

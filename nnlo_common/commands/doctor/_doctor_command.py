@@ -16,10 +16,10 @@ from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._connecting import connect, guard, load_world, switched_off
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.cluster._launchers import Launch, find_launch
-from nnlo_common.commands.doctor._judge import judge
-from nnlo_common.commands.doctor._links import FULL, QUICK, Link, measure_links
-from nnlo_common.commands.doctor._report import MPIFacts, Report, examine, look_at_mpi
-from nnlo_common.commands.doctor._show import Outcome, as_json, as_page
+from nnlo_common.commands.doctor._all_checks import judge
+from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page
+from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links
+from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, examine, look_at_mpi
 from nnlo_common.commands.doctor._watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SILENT_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _JoinedJob:
     """How joining the job went, or why it failed."""
 
     launch: Launch | None
@@ -74,34 +74,34 @@ def run_doctor(*, quick: bool, as_data: bool) -> int:
     return int(outcome.failed)
 
 
-def _join(env: Mapping[str, str]) -> _Job:
+def _join(env: Mapping[str, str]) -> _JoinedJob:
     launch = find_launch(env)
     if switched_off(env):
-        return _Job(launch=launch)
+        return _JoinedJob(launch=launch)
     try:
         world = connect(env=env)
         if world is None and launch is not None and find_spec("mpi4py") is not None:
             world = load_world()  # the one rank of `mpiexec -n 1`
     except NNLOError as error:
-        return _Job(launch=launch, failure=str(error))
+        return _JoinedJob(launch=launch, failure=str(error))
     if world is not None:
-        return _Job(launch=launch, world=world, mpi=look_at_mpi(world))
+        return _JoinedJob(launch=launch, world=world, mpi=look_at_mpi(world))
     if launch is not None or find_spec("mpi4py") is None:
-        return _Job(launch=launch)
+        return _JoinedJob(launch=launch)
     return _probe()
 
 
-def _probe() -> _Job:
+def _probe() -> _JoinedJob:
     """Ask the MPI library in a process of its own; some end the process that they cannot start in."""
-    command = [sys.executable, "-m", "nnlo_common.commands.doctor._report"]
+    command = [sys.executable, "-m", "nnlo_common.commands.doctor._rank_report"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except subprocess.TimeoutExpired:
-        return _Job(launch=None, failure=_failure(f"nothing happened for {_PROBE_S:.0f} s"))
+        return _JoinedJob(launch=None, failure=_failure(f"nothing happened for {_PROBE_S:.0f} s"))
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
-        return _Job(launch=None, failure=_failure(f"exit status {done.returncode}; {said[-1].strip()}"))
-    return _Job(launch=None, mpi=MPIFacts(**json.loads(done.stdout.splitlines()[-1])))
+        return _JoinedJob(launch=None, failure=_failure(f"exit status {done.returncode}; {said[-1].strip()}"))
+    return _JoinedJob(launch=None, mpi=MPIFacts(**json.loads(done.stdout.splitlines()[-1])))
 
 
 def _failure(reason: str) -> str:
@@ -112,19 +112,19 @@ def _failure(reason: str) -> str:
     )
 
 
-def _examine_all(job: _Job, quick: bool, watchdog: Watchdog) -> Outcome:
+def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examination:
     step = watchdog.step if job.speaks else _ignore
     step("looking at this host, its file locks among other things")
-    reports, links = [examine(job.mpi, os.environ)], list[Link]()
+    reports, links = [examine(job.mpi, os.environ)], list[LinkSpeed]()
     if job.world is not None:
         step("asking every rank for its report")
-        reports = [Report.from_text(text) for text in job.world.gather_text(reports[0].to_text())]
+        reports = [RankReport.from_text(text) for text in job.world.gather_text(reports[0].to_text())]
         hosts = [str(report.place["host"]) for report in reports]
         links = measure_links(job.world.comm, hosts, QUICK if quick else FULL, step)
     watchdog.stop()
     places = locate([report.place for report in reports])
     findings = judge(launch=job.launch, failure=job.failure, reports=reports, places=places, links=links)
-    return Outcome(versions=reports[0].versions, places=places, links=tuple(links), findings=findings)
+    return Examination(versions=reports[0].versions, places=places, links=tuple(links), findings=findings)
 
 
 def _ignore(_step: str) -> None:

@@ -13,11 +13,11 @@ from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._wording import in_flags
 from nnlo_common.search._optimize import cut_blocks
 
-__all__ = ["Layout", "share_hosts"]
+__all__ = ["BlockLayout", "share_hosts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BlockLayout:
     """How the ranks of a search are divided.
 
     Attributes:
@@ -31,7 +31,9 @@ class Layout:
     search_ranks: int = 0
 
     @classmethod
-    def of(cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0) -> Layout:
+    def of(
+        cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0
+    ) -> BlockLayout:
         """Cut all ranks but the first, which coordinates, and the search ranks.
 
         Raises:
@@ -64,7 +66,7 @@ class Layout:
         """The ranks that train one model with this one.
 
         Example:
-            >>> layout = Layout(blocks=[(1, 2, 3, 4)], parallel=2)
+            >>> layout = BlockLayout(blocks=[(1, 2, 3, 4)], parallel=2)
             >>> layout.cell_of(0), layout.cell_of(4)
             ((0,), (3, 4))
         """

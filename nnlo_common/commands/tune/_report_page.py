@@ -8,9 +8,9 @@ from html import escape
 
 import numpy as np
 
-from nnlo_common.commands.tune._facts import Facts, Finished
-from nnlo_common.commands.tune._pictures import history, importance, parallel, short, slices, timeline
-from nnlo_common.commands.tune._table import lasting
+from nnlo_common.commands.tune._charts import history, importance, parallel, short, slices, timeline
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._trial_table import lasting
 
 __all__ = ["page"]
 
@@ -41,9 +41,9 @@ text{fill:var(--soft);font-size:12px;stroke:var(--page);stroke-width:3px;paint-o
 
 
 def page(
-    facts: Facts,
-    trials: Sequence[Finished],
-    best: Finished | None,
+    facts: SearchFacts,
+    trials: Sequence[FinishedTrial],
+    best: FinishedTrial | None,
     weights: Mapping[str, float],
     hint: str,
 ) -> str:
@@ -86,13 +86,13 @@ def page(
     )
 
 
-def _heading(facts: Facts, best: Finished | None) -> str:
+def _heading(facts: SearchFacts, best: FinishedTrial | None) -> str:
     if best is None or best.value is None:
         return "A search without a result"
     return f"{facts.figure.name} {best.value:.4g} in trial {best.number}"
 
 
-def _told(facts: Facts, trials: Sequence[Finished]) -> str:
+def _told(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     fates = Counter(one.fate for one in trials)
     known = ("complete", "pruned", "failed", "broken off")
     counts = ", ".join(f"{fates[fate]} {fate}" for fate in known if fates[fate])
@@ -108,7 +108,7 @@ def _section(title: str, told: str, picture: str) -> list[str]:
     return [f"<h2>{escape(title)}</h2>", f"<p>{escape(told)}</p>", f'<div class="scroll">{picture}</div>']
 
 
-def _compared(facts: Facts, best: Finished, good: Sequence[Finished]) -> str:
+def _compared(facts: SearchFacts, best: FinishedTrial, good: Sequence[FinishedTrial]) -> str:
     """The best value with its spread, and what there was without a search."""
     told = f"{best.value:.4g}"
     if len(best.folds) > 1:
@@ -119,7 +119,7 @@ def _compared(facts: Facts, best: Finished, good: Sequence[Finished]) -> str:
     return f"{told}; the defaults have come to {first.value:.4g}, in trial {first.number}"
 
 
-def _keys(trials: Sequence[Finished]) -> str:
+def _keys(trials: Sequence[FinishedTrial]) -> str:
     """What the colours mean, of what there is."""
     states = {one.state for one in trials}
     found = {"best": "best"} if "complete" in states else {}
@@ -132,7 +132,7 @@ def _keys(trials: Sequence[Finished]) -> str:
     return f"<p>{''.join(keys)}</p>"
 
 
-def _failures(trials: Sequence[Finished]) -> list[str]:
+def _failures(trials: Sequence[FinishedTrial]) -> list[str]:
     """Why trials have failed, each reason once."""
     reasons: dict[str, list[str]] = {}
     for one in trials:
@@ -144,7 +144,7 @@ def _failures(trials: Sequence[Finished]) -> list[str]:
     return ["<h2>Failures</h2>", _rows(["trials", "what happened"], rows, long=True)]
 
 
-def _busy(facts: Facts, trials: Sequence[Finished]) -> str:
+def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     """How much of the time the blocks were training."""
     if not trials:
         return "no trial was trained"
@@ -158,7 +158,7 @@ def _busy(facts: Facts, trials: Sequence[Finished]) -> str:
     )
 
 
-def _table(facts: Facts, trials: Sequence[Finished]) -> str:
+def _table(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     names = [one.name for one in facts.space.parameters]
     rows = [
         [

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
 from nnlo_common.commands.train._settings import OPTIONS, SEARCHABLE
-from nnlo_common.commands.tune._space import Parameter, Space
+from nnlo_common.commands.tune._search_space import Parameter, Space
 
 __all__ = ["space_of"]
 
@@ -135,7 +135,7 @@ class _Reader:
         return tuple(choices if option is None else [Given(one, self.place).read(option) for one in choices])
 
     def _range(self, facts: Mapping[str, Any], option: Option | None) -> dict[str, Any]:
-        if option is not None and option.kind not in (Kind.WHOLE, Kind.REAL):
+        if option is not None and option.kind not in (OptionKind.WHOLE, OptionKind.REAL):
             self.refuse(
                 f"a range of --{option.name.replace('_', '-')} has no meaning; give a list of choices"
             )

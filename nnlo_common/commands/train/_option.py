@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["Given", "Kind", "Option", "nearest"]
+__all__ = ["Given", "OptionKind", "Option", "nearest"]
 
 _SHOWN = reprlib.Repr()  # whatever is given, it is told in one line
 _SHOWN.maxstring = _SHOWN.maxother = 60
 _SHOWN.maxdict = _SHOWN.maxlist = 3
 
 
-class Kind(enum.Enum):
+class OptionKind(enum.Enum):
     """What the value of an option may be; the values are for people."""
 
     WORD = "a text"
@@ -53,7 +53,7 @@ class Option:
 
     name: str
     group: str
-    kind: Kind
+    kind: OptionKind
     help: str
     metavar: str = ""
     default: Any = None
@@ -68,7 +68,7 @@ class Option:
         """How it is called on the command line.
 
         Example:
-            >>> Option(name="learning_rate", group="", kind=Kind.REAL, help="").flag
+            >>> Option(name="learning_rate", group="", kind=OptionKind.REAL, help="").flag
             '--learning-rate'
         """
         return "--" + self.name.replace("_", "-")
@@ -93,7 +93,7 @@ class Given:
             ConfigurationError: it is none.
 
         Example:
-            >>> Given("1e-3").read(Option(name="rate", group="", kind=Kind.REAL, help=""))
+            >>> Given("1e-3").read(Option(name="rate", group="", kind=OptionKind.REAL, help=""))
             0.001
         """
         value = _READERS[option.kind](self, option)
@@ -115,13 +115,13 @@ class Given:
 
     def _word(self, option: Option) -> str:
         if not isinstance(self.value, str) or not self.value.strip():
-            self.refuse(option, f"must be {Kind.WORD.value} that is not empty")
+            self.refuse(option, f"must be {OptionKind.WORD.value} that is not empty")
         return self.value
 
     def _words(self, option: Option) -> tuple[str, ...]:
         words = [self.value] if isinstance(self.value, str) else self.value
         if not isinstance(words, list | tuple) or not words or not all(map(_is_text, words)):
-            self.refuse(option, f"must be {Kind.WORDS.value} that are not empty")
+            self.refuse(option, f"must be {OptionKind.WORDS.value} that are not empty")
         return tuple(words)
 
     def _command(self, option: Option) -> tuple[str, ...]:
@@ -158,13 +158,13 @@ class Given:
 
     def _flag(self, option: Option) -> bool:
         if not isinstance(self.value, bool):
-            self.refuse(option, f"must be {Kind.FLAG.value}")
+            self.refuse(option, f"must be {OptionKind.FLAG.value}")
         return self.value
 
     def _pairs(self, option: Option) -> dict[str, Any]:
         pairs = dict(self._split(option)) if isinstance(self.value, list) else self.value
         if not isinstance(pairs, Mapping) or not all(_is_name(name) for name in pairs):
-            self.refuse(option, f"must be {Kind.PAIRS.value}")
+            self.refuse(option, f"must be {OptionKind.PAIRS.value}")
         for name, value in pairs.items():
             if not _is_plain(value):
                 self.refuse(option, f"has {name!r}, whose value must be a number, a text, or a list of these")
@@ -183,14 +183,14 @@ class Given:
             yield name, _literal(text)
 
 
-_READERS: Mapping[Kind, Callable[[Given, Option], Any]] = {
-    Kind.WORD: Given._word,
-    Kind.WORDS: Given._words,
-    Kind.COMMAND: Given._command,
-    Kind.WHOLE: Given._whole,
-    Kind.REAL: Given._real,
-    Kind.FLAG: Given._flag,
-    Kind.PAIRS: Given._pairs,
+_READERS: Mapping[OptionKind, Callable[[Given, Option], Any]] = {
+    OptionKind.WORD: Given._word,
+    OptionKind.WORDS: Given._words,
+    OptionKind.COMMAND: Given._command,
+    OptionKind.WHOLE: Given._whole,
+    OptionKind.REAL: Given._real,
+    OptionKind.FLAG: Given._flag,
+    OptionKind.PAIRS: Given._pairs,
 }
 
 

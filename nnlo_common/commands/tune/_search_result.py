@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.base._whole_files import whole
-from nnlo_common.commands.doctor._report import versions
-from nnlo_common.commands.train._config import as_toml, inline_toml
-from nnlo_common.commands.train._folder import absolute, command, environment, write_json
+from nnlo_common.commands.doctor._rank_report import versions
+from nnlo_common.commands.train._option_files import as_toml, inline_toml
+from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
 from nnlo_common.commands.train._settings import OPTIONS
-from nnlo_common.commands.tune._facts import Facts, Finished, finished
-from nnlo_common.commands.tune._folder import TRIAL, drop_models
-from nnlo_common.commands.tune._page import page
+from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
-from nnlo_common.commands.tune._space import Parameter, Space
-from nnlo_common.training.report._progress import table
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
+from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
+from nnlo_common.commands.tune._search_space import Parameter, Space
+from nnlo_common.training.report._terminal import table
 
 __all__ = ["conclude", "importances", "search_text"]
 
@@ -56,7 +56,7 @@ def _described(one: Parameter) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def conclude(study: Any, facts: Facts) -> str:
+def conclude(study: Any, facts: SearchFacts) -> str:
     """Write down what the search has come to, and say it.
 
     Args:
@@ -86,12 +86,12 @@ def conclude(study: Any, facts: Facts) -> str:
     return ""
 
 
-def _value(one: Finished) -> float:
+def _value(one: FinishedTrial) -> float:
     assert one.value is not None  # only those are compared
     return one.value
 
 
-def importances(study: Any, good: Sequence[Finished]) -> tuple[dict[str, float], str]:
+def importances(study: Any, good: Sequence[FinishedTrial]) -> tuple[dict[str, float], str]:
     """Return how much of the differences each parameter makes, and what to think of it.
 
     Args:
@@ -115,7 +115,10 @@ def importances(study: Any, good: Sequence[Finished]) -> tuple[dict[str, float],
 
 
 def _record(
-    facts: Facts, trials: Sequence[Finished], best: Finished | None, weights: Mapping[str, float]
+    facts: SearchFacts,
+    trials: Sequence[FinishedTrial],
+    best: FinishedTrial | None,
+    weights: Mapping[str, float],
 ) -> dict[str, Any]:
     """All there is to know, as plain values."""
     return {
@@ -137,7 +140,11 @@ def _record(
 
 
 def _said(
-    facts: Facts, trials: Sequence[Finished], best: Finished, weights: Mapping[str, float], hint: str
+    facts: SearchFacts,
+    trials: Sequence[FinishedTrial],
+    best: FinishedTrial,
+    weights: Mapping[str, float],
+    hint: str,
 ) -> str:
     spread = f" ± {np.std(best.folds):.4f} over {len(best.folds)} folds" if len(best.folds) > 1 else ""
     shares = {name: f"{100 * weight:.0f} %" for name, weight in weights.items()}

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._launchers import find_launch
-from nnlo_common.commands.train._config import read_config
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
+from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 
 __all__ = ["Parser", "add_flags", "fill", "given_by", "read"]
@@ -32,7 +32,7 @@ config.toml, which --config takes. The exit status is 2 for what is refused befo
 training, 1 for what fails in it. docs/train.md has more.
 """
 CONFIG = Option(
-    name="config", group="", kind=Kind.WORD, help="a file of options, .toml or .yaml", metavar="FILE"
+    name="config", group="", kind=OptionKind.WORD, help="a file of options, .toml or .yaml", metavar="FILE"
 )
 
 
@@ -77,13 +77,13 @@ def _add(to: Any, option: Option) -> None:
     """Add a flag, which keeps what it is given as it is: options are read in one place."""
     text = option.help.strip().replace("%", "%%")
     facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _told_default(option)}
-    if option.kind is Kind.FLAG:
+    if option.kind is OptionKind.FLAG:
         to.add_argument(option.flag, action=argparse.BooleanOptionalAction, **facts)
         return
     facts["metavar"] = option.metavar
-    if option.kind is Kind.PAIRS:
+    if option.kind is OptionKind.PAIRS:
         facts |= {"nargs": "+", "action": "extend"}
-    elif option.kind is Kind.WORDS:
+    elif option.kind is OptionKind.WORDS:
         facts["nargs"] = "+"
     elif option.bare is not None:
         facts |= {"nargs": "?", "const": option.bare}
@@ -129,7 +129,7 @@ def given_by(
         return _with_folder(given)
     by_file = read_config(config.read(CONFIG))
     for name in given.keys() & by_file.keys():
-        if name in options and options[name].kind is Kind.PAIRS:
+        if name in options and options[name].kind is OptionKind.PAIRS:
             table = by_file[name].read(options[name]) | given[name].read(options[name])
             given[name] = Given(table)
     return _with_folder(by_file | given)

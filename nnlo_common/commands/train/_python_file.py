@@ -16,7 +16,7 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._job import brief
-from nnlo_common.commands.train._options import nearest
+from nnlo_common.commands.train._option import nearest
 
 __all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model", "running"]
 

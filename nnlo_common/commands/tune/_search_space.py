@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._options import Given
+from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._settings import OPTIONS, settings_of
 
 __all__ = ["Parameter", "Space"]
