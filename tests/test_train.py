@@ -22,7 +22,7 @@ from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._algorithm_options import MODES, mode_options
+from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._devices import choose_gpu, share_host
 from nnlo_common.commands.train._job import Job, _said_together, brief
@@ -399,7 +399,7 @@ def test_every_option_of_every_mode_is_taken(mode):
     settings = settings_of(given)
     assert settings.rule() == type(settings.rule())(**vars(settings.rule()))
     assert set(settings.algorithm) == set(given) - {"model", "loss", "mode", "optimizer_option"}
-    assert MODES[mode].options.keys() <= mode_options().keys()
+    assert MODES[mode].options.keys() <= MODE_OPTIONS.keys()
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
@@ -625,7 +625,7 @@ def test_a_plan_knows_the_wrapper(tmp_path):
 
 def test_every_field_is_an_option_and_every_option_is_explained():
     names = {one.name for one in fields(Settings)} - {"algorithm"}
-    assert names | mode_options().keys() == OPTIONS.keys()
+    assert names | MODE_OPTIONS.keys() == OPTIONS.keys()
     assert not [name for name, option in OPTIONS.items() if len(option.help) < 10]
 
 
@@ -661,7 +661,7 @@ def table():
         default = "" if option.default in (None, ()) else option.default
         default = {"True": "yes", "False": "no"}.get(str(default), default)
         text = option.help
-        if option.choices and option.name not in mode_options():
+        if option.choices and option.name not in MODE_OPTIONS:
             text += f": {', '.join(option.choices)}"
         yield option.flag, option.name, str(default), text.replace("|", "\\|")
 

@@ -1,22 +1,45 @@
-"""The algorithms by name, and their options: those of the dataclasses, as far as the wrappers take them."""
+"""Options of the algorithms: the fields of their dataclasses, as far as the wrappers take them."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.commands.train._option import Option, OptionKind
+from nnlo_common.commands.train._option import Option, OptionKind, kind_of
 
-__all__ = ["LEFT_OUT", "MODES", "AlgorithmMode", "algorithm_of", "mode_options"]
+__all__ = ["GROUP", "LEFT_OUT", "MODES", "MODE_OPTIONS", "AlgorithmMode", "algorithm_of"]
 
 GROUP = "Algorithm"
+#: What each option does, for every algorithm that has it or for the one that is named with it.
+_HELP: Mapping[str, str] = {
+    "alpha": "the moving rate",
+    "backup": "how many of the slowest workers need not be waited for",
+    "beta": "p alpha for p workers",
+    "beta_per": "whether beta is for an exchange or a step",
+    "clip": "upper bound of pi",
+    "every": "steps of a worker between exchanges",
+    "gem.every": "the gradient of a step is the mean of those of so many batches",
+    "kappa": "how much energy, in units of the proxy's, the collective may have",
+    "lag": "how many exchanges may be under way while the worker goes on",
+    "gem.lag": "steps that gradients are delayed by",
+    "local": "learning rate of a worker's own steps between fetches; else it makes none",
+    "local_learning_rate": "eta of the local steps",
+    "n_fetch": "steps between fetches, if not --every",
+    "n_push": "steps between pushes, if not --every",
+    "order": "whether the exchange or the step comes first",
+    "outer_learning_rate": "of the outer SGD",
+    "outer_momentum": "of the outer SGD",
+    "primed": "begin with the first centre as the one that gradients are stale against",
+    "synchronous": "wait for all workers at each exchange",
+    "warm_start": "commits that the first worker makes alone before the others are let in",
+    "warmup": "first steps that are averaged one by one",
+}
 _SAID = "your optimizer says it"
 #: Options of the algorithms that no wrapper takes, with the reason.
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
@@ -31,14 +54,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
 }
 # What the wrappers call otherwise, and what is another's by default there.
 _CALLED = {("downpour", "local_learning_rate"): "local"}
-_OTHERWISE: Mapping[str, Mapping[str, str]] = {
-    "downpour": {
-        "n_push": "steps between pushes, if not --every",
-        "n_fetch": "steps between fetches, if not --every",
-        "local": "learning rate of a worker's own steps between fetches; else it makes none",
-    },
-}
-_EVERY = "steps between exchanges"
+_UNSET = ("n_push", "n_fetch", "local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,85 +70,50 @@ class AlgorithmMode:
     options: Mapping[str, Option]
 
 
-def _found() -> dict[str, AlgorithmMode]:
-    classes = [getattr(algorithms, name) for name in algorithms.__all__]
-    return {
-        one.__name__.lower(): AlgorithmMode(algorithm=one, options=_options(one))
-        for one in sorted(classes, key=lambda one: one.__name__.lower())
-        if issubclass(one, Algorithm) and not inspect.isabstract(one)
-    }
-
-
 def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     """The options of one algorithm."""
-    types, told = typing.get_type_hints(algorithm), _explained(algorithm)
-    mode = algorithm.__name__.lower()
-    left_out, otherwise = LEFT_OUT.get(mode, {}), _OTHERWISE.get(mode, {})
+    mode, hints = algorithm.__name__.lower(), typing.get_type_hints(algorithm)
     options = {}
     if mode == "downpour":  # it has two in place of the wrappers' one
-        options["every"] = Option(name="every", group=GROUP, kind=OptionKind.WHOLE, help=_EVERY, default=1)
-    for field in fields(algorithm):
-        if field.name in left_out:
-            continue
-        name = _CALLED.get((mode, field.name), field.name)
-        kind, choices = _kind(types[field.name])
-        options[name] = Option(
-            name=name,
-            group=GROUP,
-            kind=kind,
-            help=otherwise.get(name, told[field.name]),
-            default=None if field.default is MISSING or name in otherwise else field.default,
-            choices=choices,
+        options["every"] = Option(
+            name="every", group=GROUP, kind=OptionKind.WHOLE, help=_HELP["every"], default=1
         )
+    for field in fields(algorithm):
+        if field.name not in LEFT_OUT.get(mode, {}):
+            name = _CALLED.get((mode, field.name), field.name)
+            text = _HELP.get(f"{mode}.{name}") or _HELP[name]
+            default = None if field.default is MISSING or name in _UNSET else field.default
+            kind = kind_of(hints[field.name])
+            options[name] = Option(name=name, group=GROUP, help=text, default=default, **kind)
     return options
 
 
-def _kind(annotation: Any) -> tuple[OptionKind, tuple[str, ...]]:
-    if typing.get_origin(annotation) is Literal:
-        return OptionKind.WORD, typing.get_args(annotation)
-    if annotation is bool:
-        return OptionKind.FLAG, ()
-    return (OptionKind.WHOLE if annotation is int else OptionKind.REAL), ()
-
-
-def _explained(algorithm: type[Algorithm]) -> dict[str, str]:
-    """What the docstrings say of each option: the first sentence."""
-    told: dict[str, str] = {}
-    for one in reversed(algorithm.__mro__[:-1]):
-        text = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-        for name, meaning in re.findall(r"^ {4}(\w+): ((?:.|\n {8})*)", text, re.MULTILINE):
-            told[name] = re.split(r"[.;] | \(|: \"|\.$", " ".join(meaning.split()))[0]
-    return told
-
-
-MODES: Mapping[str, AlgorithmMode] = _found()
-
-
-def mode_options() -> dict[str, Option]:
-    """Return an option for each name that any algorithm has, with what it means for each of them."""
-    names = dict.fromkeys(name for mode in MODES.values() for name in mode.options)
-    return {name: _joined(name) for name in sorted(names)}
+#: The algorithms by name.
+MODES: Mapping[str, AlgorithmMode] = {
+    one.__name__.lower(): AlgorithmMode(algorithm=one, options=_options(one))
+    for one in (getattr(algorithms, name) for name in sorted(algorithms.__all__, key=str.lower))
+    if issubclass(one, Algorithm) and not inspect.isabstract(one)
+}
 
 
 def _joined(name: str) -> Option:
+    """One option for all algorithms that have it, with what it means, and is by default, for each."""
+    having = {mode: facts.options[name] for mode, facts in MODES.items() if name in facts.options}
     meanings: dict[str, list[str]] = {}
-    for mode, facts in MODES.items():
-        if name in facts.options:
-            option = facts.options[name]
-            value = option.default
-            if option.kind is OptionKind.FLAG:
-                value = "yes" if value else "no"
-            default = "" if value is None else f" ({value})"
-            meanings.setdefault(option.help, []).append(f"{mode}{default}")
-    every_mode = sum(map(len, meanings.values())) == len(MODES)
-    usual = max(meanings, key=lambda meaning: len(meanings[meaning]))  # of all modes but those named
+    for mode, one in having.items():
+        default = {True: "yes", False: "no"}[one.default] if one.kind is OptionKind.FLAG else one.default
+        meanings.setdefault(one.help, []).append(mode if default is None else f"{mode} ({default})")
     text = "; ".join(
-        meaning if every_mode and meaning == usual else f"{', '.join(modes)}: {meaning}"
+        meaning if meaning == _HELP[name] and len(having) == len(MODES) else f"{', '.join(modes)}: {meaning}"
         for meaning, modes in meanings.items()
     )
-    one = next(mode.options[name] for mode in MODES.values() if name in mode.options)
-    metavar = "|".join(one.choices) or {OptionKind.WHOLE: "N", OptionKind.FLAG: ""}.get(one.kind, "X")
-    return Option(name=name, group=GROUP, kind=one.kind, help=text, metavar=metavar, choices=one.choices)
+    return replace(one, help=text, default=None, metavar="|".join(one.choices))
+
+
+#: An option for each name that any algorithm has.
+MODE_OPTIONS: Mapping[str, Option] = {
+    name: _joined(name) for name in sorted({name for mode in MODES.values() for name in mode.options})
+}
 
 
 def algorithm_of(mode: str, options: Mapping[str, Any]) -> Algorithm:

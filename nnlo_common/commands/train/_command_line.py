@@ -13,27 +13,12 @@ from nnlo_common.commands.train._option import Given, Option, OptionKind, neares
 from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 
-__all__ = ["Parser", "add_flags", "fill", "given_by", "read"]
+__all__ = ["Parser", "add_flags", "given_by", "layout", "read"]
 
-USAGE = "nnlo train --model FILE --train FILE [FILE ...] --loss NAME [options]"
-DESCRIPTION = """\
-Train a model on lists of HDF5 files:
-
-  nnlo train --model net.json --train train.list --loss categorical_crossentropy
-  mpiexec -n 3 nnlo train --config run.toml --mode easgd --every 5
-
-One process trains plainly; of several the first serves the centre, and the others
-train. All options may as well stand in one file, TOML or YAML, by the same names
-(learning_rate = 0.01); a flag counts more than the file.
-"""
-EPILOG = """\
-The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
-config.toml, which --config takes. The exit status is 2 for what is refused before the
-training, 1 for what fails in it. docs/train.md has more.
-"""
 CONFIG = Option(
     name="config", group="", kind=OptionKind.WORD, help="a file of options, .toml or .yaml", metavar="FILE"
 )
+_METAVARS = {OptionKind.WHOLE: "N", OptionKind.REAL: "X", OptionKind.PAIRS: "NAME=VALUE"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,22 +34,13 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-class _Layout(argparse.RawDescriptionHelpFormatter):
-    """Lines of one width, whatever the terminal's, with room for the flags."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=96)
-
-
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Give a parser all flags, in groups."""
-    parser.usage, parser.description, parser.epilog = USAGE, DESCRIPTION, EPILOG
-    add_flags(parser, OPTIONS.values())
+def layout(prog: str) -> argparse.HelpFormatter:
+    """Return the layout of a help: lines of one width, whatever the terminal's, with room for the flags."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=96)
 
 
 def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     """Add the flags of options, in their groups, and that of a file of options."""
-    parser.formatter_class = _Layout
     _add(parser, CONFIG)
     groups: dict[str, Any] = {}
     for option in options:
@@ -80,7 +56,7 @@ def _add(to: Any, option: Option) -> None:
     if option.kind is OptionKind.FLAG:
         to.add_argument(option.flag, action=argparse.BooleanOptionalAction, **facts)
         return
-    facts["metavar"] = option.metavar
+    facts["metavar"] = option.metavar or _METAVARS.get(option.kind, "NAME")
     if option.kind is OptionKind.PAIRS:
         facts |= {"nargs": "+", "action": "extend"}
     elif option.kind is OptionKind.WORDS:

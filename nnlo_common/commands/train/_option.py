@@ -1,4 +1,4 @@
-"""Options: read a value in the same way from a command line and from a file."""
+"""Option: a name, a kind and a range; its value is read alike from a command line and from a file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import math
 import reprlib
 import shlex
 import tomllib
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType
+from typing import Any, Literal, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["Given", "OptionKind", "Option", "nearest"]
+__all__ = ["Given", "Option", "OptionKind", "kind_of", "nearest", "option", "options_of"]
 
 _SHOWN = reprlib.Repr()  # whatever is given, it is told in one line
 _SHOWN.maxstring = _SHOWN.maxother = 60
 _SHOWN.maxdict = _SHOWN.maxlist = 3
+_LARGEST = 2**63 - 1  # what TOML can hold
 
 
 class OptionKind(enum.Enum):
@@ -31,6 +34,16 @@ class OptionKind(enum.Enum):
     REAL = "a finite number"
     FLAG = "true or false"
     PAIRS = "a table of names and values, name=value on the command line"
+
+
+_KINDS = {
+    str: OptionKind.WORD,
+    tuple: OptionKind.WORDS,
+    int: OptionKind.WHOLE,
+    float: OptionKind.REAL,
+    bool: OptionKind.FLAG,
+    dict: OptionKind.PAIRS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +85,61 @@ class Option:
             '--learning-rate'
         """
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def expected(self) -> str:
+        """Its kind, with the range of a number."""
+        bounds = {"at least": self.least, "above": self.above, "below": self.below}
+        told = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        return f"{self.kind.value} {told}".strip()
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is in the range."""
+        low = (self.least is None or number >= self.least) and (self.above is None or number > self.above)
+        return low and number <= _LARGEST and (self.below is None or number < self.below)
+
+
+def option(group: str, help: str, metavar: str = "", default: Any = None, **facts: Any) -> Any:  # noqa: A002
+    """Return the field of a dataclass that is an option; the field's type says of which kind."""
+    metadata = {"group": group, "help": help, "metavar": metavar, **facts}
+    return (
+        field(default_factory=dict, metadata=metadata)
+        if default is dict
+        else field(default=default, metadata=metadata)
+    )
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Return the options that the fields of a dataclass are or, by their metadata, stand for; by name.
+
+    Example:
+        >>> @dataclass
+        ... class Few:
+        ...     epochs: int = option("Training", "how often", default=1, least=1)
+        >>> options_of(Few)["epochs"].expected
+        'a whole number at least 1'
+    """
+    hints, found = typing.get_type_hints(settings), dict[str, Option]()
+    for one in fields(settings):
+        default = None if one.default in (MISSING, ()) else one.default
+        facts = {"name": one.name, "default": default, **kind_of(hints[one.name]), **one.metadata}
+        found |= one.metadata.get("options") or {one.name: Option(**facts)}
+    return found
+
+
+def kind_of(annotation: Any) -> dict[str, Any]:
+    """Return the kind of values of a type, and the choices where it is a `Literal`, or has None besides.
+
+    Example:
+        >>> kind_of(float | None)
+        {'kind': <OptionKind.REAL: 'a finite number'>}
+    """
+    if NoneType in typing.get_args(annotation):
+        (annotation,) = (one for one in typing.get_args(annotation) if one is not NoneType)
+    origin = typing.get_origin(annotation) or annotation
+    if origin is Literal:
+        return {"kind": OptionKind.WORD, "choices": typing.get_args(annotation)}
+    return {"kind": _KINDS[origin]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +200,17 @@ class Given:
         except ValueError as error:
             self.refuse(option, f"cannot be split into arguments ({error}); mend its quotes")
 
-    def _whole(self, option: Option) -> int:
+    def _number(self, option: Option) -> float:
         # YAML has texts where people mean numbers, e.g. 1e-3; a command line has nothing else.
-        text = str(self.value).strip()
-        if isinstance(self.value, bool | float) or not text.removeprefix("-").isdecimal():
-            self.refuse(option, f"must be {_ranged(option)}")
-        return int(self._within(option, int(text)))
-
-    def _real(self, option: Option) -> float:
+        whole = option.kind is OptionKind.WHOLE
+        fits = isinstance(self.value, str | int if whole else str | int | float)
         try:
-            number = float(self.value) if isinstance(self.value, str | int | float) else math.nan
+            number: float = (int if whole else float)(self.value) if fits else math.nan
+            fits = not isinstance(self.value, bool) and math.isfinite(number) and option.holds(number)
         except (ValueError, OverflowError):
-            number = math.nan
-        if isinstance(self.value, bool) or not math.isfinite(number):
-            self.refuse(option, f"must be {_ranged(option)}")
-        return self._within(option, number)
-
-    def _within(self, option: Option, number: float) -> float:
-        low = option.least is None or number >= option.least
-        if not low or not (option.above is None or number > option.above) or number > 2**63 - 1:
-            self.refuse(option, f"must be {_ranged(option)}")
-        if option.below is not None and not number < option.below:
-            self.refuse(option, f"must be {_ranged(option)}")
+            fits = False
+        if not fits:
+            self.refuse(option, f"must be {option.expected}")
         return number
 
     def _flag(self, option: Option) -> bool:
@@ -187,8 +244,8 @@ _READERS: Mapping[OptionKind, Callable[[Given, Option], Any]] = {
     OptionKind.WORD: Given._word,
     OptionKind.WORDS: Given._words,
     OptionKind.COMMAND: Given._command,
-    OptionKind.WHOLE: Given._whole,
-    OptionKind.REAL: Given._real,
+    OptionKind.WHOLE: Given._number,
+    OptionKind.REAL: Given._number,
     OptionKind.FLAG: Given._flag,
     OptionKind.PAIRS: Given._pairs,
 }
@@ -209,16 +266,6 @@ def nearest(asked: object, known: Iterable[str]) -> str:
     near = [one for one in lowered if one != word and sorted(one) == sorted(word)]
     near = near or difflib.get_close_matches(word, lowered, 1)
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
-
-
-def _ranged(option: Option) -> str:
-    """The kind of a number with its range."""
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (("at least", option.least), ("above", option.above), ("below", option.below))
-        if bound is not None
-    ]
-    return " ".join([option.kind.value, *([" and ".join(bounds)] if bounds else [])])
 
 
 def _literal(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.train._option import Given, Option
 
-__all__ = ["as_toml", "inline_toml", "read_config"]
+__all__ = ["as_toml", "read_config"]
 
 _LARGEST = 1_000_000
 
@@ -120,36 +119,19 @@ def _strict(yaml: Any) -> Any:
 
 
 def as_toml(values: Mapping[str, Any], options: Mapping[str, Option]) -> str:
-    """Return TOML that reads as these values, under headings, with what each means.
+    """Return TOML that reads as these values, those of options under the headings of these.
 
     Args:
-        values: by name; None is left out.
-        options: what they mean.
+        values: by name; None and what is empty is left out.
+        options: what they are.
     """
-    plain = {name: value for name, value in values.items() if value is not None and value != {}}
-    tables = {name: value for name, value in plain.items() if isinstance(value, Mapping)}
-    lines: list[str] = []
-    group = ""
-    for name, option in options.items():
-        if name in plain and name not in tables:
-            if option.group != group:
-                group = option.group
-                lines += ["", f"# {group}"]
-            lines.append(f"{name} = {inline_toml(plain[name])}")
-    for name, table in tables.items():
-        lines += ["", f"[{name}]"]
-        lines += [f"{key} = {inline_toml(value)}" for key, value in table.items()]
-    return "\n".join(lines[1:]) + "\n"
+    import tomli_w
 
-
-def inline_toml(value: Any) -> str:
-    """Return a value as TOML has it in one line; a table, too."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(inline_toml, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(name)} = {inline_toml(one)}' for name, one in value.items())}}}"
-    return repr(value)
+    plain = {name: value for name, value in values.items() if value not in (None, (), {})}
+    tables = {name: plain.pop(name) for name, value in values.items() if isinstance(value, Mapping) and value}
+    parts = []
+    for group in dict.fromkeys(option.group for option in options.values()):
+        own = {name: plain[name] for name, one in options.items() if one.group == group and name in plain}
+        if own:
+            parts.append(f"# {group}\n{tomli_w.dumps(own)}")
+    return "\n".join([*parts, tomli_w.dumps(tables)])

@@ -57,8 +57,7 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values |= {name: tuple(map(absolute, values[name])) or None for name in ("train", "val") if values[name]}
     if settings.cache is not None:
         values["cache"] = absolute(settings.cache)
-    plain = {name: value for name, value in values.items() if value not in (None, ())}
-    return as_toml(plain, OPTIONS)
+    return as_toml(values, OPTIONS)
 
 
 def absolute(path: str) -> str:

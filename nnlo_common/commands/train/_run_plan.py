@@ -258,7 +258,7 @@ def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> s
     by = settings.early_stopping_metric or ("val_loss" if validates else "loss")
     wanted = [("--early-stopping-metric", by)] if settings.early_stopping is not None else []
     if settings.target is not None:
-        wanted.append(("--target-metric", settings.target.metric))
+        wanted.append(("--target-metric", settings.target[0]))
     for flag, name in wanted:
         if name not in known:
             missing = " (val_ needs --val)" if name.startswith("val_") and not validates else ""

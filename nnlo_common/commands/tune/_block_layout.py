@@ -10,7 +10,7 @@ from nnlo_common.cluster._hosts import Place
 from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.commands.train._devices import see_gpu
 from nnlo_common.commands.train._settings import Settings
-from nnlo_common.commands.tune._wording import in_flags
+from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._optimize import cut_blocks
 
 __all__ = ["BlockLayout", "share_hosts"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnlo_common.base._whole_files import whole
 from nnlo_common.commands.doctor._rank_report import versions
-from nnlo_common.commands.train._option_files import as_toml, inline_toml
+from nnlo_common.commands.train._option_files import as_toml
 from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._report_page import page
@@ -43,9 +43,8 @@ def search_text(request: Request, space: Space) -> str:
             values[name] = absolute(values[name])
     values |= {name: tuple(map(absolute, values[name])) for name in ("train", "val") if name in values}
     own = {name: getattr(request.search, name) for name in ALL_OPTIONS if hasattr(request.search, name)}
-    plain = {name: value for name, value in (own | values).items() if name != "space"}
-    lines = [f'"{one.name}" = {inline_toml(_described(one))}' for one in space.parameters]
-    return as_toml(plain, ALL_OPTIONS) + "\n".join(["", "[space]", *lines, ""])
+    searched = {one.name: _described(one) for one in space.parameters}
+    return as_toml(own | values | {"space": searched}, ALL_OPTIONS)
 
 
 def _described(one: Parameter) -> dict[str, Any]:

@@ -24,13 +24,12 @@ from nnlo_common.commands.train._train_command import log
 from nnlo_common.commands.tune._block_layout import BlockLayout, share_hosts
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
-from nnlo_common.commands.tune._request import Request, read_request
+from nnlo_common.commands.tune._request import Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import Found, claim_search, leave, look
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.commands.tune._space_reader import space_of
-from nnlo_common.commands.tune._wording import in_flags
 from nnlo_common.training._joining import within
 from nnlo_common.training._roles import say
 
