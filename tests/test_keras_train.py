@@ -119,10 +119,12 @@ def test_a_keras_training_goes_on_from_its_checkpoint(monkeypatch):
             if epoch == 2:
                 raise KeyboardInterrupt
 
-    made = _train.Training._callbacks
-    monkeypatch.setattr(_train.Training, "_callbacks", lambda self, folder: [*made(self, folder), Killed()])
+    made = _train.KerasTrainer._callbacks
+    monkeypatch.setattr(
+        _train.KerasTrainer, "_callbacks", lambda self, folder: [*made(self, folder), Killed()]
+    )
     assert train(*words, "--run", "r", "--checkpoint") == 130
-    monkeypatch.setattr(_train.Training, "_callbacks", made)
+    monkeypatch.setattr(_train.KerasTrainer, "_callbacks", made)
     assert train(*words, "--run", "r", "--checkpoint") == 0
     one, other = told("r")["center"], told("whole")["center"]
     for name in other:

@@ -31,8 +31,9 @@ from nnlo_common.commands.train._option import Given, OptionKind
 from nnlo_common.commands.train._option_files import as_toml, read_config
 from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
 from nnlo_common.commands.train._run_folder import claim, config_text, give_back, write_json
-from nnlo_common.commands.train._run_plan import RunPlan, data_of, rises, stop_rules
+from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.commands.train._trainer import rises, stop_rules
 
 DOCS = Path(__file__).parents[1] / "docs" / "train.md"
 LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "d"}}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.base._errors import ConfigurationError
@@ -21,20 +22,7 @@ from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
 
-__all__ = [
-    "Data",
-    "RunPlan",
-    "Trainer",
-    "all_metrics",
-    "check_exchanges",
-    "check_files",
-    "data_of",
-    "rises",
-    "stop_rules",
-]
-
-# A metric whose name ends so is to rise.
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
+__all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +95,43 @@ class RunPlan:
             f"It has {', '.join(known)}"
         )
 
+    def resolved(self, asked_for: str, name: str, find: Callable[[str], Any], known: Sequence[str]) -> Any:
+        """Return what is called so: in the Python file, or in the framework.
+
+        Args:
+            asked_for: the option that names it.
+            name: as it was given.
+            find: finds it in the framework, or raises.
+            known: the names that there are.
+
+        Raises:
+            ConfigurationError: neither has it.
+        """
+        own = self.from_module(name)
+        if own is not None:
+            return own
+        try:
+            return find(name)
+        except (KeyError, TypeError, ValueError):
+            raise self.unknown(asked_for, name, known) from None
+
     def made_optimizer(
-        self, classes: Iterable[type], first: Sequence[Any] = (), called: Mapping[str, str] | None = None
+        self, module: ModuleType, first: Sequence[Any] = (), called: Mapping[str, str] | None = None
     ) -> Any:
         """Return the optimizer that was asked for.
 
         Args:
-            classes: those that the framework has.
+            module: where the framework has them, and what they are: its `Optimizer`.
             first: what each of them takes besides options.
             called: how the framework calls our options, where it has other names.
 
         Raises:
             ConfigurationError: there is none of that name, or it does not take the options.
         """
-        settings, known = self.settings, {one.__name__.lower(): one for one in classes}
+        base = module.Optimizer
+        classes = [one for name, one in vars(module).items() if name[0] != "_" and inspect.isclass(one)]
+        found = [one for one in classes if issubclass(one, base) and one is not base]
+        settings, known = self.settings, {one.__name__.lower(): one for one in found}
         make = known.get(settings.optimizer.lower())
         if make is None:
             names = sorted(one.__name__ for one in known.values())
@@ -142,34 +153,6 @@ class RunPlan:
         except (TypeError, ValueError) as error:
             told = f"--optimizer {make.__name__} with {options}: {brief(str(error))}"
             raise ConfigurationError(told) from None
-
-
-class Trainer(Protocol):
-    """A training as a plug-in's half knows it."""
-
-    #: The learning rate that the optimizer begins with.
-    learning_rate: float
-    #: This rank's part: "alone", "server 0", "worker 0", ...
-    role: str
-    #: The metrics that each epoch will have.
-    metrics: Sequence[str]
-    #: The model that is trained; at the end the centre, where this rank has it.
-    model: Any
-
-    def join(self) -> None:
-        """Take up this rank's part, where that is done before the first epoch (collective)."""
-
-    def train(self, folder: Path) -> dict[str, list[float]]:
-        """Train, and return what this rank has seen, epoch by epoch (collective)."""
-
-    def report(self) -> Mapping[str, Any]:
-        """Return what this rank has seen of the exchanges."""
-
-    def save(self, folder: Path) -> Path:
-        """Write the trained model, on the rank that has the centre."""
-
-    def close(self) -> None:
-        """Close the files, however the training has ended."""
 
 
 def check_files(settings: Settings) -> None:
@@ -229,43 +212,6 @@ def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
             "or a pair of it and a function that adapts the arrays (or None)"
         )
     return (name if not given else given[0] if len(given) == 1 else given), adaptor
-
-
-def rises(metric: str) -> bool:
-    """Whether a metric is the better the higher it is, by its name.
-
-    Example:
-        >>> rises("val_accuracy"), rises("val_loss")
-        (True, False)
-    """
-    return metric.endswith(_RISING)
-
-
-def all_metrics(metrics: Sequence[str], validates: bool) -> list[str]:
-    """Return the metrics of each epoch, those of the validation too."""
-    return [*metrics, *(f"val_{name}" for name in metrics if validates)]
-
-
-def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> str:
-    """Return the metric to stop early by; refuse metrics that the training will not have.
-
-    Args:
-        settings: what was asked for.
-        metrics: what is measured.
-        validates: whether it is validated, too.
-    """
-    known = all_metrics(metrics, validates)
-    by = settings.early_stopping_metric or ("val_loss" if validates else "loss")
-    wanted = [("--early-stopping-metric", by)] if settings.early_stopping is not None else []
-    if settings.target is not None:
-        wanted.append(("--target-metric", settings.target[0]))
-    for flag, name in wanted:
-        if name not in known:
-            missing = " (val_ needs --val)" if name.startswith("val_") and not validates else ""
-            raise ConfigurationError(
-                f"{flag} {name}: this training has {', '.join(known)}{missing}{nearest(name, known)}"
-            )
-    return by
 
 
 def check_exchanges(plan: RunPlan, workers: int) -> None:

@@ -18,7 +18,6 @@ __all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of"]
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
 _MOMENTUM = "--optimizer sgd --momentum 0.9"
 _NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
-_NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ from nnlo_common.commands.train._run_folder import (
     give_back,
     write_json,
 )
-from nnlo_common.commands.train._run_plan import RunPlan, Trainer, check_exchanges, check_files, data_of
+from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.training._roles import say
 
 __all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
@@ -109,7 +110,7 @@ class TrainRun:
             plan = RunPlan(
                 settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch
             )
-            self.trainer = plug_in(loaded.framework).Training(plan)
+            self.trainer = plug_in(loaded.framework).prepare(plan)
             if job.size > 1:
                 check_exchanges(plan, job.size - settings.servers)
         with job.together():  # what a wrapper refuses, it refuses on all ranks

@@ -9,7 +9,7 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import nearest
-from nnlo_common.commands.train._run_plan import rises
+from nnlo_common.commands.train._trainer import rises
 
 __all__ = ["FUNCTION", "FigureOfMerit", "figure_of"]
 

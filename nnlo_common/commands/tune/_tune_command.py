@@ -192,7 +192,7 @@ class _SearchRun:
         loaded = load_model(settings, self._path)
         self.framework = loaded.framework
         plan = RunPlan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
-        training = plug_in(loaded.framework).Training(plan)
+        training = plug_in(loaded.framework).prepare(plan)
         try:
             search = request.search
             self.figure = figure_of(search.objective, search.maximize, loaded.module, training.metrics)
