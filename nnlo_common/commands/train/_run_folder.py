@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,7 +10,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -20,22 +22,25 @@ from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
-from nnlo_common.commands.train._option_files import as_toml
+from nnlo_common.commands.train._option_files import as_toml, read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
+    "RUNS",
     "absolute",
+    "check_same",
     "claim",
     "command",
     "config_text",
     "environment",
     "facts_of_run",
     "give_back",
+    "next_free",
     "write_json",
 ]
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
-_RUNS = Path("runs")
+RUNS = Path("runs")  # for those that nobody names
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
 
@@ -74,30 +79,32 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
     folder = None if settings.run is None else Path(settings.run).expanduser().absolute()
     try:
         if folder is None:
-            return _written(_next_free(name), config), False
+            return _written(next_free(name), config), False
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
             folder.mkdir(parents=True, exist_ok=True)
             return _written(folder, config), False
         if folder.is_dir() and settings.checkpoint is not None:
-            _check_same(folder, config)
+            _check_goes_on(folder, config)
             return folder, True
     except OSError as error:
         raise ConfigurationError(
-            f"--run {folder or _RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
+            f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
     raise ConfigurationError(f"--run {folder} is there already; name another folder, or delete it")
 
 
-def _next_free(name: str) -> Path:
+def next_free(name: str) -> Path:
+    """Make the next folder of a name in `runs`, which nobody else then gets.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    RUNS.mkdir(exist_ok=True)
     for number in count(1):
-        folder = (_RUNS / f"{name}-{number}").absolute()
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not _RUNS.is_dir():
-                raise
-            continue
-        return folder
+        folder = (RUNS / f"{name}-{number}").absolute()
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
     raise AssertionError  # there always is a next number
 
 
@@ -107,21 +114,42 @@ def _written(folder: Path, config: str) -> Path:
     return folder
 
 
-def _check_same(folder: Path, config: str) -> None:
+def _check_goes_on(folder: Path, config: str) -> None:
     """Refuse to go on in the folder of a training that is complete, or is another one."""
     if (folder / HISTORY).exists():
         raise ConfigurationError(f"--run {folder} has a training that is complete; name another folder")
     if not (folder / CONFIG).is_file():
         raise ConfigurationError(f"--run {folder} is no folder of a run; name another one")
-    there = (folder / CONFIG).read_text("utf-8").splitlines()
-    here = config.splitlines()
-    for line in [*there, *here]:
-        if (line in there) != (line in here):
-            where = "there" if line in there else "here"
+    check_same(folder / CONFIG, config, "training")
+
+
+def check_same(file: Path, config: str, kind: str, may_change: Collection[str] = ()) -> None:
+    """Refuse to go on where a file has other options than those given now.
+
+    Args:
+        file: with the options that it began with.
+        config: the same file, as it would be written now.
+        kind: what goes on.
+        may_change: the options that may be others.
+    """
+    there = dict(_lines({name: one.value for name, one in read_config(file, "--run").items()}))
+    here = dict(_lines(tomllib.loads(config)))
+    for name in [*there, *here]:
+        if there.get(name) != here.get(name) and name not in may_change:
+            where, line = ("there", there[name]) if name in there else ("here", here[name])
             raise ConfigurationError(
-                f"--run {folder} has another training in it: only {where} is {line!r}; name another folder, "
-                "or give the options that it began with (its config.toml has them)"
+                f"--run {file.parent} has another {kind} in it: only {where} is {line!r}; name another "
+                f"folder, or give the options that it began with (its {file.name} has them)"
             )
+
+
+def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each option as one line, those in tables, too."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, f"{prefix}{name} = {value!r}"
 
 
 def give_back(folder: Path) -> None:

@@ -14,9 +14,8 @@ from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.commands.train._command_line import read
-from nnlo_common.commands.train._conduct import conduct
 from nnlo_common.commands.train._devices import share_host
-from nnlo_common.commands.train._job import Job, brief, tell
+from nnlo_common.commands.train._job import Job, brief, run_in_job, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._run_folder import (
     HISTORY,
@@ -45,7 +44,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    return conduct("train", TrainRun, flags, unknown)
+    return run_in_job("train", TrainRun, flags, unknown)
 
 
 class TrainRun:

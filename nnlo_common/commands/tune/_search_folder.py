@@ -21,6 +21,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK, hold
 from nnlo_common.base._whole_files import whole
+from nnlo_common.commands.train._run_folder import RUNS, check_same, next_free
 
 __all__ = [
     "BEGAN",
@@ -41,7 +42,6 @@ __all__ = [
 #: User attributes of a trial: the block that trained it, since when, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
 JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
-_RUNS = Path("runs")
 _MODELS = ("model.keras", "weights.pt")
 # What may be another when a search goes on.
 _MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
@@ -89,20 +89,20 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
     """
     folder = None if asked is None else Path(asked).expanduser().absolute()
     try:
-        folder = _next_free(name) if folder is None else folder
+        folder = next_free(f"{name}-search") if folder is None else folder
         if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
             raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         hold(folder, "searching")
         # Not before: of two that begin at once the second comes to the folder of the first.
         if (folder / SEARCH).is_file():
-            _check_same(folder, text)
+            check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
             return folder, True
         with whole(folder / SEARCH) as fresh:
             fresh.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"--run {folder or _RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
+            f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
     return folder, False
 
@@ -117,33 +117,6 @@ def leave(folder: Path) -> None:
         for name in (SEARCH, LOCK):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
-
-
-def _next_free(name: str) -> Path:
-    for number in count(1):
-        folder = (_RUNS / f"{name}-search-{number}").absolute()
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
-        if not _RUNS.is_dir():
-            raise NotADirectoryError(20, "runs is no folder")
-    raise AssertionError  # there always is a next number
-
-
-def _check_same(folder: Path, text: str) -> None:
-    """Refuse to go on with another search than the one that is there."""
-    there, here = (_telling(one) for one in ((folder / SEARCH).read_text("utf-8"), text))
-    for line in [*there, *here]:
-        if (line in there) != (line in here):
-            where = "there" if line in there else "here"
-            raise ConfigurationError(
-                f"--run {folder} has another search in it: only {where} is {line!r}; name another folder, or "
-                f"give the options that it began with (its {SEARCH} has them)"
-            )
-
-
-def _telling(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.partition(" =")[0] not in _MAY_CHANGE]
 
 
 def look(folder: Path, goes_on: bool) -> Found:

@@ -14,8 +14,7 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.commands.train._conduct import conduct
-from nnlo_common.commands.train._job import Job, tell
+from nnlo_common.commands.train._job import Job, run_in_job, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
@@ -45,7 +44,7 @@ def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         flags: what was given to flags, by their names.
         unknown: what the parser does not know.
     """
-    return conduct("tune", _SearchRun, flags, unknown)
+    return run_in_job("tune", _SearchRun, flags, unknown)
 
 
 class _SearchRun:
