@@ -11,7 +11,7 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.base._whole_files import of_rank, usable, whole
 from nnlo_common.training._observer import Observed
-from nnlo_common.training.report._process_usage import Usage
+from nnlo_common.training.report._epoch_log import Usage
 from nnlo_common.training.report._trace_file import Trace
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_space import Parameter
 from nnlo_common.commands.tune._svg import Axes, AxisScale, bar, drawing, label, line, point, shade
-from nnlo_common.commands.tune._trial_table import lasting
+from nnlo_common.commands.tune._trial_table import lasting, short
 
-__all__ = ["history", "importance", "parallel", "short", "slices", "timeline"]
+__all__ = ["history", "importance", "parallel", "slices", "timeline"]
 
 _LETTER = 7.5  # pixels of one in a name
 _UNUSED = 268  # where threads pass parameters that they have no value of
@@ -187,8 +187,3 @@ def timeline(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | No
     parts += [label(place, bottom + 16, text) for place, text in x.ticks()]
     parts.append(label(780, bottom + 32, "seconds", "end", "name"))
     return drawing(800, bottom + 40, parts, "which block trained which trial when")
-
-
-def short(value: Any) -> str:
-    """Return a value in few letters."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

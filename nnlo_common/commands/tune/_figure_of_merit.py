@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import nearest
@@ -40,7 +40,7 @@ class FigureOfMerit:
         return self.metric if self.which == "last" else f"{self.metric}, {self.which}"
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["maximize", "minimize"]:
         """What Optuna calls where it is to go."""
         return "maximize" if self.maximize else "minimize"
 

@@ -52,28 +52,19 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
     asked = facts.request.search
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
-        direction="maximize" if facts.figure.maximize else "minimize",
+        direction=facts.figure.direction,
         pruner=_PRUNERS[asked.prune](),
         study_name="nnlo tune",
     )
     if job.speaks and facts.default:
         study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
-    trainings = TrialTraining(
-        search=asked,
-        given=facts.request.given,
-        space=facts.space,
-        path=path,
-        framework=framework,
-        folder=facts.folder,
-        found=found,
-        figure=facts.figure,
-        block=facts.layout.block_of(job.rank),
-        seed=facts.request.seed,
+    train = TrialTraining(
+        facts=facts, path=path, framework=framework, found=found, block=facts.layout.block_of(job.rank)
     )
     with TrialWatch(study, facts) if job.speaks else nullcontext(), _advised():
         optimize(
             study,
-            trainings,
+            train,
             n_trials=asked.num_iterations,
             block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
             search_ranks=facts.layout.search_ranks,

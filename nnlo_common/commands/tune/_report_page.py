@@ -8,9 +8,9 @@ from html import escape
 
 import numpy as np
 
-from nnlo_common.commands.tune._charts import history, importance, parallel, short, slices, timeline
+from nnlo_common.commands.tune._charts import history, importance, parallel, slices, timeline
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
-from nnlo_common.commands.tune._trial_table import lasting
+from nnlo_common.commands.tune._trial_table import lasting, short
 
 __all__ = ["page"]
 

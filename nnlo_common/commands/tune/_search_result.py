@@ -19,6 +19,7 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
 from nnlo_common.commands.tune._search_space import Parameter, Space
+from nnlo_common.commands.tune._trial_table import short
 from nnlo_common.training.report._terminal import table
 
 __all__ = ["conclude", "importances", "search_text"]
@@ -161,13 +162,3 @@ def _said(
             f"report: {facts.folder / REPORT}",
         ]
     )
-
-
-def short(value: Any) -> str:
-    """Return a value in few letters.
-
-    Example:
-        >>> short(0.000123456), short(64), short(True)
-        ('0.0001235', '64', 'True')
-    """
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

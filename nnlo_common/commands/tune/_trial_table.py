@@ -10,7 +10,7 @@ from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._search_facts import HELPERS, FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK
 
-__all__ = ["Board", "RunningTrial", "lasting"]
+__all__ = ["Board", "RunningTrial", "lasting", "short"]
 
 _WIDTH = 110
 
@@ -125,12 +125,18 @@ def lasting(seconds: float) -> str:
     return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
+def short(value: Any) -> str:
+    """Return a value in few letters.
+
+    Example:
+        >>> short(0.000123456), short(64), short(True)
+        ('0.0001235', '64', 'True')
+    """
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _params(params: dict[str, Any]) -> str:
-    told = (
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in params.items()
-    )
-    return "  ".join(told)
+    return "  ".join(f"{name} {short(value)}" for name, value in params.items())
 
 
 def _cut(text: str, width: int) -> str:

@@ -19,10 +19,9 @@ from nnlo_common.commands.train._python_file import running
 from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json
 from nnlo_common.commands.train._settings import Settings, settings_of
 from nnlo_common.commands.train._train_command import TrainRun
-from nnlo_common.commands.tune._figure_of_merit import FUNCTION, FigureOfMerit, merit
-from nnlo_common.commands.tune._request import SearchSettings
+from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
+from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
-from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched
 
@@ -34,87 +33,75 @@ class TrialTraining:
     """The objective of a search.
 
     Attributes:
-        search: the options of the search.
-        given: the options that all trials have.
-        space: what they choose.
+        facts: what the search is.
         path: of the model.
         framework: of the model.
-        folder: of the search.
-        found: what was in it when the search began.
-        figure: what each trial is measured by.
+        found: what was in the folder when the search began.
         block: which block this rank is in.
-        seed: of the search.
     """
 
-    search: SearchSettings
-    given: Mapping[str, Given]
-    space: Space
+    facts: SearchFacts
     path: Path
     framework: str
-    folder: Path
     found: Found
-    figure: FigureOfMerit
     block: int
-    seed: int
 
     def __call__(self, trial: Any) -> float:
         """Train, and return how good that was; all ranks of the block do, as `trial` says."""
-        chosen = self.space.suggest(trial)
+        chosen = self.facts.space.suggest(trial)
         fold, folds = trial.fold, trial.folds
         # The folds of a trial have one seed, so that they differ by their samples only.
-        name, seed = self.found.home(trial.number, chosen, seed_of(self.seed, trial.number))
+        name, seed = self.found.home(trial.number, chosen, seed_of(self.facts.request.seed, trial.number))
         if fold == 0:
             for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
                 if key not in trial.user_attrs:  # or it goes on, with more ranks
                     trial.set_user_attr(key, value)
-        home = self.folder / TRIAL / name
+        home = self.facts.folder / TRIAL / name
         settings = self._settings(chosen, seed, home, fold, folds)
         job = Job(launched(), "tune")
         known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
         if known is not None:  # this fold had ended when the search was killed
             return float(known)
-        course = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
+        run = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
-            course.load(settings, self.path)
+            run.load(settings, self.path)
             if fold == 0 and job.speaks:
-                whole_set = config_text(
-                    self._settings(chosen, seed, home, 0, 1), course.trainer.learning_rate
-                )
+                whole_set = config_text(self._settings(chosen, seed, home, 0, 1), run.trainer.learning_rate)
                 _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
-            course.claim()
-            value = self._value(job, course, course.train())
+            run.claim()
+            value = self._value(job, run, run.train())
             if job.speaks:
-                write_json(course.folder / VALUE, {"value": value})
+                write_json(run.folder / VALUE, {"value": value})
             return value
         finally:
-            course.close()
+            run.close()
             plug_in(self.framework).forget()
 
     def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
         """What a training is to be."""
-        given = self.space.applied(self.given, chosen)
+        given = self.facts.space.applied(self.facts.request.given, chosen)
         if folds > 1:
-            given = self.search.folded(given, fold)
+            given = self.facts.request.search.folded(given, fold)
         given["seed"] = Given(seed, "the search")
         given["run"] = Given(str(home if folds == 1 else home / f"fold{fold + 1}"), "the search")
         return settings_of(given)
 
     def _watch(self, trial: Any, epoch: int, scores: Mapping[str, float]) -> None:
         """Report an epoch; all ranks give the trial up together."""
-        if self.figure.metric in scores:
-            trial.report(scores[self.figure.metric], epoch)
-        if self.search.prune != "none" and trial.should_prune():
+        if self.facts.figure.metric in scores:
+            trial.report(scores[self.facts.figure.metric], epoch)
+        if self.facts.request.search.prune != "none" and trial.should_prune():
             raise TrialPruned
 
-    def _value(self, job: Job, course: TrainRun, history: Mapping[str, list[float]]) -> float:
-        if self.figure.metric:
-            return self.figure.of(history)
+    def _value(self, job: Job, run: TrainRun, history: Mapping[str, list[float]]) -> float:
+        if self.facts.figure.metric:
+            return self.facts.figure.of(history)
         value = 0.0
         with job.together():
             if job.speaks:
-                function = getattr(course.module, FUNCTION)
+                function = getattr(run.module, FUNCTION)
                 with running(self.path, f"by {FUNCTION}()"):
-                    value = merit(function, course.trainer.model)
+                    value = merit(function, run.trainer.model)
         return float(job.share(value)[0])
 
 

@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._whole_files import of_rank, usable
 from nnlo_common.training._roles import Report
-from nnlo_common.training.report._process_usage import Usage
 
-__all__ = ["EpochLog"]
+__all__ = ["EpochLog", "Usage"]
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What this process uses.
+
+    Attributes:
+        memory_mb: resident memory; where the system does not tell, the most there ever was.
+        cpu_s: processor time since its start, of all its threads.
+
+    Example:
+        >>> Usage.now().memory_mb > 1
+        True
+    """
+
+    memory_mb: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Return it."""
+        if _STATM.exists():
+            memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
+        else:
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            memory = most * (1 if sys.platform == "darwin" else 1024)
+        return cls(memory / 1e6, time.process_time())
 
 
 class EpochLog:
