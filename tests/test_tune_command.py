@@ -402,6 +402,13 @@ def test_a_search_goes_on_in_its_own_folder_only():
     assert claim_search("s", "net", "a = 1\nnum_iterations = 9\n") == (folder, True)
     with pytest.raises(ConfigurationError, match="only there is 'a = 1'"):
         claim_search("s", "net", "a = 2\nnum_iterations = 3\n")
+    (folder / SEARCH).write_text("num_iterations = 3\n\n[space.width]\nlow = 1\n")
+    claim_search("s", "net", "space = {width = {low = 1}}\n")  # the same, written otherwise
+    with pytest.raises(ConfigurationError, match=r"only there is 'space\.width\.low = 1'"):
+        claim_search("s", "net", "[space.width]\nlow = 2\n")
+    (folder / SEARCH).write_text("a = \n")
+    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is no TOML"):
+        claim_search("s", "net", "a = 1\n")
     Path("t").mkdir()
     Path("t/other").write_text("")
     with pytest.raises(ConfigurationError, match="there already, and no search"):

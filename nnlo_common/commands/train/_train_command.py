@@ -48,7 +48,7 @@ def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
 
 
 class TrainRun:
-    """The course of a training on one rank.
+    """A training on one rank.
 
     Args:
         job: the ranks that train.

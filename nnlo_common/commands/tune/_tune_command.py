@@ -48,7 +48,7 @@ def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
 
 
 class _SearchRun:
-    """The course of a search on one rank."""
+    """A search on one rank."""
 
     request: Request
     layout: BlockLayout
