@@ -24,7 +24,7 @@ from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
 from nnlo_common.commands.train._command_line import read
-from nnlo_common.commands.train._devices import choose_gpu, share_host
+from nnlo_common.commands.train._devices import share_host, train_turns
 from nnlo_common.commands.train._job import Job, _said_together, brief
 from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
 from nnlo_common.commands.train._option import Given, OptionKind
@@ -561,7 +561,7 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
     seen = []
     for rank in range(5):
         env = {}
-        choose_gpu(places, rank, 1, 2, env)
+        share_host(places, rank, 2, env, train_turns(1))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["0", "0", "1", "0", "1"]
 
@@ -572,14 +572,16 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
 )
 def test_alone_so_many_gpus_are_seen_as_may_be_used(most, before, after):
     env = {"CUDA_VISIBLE_DEVICES": before}
-    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, 1, most, env)
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, most, env, train_turns(1))
     assert env == {"CUDA_VISIBLE_DEVICES": after}
 
 
 def test_without_gpus_nothing_is_set():
     env = {}
-    choose_gpu(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 1, 0, env)
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}]), 0, 0, env, train_turns(1))
     assert env == {}
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 0, env, train_turns(1))
+    assert not [name for name in env if name.endswith("VISIBLE_DEVICES")]
 
 
 def test_what_is_wrong_on_some_ranks_is_said_with_their_names():

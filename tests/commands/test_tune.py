@@ -17,11 +17,12 @@ from nnlo_common import ConfigurationError
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train import _fold_samples
+from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
-from nnlo_common.commands.tune._block_layout import BlockLayout, share_hosts
+from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
 from nnlo_common.commands.tune._report_page import page
@@ -369,7 +370,7 @@ def test_search_ranks_are_in_no_block_and_take_no_gpu():
     seen = []
     for rank in range(5):
         env = {"CUDA_VISIBLE_DEVICES": "4,5"}
-        share_hosts(ranks(5, gpus=2), rank, None, env, 2)
+        share_host(ranks(5, gpus=2), rank, None, env, search_turns(2))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["", "", "", "4", "5"]
 
@@ -378,7 +379,7 @@ def test_the_coordinator_takes_no_gpu_and_the_others_take_turns():
     seen = []
     for rank in range(4):
         env = {"CUDA_VISIBLE_DEVICES": "4,5"}
-        share_hosts(ranks(4, gpus=2), rank, None, env)
+        share_host(ranks(4, gpus=2), rank, None, env, search_turns(0))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["", "4", "5", "4"]
 

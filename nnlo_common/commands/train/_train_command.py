@@ -14,7 +14,7 @@ from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.commands.train._command_line import read
-from nnlo_common.commands.train._devices import share_host
+from nnlo_common.commands.train._devices import share_host, train_turns
 from nnlo_common.commands.train._job import Job, brief, run_in_job, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._run_folder import (
@@ -91,7 +91,7 @@ class TrainRun:
             _check_ranks(settings, job.size)
             path = check_model(settings)
             check_files(settings)
-        share_host(places, job.rank, settings.servers, settings.max_gpus, os.environ)
+        share_host(places, job.rank, settings.max_gpus, os.environ, train_turns(settings.servers))
         self.load(settings, path)
         self.claim()
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
-from nnlo_common.cluster._threads import limit_threads
-from nnlo_common.commands.train._devices import see_gpu
+from nnlo_common.commands.train._devices import Turns
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._optimize import cut_blocks
 
-__all__ = ["BlockLayout", "share_hosts"]
+__all__ = ["BlockLayout", "search_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,30 +90,19 @@ class BlockLayout:
         return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"
 
 
-def share_hosts(
-    places: Sequence[Place],
-    rank: int,
-    most: int | None,
-    env: MutableMapping[str, str],
-    search_ranks: int = 0,
-) -> None:
-    """Give a rank its share of the cores and GPUs of its host; who coordinates or searches needs no GPU.
+def search_turns(search_ranks: int) -> Turns:
+    """Return the turns of a search: the ranks of a host one after the other; who only chooses needs no GPU.
 
     Args:
-        places: where all ranks are.
-        rank: which one this is.
-        most: how many GPUs of each host may be used; None: all.
-        env: the variables of the process.
         search_ranks: how many ranks, after the first, only choose parameters.
     """
-    here = places[rank]
-    if len(places) == 1:
-        if most is not None and here.gpus:
-            see_gpu(here.gpus, range(min(here.gpus, most)), env)
-        return
-    limit_threads(here.local_size, here.host_cores, env=env)
-    count = here.gpus if most is None else min(here.gpus, most)
-    residents = [place.rank for place in places[1 + search_ranks :] if place.host == here.host]
-    turns = [residents.index(rank) % count] if rank > search_ranks and count else []
-    if here.gpus:
-        see_gpu(here.gpus, turns, env)
+
+    def turns(places: Sequence[Place]) -> list[int | None]:
+        found: list[int | None] = [None] * len(places)
+        trained = Counter[str]()
+        for place in places[1 + search_ranks :]:
+            found[place.rank] = trained[place.host] % place.gpus if place.gpus else None
+            trained[place.host] += 1
+        return found
+
+    return turns

@@ -14,13 +14,14 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._job import Job, run_in_job, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.train._train_command import log
-from nnlo_common.commands.tune._block_layout import BlockLayout, share_hosts
+from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request
@@ -84,7 +85,7 @@ class _SearchRun:
             )
             self._path = check_model(draft)
             check_files(draft)
-        share_hosts(places, job.rank, draft.max_gpus, os.environ, request.search.search_ranks)
+        share_host(places, job.rank, draft.max_gpus, os.environ, search_turns(request.search.search_ranks))
         with job.together():
             self.space = self._read_space()
             for probe in self.space.probes():
