@@ -10,7 +10,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.train._option import Given, Option
 
-__all__ = ["as_toml", "read_config"]
+__all__ = ["as_toml", "parsed_toml", "read_config"]
 
 _LARGEST = 1_000_000
 
@@ -31,8 +31,8 @@ def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ConfigurationError(f"{asked} is neither .toml nor .yaml; name a file that ends so")
     text = _text(path, asked)
-    found = _toml(text, asked) if path.suffix == ".toml" else _yaml(text, asked)
-    if found is None:
+    found = parsed_toml(text, asked) if path.suffix == ".toml" else _yaml(text, asked)
+    if found in (None, {}):
         raise ConfigurationError(f"{asked} is empty; write options into it, such as epochs")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(
@@ -63,9 +63,18 @@ def _text(path: Path, asked: str) -> str:
         raise ConfigurationError(f"{asked} is no UTF-8 text; name a file of options") from None
 
 
-def _toml(text: str, asked: str) -> Any:
+def parsed_toml(text: str, asked: str) -> dict[str, Any]:
+    """Return what TOML says.
+
+    Args:
+        text: the TOML.
+        asked: how it was named.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
     try:
-        return tomllib.loads(text) or None
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{asked} is no TOML: {error}; mend it there") from None
     except RecursionError:

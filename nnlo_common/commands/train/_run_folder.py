@@ -22,7 +22,7 @@ from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
-from nnlo_common.commands.train._option_files import as_toml, read_config
+from nnlo_common.commands.train._option_files import as_toml, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
@@ -132,7 +132,7 @@ def check_same(file: Path, config: str, kind: str, may_change: Collection[str] =
         kind: what goes on.
         may_change: the options that may be others.
     """
-    there = dict(_lines({name: one.value for name, one in read_config(file, "--run").items()}))
+    there = dict(_lines(parsed_toml(file.read_text("utf-8"), f"--run {file}")))
     here = dict(_lines(tomllib.loads(config)))
     for name in [*there, *here]:
         if there.get(name) != here.get(name) and name not in may_change:
