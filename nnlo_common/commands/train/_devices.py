@@ -11,15 +11,15 @@ from nnlo_common.cluster._hosts import Place
 from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.cluster._topology import Topology
 
-__all__ = ["Turns", "share_host", "train_turns"]
+__all__ = ["GpuTurns", "share_host", "train_turns"]
 
 #: Which GPU of its host each rank is to have, of those that may be used; None: none.
-Turns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
+GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
 _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def share_host(
-    places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str], turns: Turns
+    places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str], turns: GpuTurns
 ) -> None:
     """Give a rank its share of the cores of its host, and one GPU; alone it sees as many as it may.
 
@@ -51,7 +51,7 @@ def share_host(
     env[name] = ",".join(seen[turn].strip() for turn in wanted if turn is not None)
 
 
-def train_turns(servers: int) -> Turns:
+def train_turns(servers: int) -> GpuTurns:
     """Return the turns of a training: the ranks of a host one after the other, first the workers.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
-from nnlo_common.commands.train._devices import Turns
+from nnlo_common.commands.train._devices import GpuTurns
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._optimize import cut_blocks
@@ -90,7 +90,7 @@ class BlockLayout:
         return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"
 
 
-def search_turns(search_ranks: int) -> Turns:
+def search_turns(search_ranks: int) -> GpuTurns:
     """Return the turns of a search: the ranks of a host one after the other; who only chooses needs no GPU.
 
     Args:
