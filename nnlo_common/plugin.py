@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
+from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
@@ -90,6 +91,7 @@ __all__ = [
     "meeting",
     "Message",
     "Meter",
+    "mixins",
     "Moves",
     "Moving",
     "Note",

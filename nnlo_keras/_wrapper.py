@@ -10,15 +10,11 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, launched
+from nnlo_common.plugin import Algorithm, launched, mixins
 from nnlo_keras._passing import Passing
 from nnlo_keras._sums import GradientSum, gradient_sum
 
-__all__ = ["AS_YOURS", "Mode", "Wrapper", "wrapper_of"]
-
-
-#: The learning rate of local steps that is always that of the wrapped optimizer.
-AS_YOURS = "as yours"
+__all__ = ["Mode", "Wrapper", "wrapper_of"]
 
 
 class Mode(enum.Enum):
@@ -30,7 +26,7 @@ class Mode(enum.Enum):
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
-class Wrapper(Passing, keras.optimizers.Optimizer):
+class Wrapper(mixins.WrapperBase, Passing, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
     Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
@@ -69,7 +65,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
-        rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
+        rate = local is None or local == mixins.AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, servers
         self._own, self.mode = own, Mode.ALONE
@@ -82,6 +78,16 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         self.applied = 0
         self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
         self.check_options()
+
+    def _wrap(
+        self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
+    ) -> None:
+        Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
+        if self.local_optimizer is not None:
+            del own["local"]  # it has a config of its own
+
+    def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
+        return _momentum_of(keras.optimizers.get(optimizer), type(self).__name__, nesterov=nesterov)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the wrapped optimizer's variables and, among several ranks, the sum of gradients."""
@@ -131,7 +137,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         if self.local_optimizer is not None:
             self.local_optimizer.apply(grads, variables)
         elif self.local_rate:
-            rate = self.learning_rate if self.local_rate == AS_YOURS else self.local_rate
+            rate = self.learning_rate if self.local_rate == mixins.AS_YOURS else self.local_rate
             for gradient, variable in zip(grads, variables, strict=True):
                 if gradient is not None:
                     dense = keras.ops.cast(
@@ -243,6 +249,33 @@ def _serialized(optimizer: Any) -> dict[str, Any]:
         one = {**one, "module": "keras.optimizers", "registered_name": None}
         one["class_name"] = type(optimizer).__name__
     return one
+
+
+def _momentum_of(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
+    """The momentum of a momentum SGD that has nothing else."""
+    extras = [
+        name
+        for name in (
+            "weight_decay",
+            "clipnorm",
+            "clipvalue",
+            "global_clipnorm",
+            "use_ema",
+            "loss_scale_factor",
+            "gradient_accumulation_steps",
+        )
+        if getattr(optimizer, name, None)
+    ]
+    found = bool(getattr(optimizer, "nesterov", False))
+    extras += ["nesterov"] if found and not nesterov else []
+    if not isinstance(optimizer, keras.optimizers.SGD) or extras or found < nesterov:
+        with_extras = f" with {', '.join(extras)}" if extras else ""
+        kind = "a momentum, nesterov=True" if nesterov else "a momentum"
+        raise ConfigurationError(
+            f"{wrapper} needs a keras.optimizers.SGD with {kind} and nothing else; this is "
+            f"{type(optimizer).__name__}{with_extras}"
+        )
+    return float(optimizer.momentum)
 
 
 def _local(optimizer: Any, wrapper: str) -> Any:

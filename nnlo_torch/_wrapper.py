@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -12,10 +13,10 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, RankWorld, launched
+from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
 from nnlo_torch._bridge import Bridge
 from nnlo_torch._participation import Participation
-from nnlo_torch._requirements import refuse
+from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._team import join_team
 from nnlo_torch._weighing import checked_weight
 
@@ -29,7 +30,7 @@ def current() -> Wrapper | None:
     return None if _current is None else _current()
 
 
-class Wrapper(Participation, torch.optim.Optimizer):
+class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     """An optimizer around yours; its parameter groups *are* yours, so schedulers set your learning rates.
 
     Started alone it does exactly what yours does. In a training of several ranks it exchanges with the
@@ -104,6 +105,23 @@ class Wrapper(Participation, torch.optim.Optimizer):
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
+
+    def _wrap(
+        self,
+        optimizer: Any,
+        algorithm: Algorithm,
+        own: dict[str, Any],  # noqa: ARG002 - for Keras, which makes a wrapper anew from them
+        local: Any = None,
+        **common: Any,
+    ) -> None:
+        refuse(optimizer, type(self).__name__)
+        rate, moves = local_of(local, optimizer, type(self).__name__)
+        if rate:
+            algorithm = replace(algorithm, local_learning_rate=rate)  # type: ignore[call-arg]
+        Wrapper.__init__(self, optimizer, algorithm, local=moves, **common)
+
+    def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
+        return momentum_of(optimizer, type(self).__name__, nesterov=nesterov)
 
     @property
     def weight(self) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from nnlo_common import algorithms
-from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms import Algorithm, _described, _mixins
 from nnlo_common.commands.train._modes import LEFT_OUT, MODES
 
 PAGE = Path(__file__).parents[1] / "docs" / "algorithms.md"
@@ -23,6 +24,8 @@ CLASSES = [
 #: What a wrapper calls otherwise than the algorithm, or has besides.
 CALLED = {("Downpour", "local_learning_rate"): "local"}
 OWN = {"Downpour": {"every"}}
+#: What is None in a wrapper, which then takes another option's value or the optimizer's.
+FOLLOWS = {("Downpour", "n_push"), ("Downpour", "n_fetch"), ("AGN", "local_learning_rate")}
 
 
 def rows():
@@ -115,3 +118,23 @@ def test_each_algorithm_is_told_of():
     text = PAGE.read_text()
     for one in CLASSES:
         assert re.search(rf"`{one.__name__}`", text), one
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
+def test_the_constructors_of_wrappers_have_the_types_and_defaults_of_the_algorithm(one):
+    make = getattr(_mixins, f"{one.__name__}Mixin").__init__
+    taken, types = inspect.signature(make).parameters, typing.get_type_hints(make)
+    compared = [option for option in _described.options_of(one) if option.name in taken]
+    assert compared
+    for option in compared:
+        expected = (option.type, option.default)
+        if (one.__name__, option.name) in FOLLOWS:
+            expected = (option.type | None, None)
+        assert (types[option.name], taken[option.name].default) == expected, option.name
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
+def test_the_constructors_of_wrappers_explain_each_option_in_their_order(one):
+    make = getattr(_mixins, f"{one.__name__}Mixin").__init__
+    explained = re.findall(r"^ {12}(\w+): ", make.__doc__, re.MULTILINE)
+    assert explained == list(inspect.signature(make).parameters)[1:]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._described import options_of
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.commands.train._options import Kind, Option
 
@@ -65,25 +65,20 @@ def _found() -> dict[str, Mode]:
 
 def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     """The options of one algorithm."""
-    types, told = typing.get_type_hints(algorithm), _explained(algorithm)
     mode = algorithm.__name__.lower()
     left_out, otherwise = LEFT_OUT.get(mode, {}), _OTHERWISE.get(mode, {})
     options = {}
     if mode == "downpour":  # it has two in place of the wrappers' one
         options["every"] = Option(name="every", group=GROUP, kind=Kind.WHOLE, help=_EVERY, default=1)
-    for field in fields(algorithm):
-        if field.name in left_out:
-            continue
-        name = _CALLED.get((mode, field.name), field.name)
-        kind, choices = _kind(types[field.name])
-        options[name] = Option(
-            name=name,
-            group=GROUP,
-            kind=kind,
-            help=otherwise.get(name, told[field.name]),
-            default=None if field.default is MISSING or name in otherwise else field.default,
-            choices=choices,
-        )
+    for one in options_of(algorithm):
+        if one.name not in left_out:
+            name = _CALLED.get((mode, one.name), one.name)
+            kind, choices = _kind(one.type)
+            default = None if name in otherwise else one.default
+            text = otherwise.get(name, one.help)
+            options[name] = Option(
+                name=name, group=GROUP, kind=kind, help=text, default=default, choices=choices
+            )
     return options
 
 
@@ -93,16 +88,6 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
     if annotation is bool:
         return Kind.FLAG, ()
     return (Kind.WHOLE if annotation is int else Kind.REAL), ()
-
-
-def _explained(algorithm: type[Algorithm]) -> dict[str, str]:
-    """What the docstrings say of each option: the first sentence."""
-    told: dict[str, str] = {}
-    for one in reversed(algorithm.__mro__[:-1]):
-        text = inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-        for name, meaning in re.findall(r"^ {4}(\w+): ((?:.|\n {8})*)", text, re.MULTILINE):
-            told[name] = re.split(r"[.;] | \(|: \"|\.$", " ".join(meaning.split()))[0]
-    return told
 
 
 MODES: Mapping[str, Mode] = _found()
