@@ -24,7 +24,18 @@ from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, epoch_order, portion, share
+from nnlo_common.data import (
+    BatchOptions,
+    FileBatches,
+    Files,
+    HDF5Source,
+    LeasedBatches,
+    Reading,
+    epoch_order,
+    portion,
+    share,
+)
+from nnlo_common.data._file_batches import check_assignment, check_position, lease_question
 from nnlo_common.protocol import Moves, Moving
 from nnlo_common.training._event_loop import Watch
 from nnlo_common.training._joining import assigned, launched
@@ -63,8 +74,10 @@ __all__ = [
     "algorithms",
     "all_metrics",
     "assigned",
-    "Batches",
+    "BatchOptions",
     "brief",
+    "check_assignment",
+    "check_position",
     "ConfigurationError",
     "cut_teams",
     "Death",
@@ -77,6 +90,7 @@ __all__ = [
     "epoch_order",
     "EpochLog",
     "EXIT_CODE",
+    "FileBatches",
     "Files",
     "Halt",
     "HDF5Source",
@@ -86,6 +100,7 @@ __all__ = [
     "is_live",
     "CheckpointManager",
     "launched",
+    "lease_question",
     "LeasedBatches",
     "Letters",
     "meeting",
