@@ -45,7 +45,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
     for mode in MODES.values():
         taken = set(inspect.signature(getattr(nnlo_torch, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "servers", "options"} == set(mode.options)
+        assert taken - {"optimizer", "options"} == set(mode.options)
 
 
 @pytest.mark.framework("torch")

@@ -74,7 +74,6 @@ class DownpourMixin(WrapperBase, Generic[Optimizer]):
         local: float | Optimizer | None = None,
         warm_start: int = 0,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer.
@@ -91,8 +90,7 @@ class DownpourMixin(WrapperBase, Generic[Optimizer]):
                 of the framework over the same parameters; None: nothing does.
             warm_start: commits that the first worker makes alone before the others are let in.
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": whole_number("every", every, 1), "n_push": n_push, "n_fetch": n_fetch}
         own |= {"warm_start": warm_start, "lag": lag, "local": local}
@@ -103,26 +101,23 @@ class DownpourMixin(WrapperBase, Generic[Optimizer]):
             warm_start=warm_start,
             lag=lag,
         )
-        self._wrap(optimizer, rule, own, local, servers=servers, **options)
+        self._wrap(optimizer, rule, own, local, **options)
 
 
 class SynchronousMixin(WrapperBase, Generic[Optimizer]):
     """Constructor of a `Synchronous` wrapper."""
 
-    def __init__(
-        self, optimizer: Optimizer, *, backup: int = 0, lag: int = 0, servers: int = 1, **options: Any
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, backup: int = 0, lag: int = 0, **options: Any) -> None:
         """Wrap an optimizer.
 
         Args:
             optimizer: yours; it runs on the server.
             backup: how many of the slowest workers are not waited for.
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"backup": backup, "lag": lag}
-        self._wrap(optimizer, Synchronous(**own), own, servers=servers, **options)
+        self._wrap(optimizer, Synchronous(**own), own, **options)
 
 
 class EASGDMixin(WrapperBase, Generic[Optimizer]):
@@ -139,7 +134,6 @@ class EASGDMixin(WrapperBase, Generic[Optimizer]):
         order: Literal["paper", "step_first"] = "step_first",
         synchronous: bool = False,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer.
@@ -153,12 +147,11 @@ class EASGDMixin(WrapperBase, Generic[Optimizer]):
             order: "step_first": your step, then the exchange; "paper": the other way round.
             synchronous: wait for all workers at each exchange.
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "alpha": alpha, "beta": beta, "beta_per": beta_per}
         own |= {"order": order, "synchronous": synchronous, "lag": lag}
-        self._wrap(optimizer, EASGD(**own), own, servers=servers, **options)
+        self._wrap(optimizer, EASGD(**own), own, **options)
 
 
 class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
@@ -174,7 +167,6 @@ class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
         beta_per: Literal["exchange", "step"] = "exchange",
         synchronous: bool = False,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer, which is not stepped: its learning rate and momentum are the algorithm's.
@@ -187,14 +179,13 @@ class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
             beta_per: "exchange", or "step": alpha = beta / (p every).
             synchronous: wait for all workers at each exchange.
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "alpha": alpha, "beta": beta, "beta_per": beta_per}
         own |= {"synchronous": synchronous, "lag": lag}
         # The learning rate goes into the gradient, so the rule's own is 1.
         rule = EAMSGD(learning_rate=1.0, momentum=self._momentum(optimizer, nesterov=True), **own)
-        self._wrap(optimizer, rule, own, servers=servers, **options)
+        self._wrap(optimizer, rule, own, **options)
 
 
 class GEMMixin(WrapperBase, Generic[Optimizer]):
@@ -209,7 +200,6 @@ class GEMMixin(WrapperBase, Generic[Optimizer]):
         clip: float | None = 5.0,
         primed: bool = True,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer, which is not stepped: its learning rate and momentum are the algorithm's.
@@ -221,13 +211,12 @@ class GEMMixin(WrapperBase, Generic[Optimizer]):
             clip: upper bound of how much larger than the gradient's a step may be; None: none (for study).
             primed: begin with the first centre as the one that gradients are stale against; False: for study.
             lag: steps that gradients are delayed by; it hides no round trip.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "kappa": kappa, "clip": clip, "primed": primed, "lag": lag}
         # The learning rate goes into the gradient, so the rule's own is 1.
         rule = GEM(learning_rate=1.0, momentum=self._momentum(optimizer, nesterov=False), **own)
-        self._wrap(optimizer, rule, own, servers=servers, **options)
+        self._wrap(optimizer, rule, own, **options)
 
 
 class AGNMixin(WrapperBase, Generic[Optimizer]):
@@ -240,7 +229,6 @@ class AGNMixin(WrapperBase, Generic[Optimizer]):
         every: int = 10,
         local_learning_rate: float | None = None,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer.
@@ -251,47 +239,36 @@ class AGNMixin(WrapperBase, Generic[Optimizer]):
             local_learning_rate: of the local steps; None: that of your optimizer, as it is set (of its first
                 group, and of a schedule of Keras what it begins with).
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "local_learning_rate": local_learning_rate, "lag": lag}
         local = AS_YOURS if local_learning_rate is None else local_learning_rate
         AGN(every=every, local_learning_rate=local_learning_rate or 0.0)  # refuses what is not possible
         rule = AGN(every=every, local_learning_rate=0.0, lag=lag)
-        self._wrap(optimizer, rule, own, local, servers=servers, **options)
+        self._wrap(optimizer, rule, own, local, **options)
 
 
 class DynSGDMixin(WrapperBase, Generic[Optimizer]):
     """Constructor of a `DynSGD` wrapper."""
 
-    def __init__(
-        self, optimizer: Optimizer, *, every: int = 1, lag: int = 0, servers: int = 1, **options: Any
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, every: int = 1, lag: int = 0, **options: Any) -> None:
         """Wrap an optimizer.
 
         Args:
             optimizer: yours; it runs on the server. Plain or momentum SGD is what the paper means.
             every: steps between exchanges: gradients are summed over them, pushed, and the centre is fetched.
             lag: exchanges that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "lag": lag}
-        self._wrap(optimizer, DynSGD(**own), own, servers=servers, **options)
+        self._wrap(optimizer, DynSGD(**own), own, **options)
 
 
 class LocalSGDMixin(WrapperBase, Generic[Optimizer]):
     """Constructor of a `LocalSGD` wrapper."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        every: int = 10,
-        warmup: int = 0,
-        lag: int = 0,
-        servers: int = 1,
-        **options: Any,
+        self, optimizer: Optimizer, *, every: int = 10, warmup: int = 0, lag: int = 0, **options: Any
     ) -> None:
         """Wrap an optimizer.
 
@@ -300,11 +277,10 @@ class LocalSGDMixin(WrapperBase, Generic[Optimizer]):
             every: local steps per round.
             warmup: first steps that are averaged one by one.
             lag: rounds that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "warmup": warmup, "lag": lag}
-        self._wrap(optimizer, LocalSGD(**own), own, servers=servers, **options)
+        self._wrap(optimizer, LocalSGD(**own), own, **options)
 
 
 class DiLoCoMixin(WrapperBase, Generic[Optimizer]):
@@ -318,7 +294,6 @@ class DiLoCoMixin(WrapperBase, Generic[Optimizer]):
         outer_learning_rate: float = 0.7,
         outer_momentum: float = 0.9,
         lag: int = 0,
-        servers: int = 1,
         **options: Any,
     ) -> None:
         """Wrap an optimizer.
@@ -329,9 +304,8 @@ class DiLoCoMixin(WrapperBase, Generic[Optimizer]):
             outer_learning_rate: of the outer SGD, on the server.
             outer_momentum: of the outer SGD.
             lag: rounds that may be under way while the worker trains on.
-            servers: how many ranks share the serving of the centre.
-            options: what all wrappers take; see `Wrapper`.
+            options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "outer_learning_rate": outer_learning_rate}
         own |= {"outer_momentum": outer_momentum, "lag": lag}
-        self._wrap(optimizer, DiLoCo(**own), own, servers=servers, **options)
+        self._wrap(optimizer, DiLoCo(**own), own, **options)
