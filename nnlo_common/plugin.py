@@ -13,7 +13,7 @@ from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
 from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
@@ -98,6 +98,7 @@ __all__ = [
     "hold",
     "Interrupts",
     "is_live",
+    "is_number",
     "CheckpointManager",
     "launched",
     "lease_question",

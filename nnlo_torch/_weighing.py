@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import is_number
 from nnlo_torch._compat import LoaderBatches, driving_loader
 
 __all__ = ["Draws", "Weighing", "checked_weight"]
@@ -108,7 +109,7 @@ def checked_weight(weight: Any) -> float | None:
         return None
     single = isinstance(weight, np.generic) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
     number = weight.item() if single else weight
-    if isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf"):
+    if is_number(number) and 0 < number < float("inf"):
         return float(number)
     raise ConfigurationError(
         f"optimizer.weight = {weight!r} is not possible: it must be a finite number above 0, or None to "
