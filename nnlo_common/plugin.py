@@ -35,7 +35,7 @@ from nnlo_common.data import (
     portion,
     share,
 )
-from nnlo_common.data._file_batches import check_assignment, check_position, lease_question
+from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import Moves, Moving
 from nnlo_common.training._event_loop import Watch
 from nnlo_common.training._joining import assigned, launched
@@ -101,7 +101,6 @@ __all__ = [
     "is_number",
     "CheckpointManager",
     "launched",
-    "lease_question",
     "LeasedBatches",
     "Letters",
     "meeting",

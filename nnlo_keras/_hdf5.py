@@ -145,7 +145,9 @@ class H5Sequence(keras.utils.PyDataset):
 
     def ask_ledger(self, team: Session, do: str, **content: Any) -> Mapping[str, Any]:
         """Ask the server's ledger of leases."""
-        return team.ask(self._batches.question(do, "H5Sequence", **content))
+        batches = self._batches
+        facts = {"size": batches.size, "unit": batches.window_size, "order": batches.order}
+        return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: what was looked at before has not been trained on."""

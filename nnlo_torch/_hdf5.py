@@ -229,7 +229,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def _ask(self, do: str, **content: Any) -> Mapping[str, Any]:
         training = self._training()
         assert training is not None  # or nobody would lease
-        return training.ask(self._batches.question(do, self._name, **content))
+        facts = {"size": self._batches.size, "unit": self._batches.window_size, "order": self._batches.order}
+        return training.ask({"ask": "lease", "do": do, "sampler": self._name, **facts, **content})
 
     def _take_part(self, training: Wrapper | None) -> None:
         """Take this rank's positions, which are known when the training is."""

@@ -15,7 +15,6 @@ from nnlo_common.plugin import (
     check_position,
     epoch_order,
     launched,
-    lease_question,
     share,
     whole_number,
 )
@@ -208,9 +207,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self._ask(training, "give back", left=lease[2] - lease[1])
 
     def _ask(self, training: Wrapper, what: str, **content: Any) -> Mapping[str, Any]:
-        order = f"seed {self._seed}, shuffled {self._shuffle}"
-        facts = {"size": self._size, "unit": self._unit, "order": order}
-        return training.ask(lease_question(what, self._name(training), facts, **content))
+        size, unit, order = self._size, self._unit, f"seed {self._seed}, shuffled {self._shuffle}"
+        facts = {"sampler": self._name(training), "size": size, "unit": unit, "order": order}
+        return training.ask({"ask": "lease", "do": what, **facts, **content})
 
     def _name(self, training: Wrapper) -> str:
         """What the ledger in which this sampler's leases are is called; it begins its own count of epochs."""

@@ -13,7 +13,7 @@ __all__ = ["is_number", "is_whole", "whole_number"]
 
 def is_whole(value: object, least: int) -> TypeGuard[int]:
     """Say whether `value` is a whole number of at least `least`; NumPy's are, True and 2.0 are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def is_number(value: object) -> TypeGuard[float]:

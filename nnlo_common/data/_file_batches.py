@@ -11,7 +11,7 @@ from nnlo_common.data._blocks import portion
 from nnlo_common.data._listing import Files
 from nnlo_common.data.hdf5._samples import HDF5Source, Reading
 
-__all__ = ["BatchOptions", "FileBatches", "check_assignment", "check_position", "lease_question"]
+__all__ = ["BatchOptions", "FileBatches", "check_assignment", "check_position"]
 
 
 class BatchOptions(Reading, total=False):
@@ -88,11 +88,6 @@ class FileBatches(Batches):
         """Refuse a saved state whose `position` is another."""
         check_position(state, self.position(**facts), self._kind)
 
-    def question(self, do: str, sampler: str, **content: Any) -> dict[str, Any]:
-        """Return a question to the server's ledger of leases; see `lease_question`."""
-        facts = {"size": self.size, "unit": self.window_size, "order": self.order}
-        return lease_question(do, sampler, facts, **content)
-
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
         super().close()
@@ -115,15 +110,3 @@ def check_position(state: Mapping[str, Any], here: Mapping[str, Any], kind: str)
             f"a state of {found} was saved, but this {kind} is of {here}; resume with the same data, options "
             "and number of workers"
         )
-
-
-def lease_question(do: str, sampler: str, facts: Mapping[str, object], **content: Any) -> dict[str, Any]:
-    """Return a question to the server's ledger of leases.
-
-    Args:
-        do: "take", "give back", "held", "read" or "write".
-        sampler: whose ledger.
-        facts: the `size` of what it divides, the `unit` of leases, what the `order` of samples depends on.
-        content: what else the question has.
-    """
-    return {"ask": "lease", "do": do, "sampler": sampler, **facts, **content}
