@@ -133,7 +133,7 @@ class H5Sequence(keras.utils.PyDataset):
                     "server for leases; give it to fit() itself, with callbacks=[nnlo_keras.Distribute()], "
                     "and use shard=False to validate, or assignment='static'"
                 )
-            return self._like  # what is trained on is leased; see _feeding
+            return self._like  # what is trained on is leased; see `_sequence_feed`
         with self._lock:
             place = self._taken + self._given.setdefault(index, len(self._given))
             return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)

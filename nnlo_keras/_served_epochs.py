@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.plugin import Session, Vector
-from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callback_lists import last_of, own_logs
+from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._fitting import serving
-from nnlo_keras._model import Weights
-from nnlo_keras._quiet import last_of, own_logs
 from nnlo_keras._rates import Rates
+from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]
 
@@ -29,7 +29,7 @@ class ServedEpochs:
     """
 
     def __init__(
-        self, model: Any, team: Session, weights: Weights, rates: Rates, companions: Sequence[Companion]
+        self, model: Any, team: Session, weights: Weights, rates: Rates, companions: Sequence[RankCallback]
     ) -> None:
         self._model, self._team, self._weights = model, team, weights
         self._rates, self._companions = rates, companions

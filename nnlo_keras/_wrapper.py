@@ -11,13 +11,13 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, launched, mixins
-from nnlo_keras._passing import Passing
-from nnlo_keras._sums import GradientSum, gradient_sum
+from nnlo_keras._delegation import Delegation
+from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
-__all__ = ["Mode", "Wrapper", "wrapper_of"]
+__all__ = ["StepMode", "Wrapper", "wrapper_of"]
 
 
-class Mode(enum.Enum):
+class StepMode(enum.Enum):
     """What a wrapper does with the gradients that it is given."""
 
     ALONE = "the wrapped optimizer steps; nobody else is there"
@@ -26,7 +26,7 @@ class Mode(enum.Enum):
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
-class Wrapper(mixins.WrapperBase, Passing, keras.optimizers.Optimizer):
+class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
     Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
@@ -68,13 +68,13 @@ class Wrapper(mixins.WrapperBase, Passing, keras.optimizers.Optimizer):
         rate = local is None or local == mixins.AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, servers
-        self._own, self.mode = own, Mode.ALONE
+        self._own, self.mode = own, StepMode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
         self.attached = False  # whether a Distribute callback drives it
         self.several = False  # whether it has found several ranks
         self.rate_set: float | None = None  # by a callback, since the training began
-        self.sum: GradientSum | None = None
+        self.sum: GradientAccumulator | None = None
         self.applied = 0
         self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
         self.check_options()
@@ -112,7 +112,7 @@ class Wrapper(mixins.WrapperBase, Passing, keras.optimizers.Optimizer):
             )
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
-        if self.mode is Mode.ACCUMULATE:
+        if self.mode is StepMode.ACCUMULATE:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables
             self._accumulate(grads, variables)
             self._step_locally(grads, variables)
@@ -205,8 +205,8 @@ class Wrapper(mixins.WrapperBase, Passing, keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Set the variables to their averages, if the wrapped optimizer keeps some, where it runs."""
-        steps_here = self.mode is not Mode.SERVE or self.algorithm.optimizer_runs == "center"
-        if self.mode is not Mode.ACCUMULATE and steps_here:
+        steps_here = self.mode is not StepMode.SERVE or self.algorithm.optimizer_runs == "center"
+        if self.mode is not StepMode.ACCUMULATE and steps_here:
             self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
