@@ -45,9 +45,9 @@ from nnlo_common.training._roles import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manager import CheckpointManager
-from nnlo_common.training.report._monitor import EpochLog
+from nnlo_common.training.report._epoch_log import EpochLog
 from nnlo_common.training.report._progress import Meter, Screen, is_live, spaced, table
-from nnlo_common.training.report._timeline import Trace
+from nnlo_common.training.report._trace import Trace
 
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief

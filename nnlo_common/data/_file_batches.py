@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._batches import Batches
@@ -46,7 +46,7 @@ class FileBatches(Batches):
     Args:
         files: paths, a pattern or a list file; see `list_files`.
         kind: what the user calls these batches, for errors.
-        trained_on: whether they are; else they can neither be leased nor, unless asked for, shuffled.
+        trained_on: whether they are; else they cannot be leased.
         assignment: see `BatchOptions`, which has the other options, too.
     """
 
@@ -62,13 +62,20 @@ class FileBatches(Batches):
         block: int | None = None,
         window: int | None = None,
         assignment: Literal["static", "dynamic"] = "static",
-        **reading: Any,
+        **reading: Unpack[Reading],
     ) -> None:
         check_assignment(assignment, trained_on=trained_on)
         self._files = HDF5Source(files, **reading)
         self._kind, self.dynamic = kind, assignment == "dynamic"
-        order = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "block": block, "window": window}
-        super().__init__(self._files, **order, leased=self.dynamic)  # type: ignore[arg-type]
+        super().__init__(
+            self._files,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            block=block,
+            window=window,
+            leased=self.dynamic,
+        )
 
     def take_share(self, worker: int, workers: int) -> None:
         """Take the fixed share of one of several from now on; of the first, where that is negative."""
