@@ -47,7 +47,7 @@ from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._epoch_log import EpochLog
 from nnlo_common.training.report._progress import Meter, Screen, is_live, spaced, table
-from nnlo_common.training.report._trace import Trace
+from nnlo_common.training.report._trace_file import Trace
 
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief

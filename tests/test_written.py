@@ -12,7 +12,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.base._whole_files import of_rank, usable, whole
 from nnlo_common.training._observer import Observed
 from nnlo_common.training.report._process_usage import Usage
-from nnlo_common.training.report._trace import Trace
+from nnlo_common.training.report._trace_file import Trace
 
 
 def test_a_file_is_replaced_only_when_all_is_written(tmp_path):
