@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
+from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
@@ -23,7 +24,18 @@ from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, epoch_order, portion, share
+from nnlo_common.data import (
+    BatchOptions,
+    FileBatches,
+    Files,
+    HDF5Source,
+    LeasedBatches,
+    Reading,
+    epoch_order,
+    portion,
+    share,
+)
+from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import Moves, Moving
 from nnlo_common.training._event_loop import Watch
 from nnlo_common.training._joining import assigned, launched
@@ -62,8 +74,10 @@ __all__ = [
     "Algorithm",
     "algorithms",
     "assigned",
-    "Batches",
+    "BatchOptions",
     "brief",
+    "check_assignment",
+    "check_position",
     "ConfigurationError",
     "cut_teams",
     "Death",
@@ -76,6 +90,7 @@ __all__ = [
     "epoch_order",
     "EpochLog",
     "EXIT_CODE",
+    "FileBatches",
     "Files",
     "Halt",
     "HDF5Source",
@@ -83,6 +98,7 @@ __all__ = [
     "hold",
     "Interrupts",
     "is_live",
+    "is_number",
     "CheckpointManager",
     "launched",
     "LeasedBatches",
@@ -90,6 +106,7 @@ __all__ = [
     "meeting",
     "Message",
     "Meter",
+    "mixins",
     "Moves",
     "Moving",
     "Note",

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import packed_tree, random_numbers
-from nnlo_keras._layout import memory_of
+from nnlo_keras._variable_layout import memory_of
 
 __all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
 

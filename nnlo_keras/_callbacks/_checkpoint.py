@@ -22,17 +22,17 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_keras._building import build_metrics
-from nnlo_keras._callbacks._belongings import Belongings
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._callbacks._host import Host
-from nnlo_keras._feeding import Feeding
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._model_state import ModelState
+from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._fitting import container_of
+from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
 
 __all__ = ["Checkpoint"]
 
 
-class Checkpoint(Companion):
+class Checkpoint(RankCallback):
     """Saves the training, and goes on where it was when the same command is started again.
 
     A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
@@ -101,12 +101,12 @@ class Checkpoint(Companion):
         if self.has_center:
             usable(f"Checkpoint({str(self.folder)!r})", self._model_file)
 
-    def before_part(self, distribute: Host) -> None:
+    def before_part(self, distribute: Driver) -> None:
         """Go on from the newest checkpoint, with what this rank has in it."""
         self.distribute, self.team = distribute, distribute.team
         self._resume()
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """Alone: go on from the newest checkpoint."""
         super().after_start(distribute)
         if self.team is None:
@@ -114,11 +114,11 @@ class Checkpoint(Companion):
 
     def _resume(self) -> None:
         distribute = self.distribute if self.team else None
-        self._feeding = Feeding.of(sys._getframe(1)) if distribute is None else distribute.feeding
+        self._feed = SequenceFeed.of(sys._getframe(1)) if distribute is None else distribute.feed
         self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
-        self._held = Belongings(self.model, self.team)
+        self._held = ModelState(self.model, self.team)
         self._manager = CheckpointManager(
             self.folder,
             self.team,
@@ -155,8 +155,8 @@ class Checkpoint(Companion):
         elif self.trains:
             self._manager.look_around(possible=self._has_position)
         inside = first and saved is not None and saved["position"]["inside"]
-        if self._feeding is not None:
-            self._feeding.go_on(saved["data"] if inside and saved is not None else None)
+        if self._feed is not None:
+            self._feed.go_on(saved["data"] if inside and saved is not None else None)
         if inside and saved is not None:
             self._before = saved["position"]["batch"]
         elif first:
@@ -212,7 +212,7 @@ class Checkpoint(Companion):
     @property
     def _has_position(self) -> bool:
         """Whether somebody knows where the data are."""
-        return not self._inside or (self._feeding is not None and self._feeding.has_position)
+        return not self._inside or (self._feed is not None and self._feed.has_position)
 
     @property
     def _model_file(self) -> Path:
@@ -244,7 +244,7 @@ class Checkpoint(Companion):
         distribute, team = self.distribute, self.team
         if self._over and distribute is not None:
             distribute.settle()
-        feeding, taken = self._feeding, self._before + self._batch
+        feed, taken = self._feed, self._before + self._batch
         return {
             "team": None if team is None else team.state(),
             **self._held.state(),
@@ -252,7 +252,7 @@ class Checkpoint(Companion):
             "random": random_states(),
             "callbacks": Decisions(self._container).state(),
             "distribute": None if distribute is None else distribute.state(),
-            "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
+            "data": None if feed is None else feed.state(taken if self._inside else 0, team),
             "position": {"batch": taken, "inside": self._inside},
         }
 
@@ -275,8 +275,8 @@ class Checkpoint(Companion):
         self._held.load(tree)
         if self.team is not None:
             self.team.load(tree["team"])
-        if self._feeding is not None and tree["data"] is not None:
-            self._feeding.load(tree["data"], self.team)
+        if self._feed is not None and tree["data"] is not None:
+            self._feed.load(tree["data"], self.team)
 
     def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
         """Begin the epoch anew, at the centre, with what another worker has besides its weights."""

@@ -9,14 +9,14 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import whole_number
-from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._fitting import synchronise
 from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["WarmUp"]
 
 
-class WarmUp(Companion):
+class WarmUp(RankCallback):
     """Lets the learning rate rise, batch by batch, to what the optimizer was compiled with.
 
     Batch i of a worker, counted from 0, has the rate r (start + (1 - start) min(1, i/n)); n are the batches

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_keras._layout import memory_of
+from nnlo_keras._variable_layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
 __all__ = ["any_wrapper_in", "assign_variables", "optimizers_of", "wrappers_in"]

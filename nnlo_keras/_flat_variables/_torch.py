@@ -11,11 +11,11 @@ import torch
 
 from nnlo_common import FlatVector
 
-__all__ = ["TorchRoad"]
+__all__ = ["TorchVariables"]
 
 
-class TorchRoad:
-    """A road to torch parameters."""
+class TorchVariables:
+    """Copies of torch parameters in the vector."""
 
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         views = [torch.from_numpy(view) for view in flat.views()]

@@ -23,7 +23,7 @@ import numpy as np
 from nnlo_common import ConfigurationError, FlatVector, Segment
 from nnlo_common.plugin import Vector
 
-__all__ = ["JaxRoad", "memory_of"]
+__all__ = ["JaxVariables", "memory_of"]
 
 # As many numbers (16 MB) as one function writes; fewer cost more calls, more cost new memory.
 _PART = 1 << 22
@@ -40,8 +40,8 @@ def memory_of(variable: keras.Variable, model: keras.Model | None) -> Callable[[
     return look
 
 
-class JaxRoad:
-    """A road to JAX arrays."""
+class JaxVariables:
+    """Copies of JAX arrays in the vector."""
 
     aliased = False
 
@@ -89,8 +89,8 @@ def _sync(model: keras.Model | None, variables: Iterable[keras.Variable]) -> Non
     for variable in variables:
         if variable._value is None:
             raise ConfigurationError(
-                f"the variable {variable.path!r} is away while fit() runs; give road() the model it "
-                "belongs to, and call it from a callback"
+                f"the variable {variable.path!r} is away while fit() runs; give flat_variables() the model "
+                "it belongs to, and call it from a callback"
             )
 
 

@@ -17,10 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nnlo_common import FlatVector, Layout, Segment
 from nnlo_common.plugin import Moves, Moving
 
-__all__ = ["BufferBridge"]
+__all__ = ["FlatBuffers"]
 
 
-class BufferBridge:
+class FlatBuffers:
     """A model's float buffers as a flat vector, copied there and back when an epoch ends.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, DynSGD
 
-__all__ = ["OPTIONS", "Passing"]
+__all__ = ["OPTIONS", "Delegation"]
 
 #: Options that Keras gives every optimizer; they act where the wrapped one steps, so those of it count.
 OPTIONS = (
@@ -29,7 +29,7 @@ OPTIONS = (
 _FORGOTTEN = ("_iterations", "_learning_rate", *OPTIONS)
 
 
-class Passing:
+class Delegation:
     """The half of a wrapper that passes on what is read, set and called to `inner_optimizer`.
 
     Keras' own base class would take each of these for itself, and never use it. Until the wrapper has its
@@ -164,4 +164,4 @@ def _option(name: str) -> Any:
 
 
 for _name in OPTIONS:
-    setattr(Passing, _name, _option(_name))
+    setattr(Delegation, _name, _option(_name))

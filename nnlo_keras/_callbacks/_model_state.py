@@ -11,15 +11,15 @@ import keras
 from nnlo_common import Layout
 from nnlo_common.plugin import Session
 from nnlo_keras._fitting import synchronise
-from nnlo_keras._layout import layout_of
-from nnlo_keras._optimizers import optimizers_of
+from nnlo_keras._model_optimizers import optimizers_of
 from nnlo_keras._snapshot import assign, untrained, values_of
+from nnlo_keras._variable_layout import layout_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
-__all__ = ["Belongings"]
+__all__ = ["ModelState"]
 
 
-class Belongings:
+class ModelState:
     """A model's variables and its optimizers' that a checkpoint keeps.
 
     Args:

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = [
     "last_of",
     "own_logs",
-    "quieten",
+    "drop_center_callbacks",
     "refuse_loading",
     "restored_first",
     "undisturbed",
@@ -39,7 +39,7 @@ _FOR_THE_CENTRE = tuple(
 _BETWEEN_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
-def quieten(container: Any, but: type | tuple[type, ...] = ()) -> None:
+def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> None:
     """Take the callbacks out of a rank's list that are for the centre, but those of some classes.
 
     For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of that rank.
@@ -93,7 +93,7 @@ def undisturbed(callbacks: Sequence[Any], ours: Any) -> bool:
 def _foreign(callback: Any) -> bool:
     of_keras = type(callback).__module__.startswith("keras.src.callbacks.")
     return isinstance(callback, keras.callbacks.LambdaCallback) or not (
-        of_keras or isinstance(callback, Companion)
+        of_keras or isinstance(callback, RankCallback)
     )
 
 

@@ -27,7 +27,7 @@ import tensorflow as tf
 from nnlo_common import FlatVector, Frame, Segment
 from nnlo_common.plugin import Vector
 
-__all__ = ["TensorFlowRoad", "memory_of"]
+__all__ = ["TensorFlowVariables", "memory_of"]
 
 # From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
 _LARGE = 65536
@@ -44,8 +44,8 @@ def _memory(handle: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)._numpy()
 
 
-class TensorFlowRoad:
-    """A road to `tf.Variable`s."""
+class TensorFlowVariables:
+    """Copies of `tf.Variable`s in the vector."""
 
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         self._vector, self._copies = flat.vector, _Copies()

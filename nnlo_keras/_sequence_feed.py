@@ -1,4 +1,4 @@
-"""Feeding `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
+"""Feed of `fit` from an `H5Sequence`: turns its epochs, and hands it leased batches.
 
 Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
 own, in which nobody may ask a server. So it is given one sample, again and again, and its training function
@@ -18,12 +18,12 @@ from nnlo_common.plugin import LeasedBatches, Session
 from nnlo_keras._fitting import batches_of
 from nnlo_keras._hdf5 import H5Sequence
 
-__all__ = ["Feeding"]
+__all__ = ["SequenceFeed"]
 
 _ASKED = "an H5Sequence with assignment='dynamic' was asked for"
 
 
-class Feeding:
+class SequenceFeed:
     """Leads `fit` through the epochs of its `H5Sequence`.
 
     Args:
@@ -39,7 +39,7 @@ class Feeding:
         self.idle = False
 
     @classmethod
-    def of(cls, frame: Any) -> Feeding | None:
+    def of(cls, frame: Any) -> SequenceFeed | None:
         """Find the data of the `fit` that has called what runs in `frame`; None if it is no H5Sequence."""
         batches = batches_of(frame)
         data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
