@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Moves, Vector, unwired
-from nnlo_keras._fitting import synchronise
+from nnlo_keras._compat import synchronise
 from nnlo_keras._layout import averaged, layout_of
 from nnlo_keras._moving import TrainingCalls, moving_layers
 from nnlo_keras._roads import road

@@ -9,10 +9,10 @@ import numpy as np
 
 from nnlo_common.plugin import Session, Vector
 from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._fitting import serving
 from nnlo_keras._model import Weights
 from nnlo_keras._quiet import last_of, own_logs
 from nnlo_keras._rates import Rates
+from nnlo_keras._serving import serving
 
 __all__ = ["ServedEpochs"]
 
