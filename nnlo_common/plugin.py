@@ -18,6 +18,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import padded
+from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
@@ -111,6 +112,7 @@ __all__ = [
     "Moving",
     "Note",
     "optimize",
+    "OtherProject",
     "packed_tree",
     "padded",
     "Plan",

@@ -10,8 +10,8 @@ import numpy as np
 from nnlo_common.plugin import Session, Vector
 from nnlo_keras._callback_lists import last_of, own_logs
 from nnlo_keras._callbacks._rank_callback import RankCallback
-from nnlo_keras._fitting import serving
 from nnlo_keras._rates import Rates
+from nnlo_keras._serving import serving
 from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]

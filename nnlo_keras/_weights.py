@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Moves, Vector, unwired
 from nnlo_keras._center_steps import stepper
-from nnlo_keras._fitting import synchronise
+from nnlo_keras._compat import synchronise
 from nnlo_keras._flat_variables import flat_variables
 from nnlo_keras._training_calls import TrainingCalls, moving_layers
 from nnlo_keras._variable_layout import averaged, layout_of
