@@ -503,7 +503,7 @@ def test_who_has_ended_is_not_waited_for():
 
 
 def message(kind=Kind.PUSH, sequence=1, vector=None, sender=1):
-    return Message(kind, sender, sequence, clock=7, pulled_at=3, weight=0.5, vector=vector)
+    return Message(kind, sender, sequence, clock=7, pulled_at=3, scalar=0.5, vector=vector)
 
 
 def test_a_message_is_a_copy_and_comes_whole_in_order_and_through_its_own_door():
@@ -532,7 +532,7 @@ def test_a_message_is_a_copy_and_comes_whole_in_order_and_through_its_own_door()
     for event, numbers in ((first, [0, 1, 2]), (second, [9, 9, 9])):
         assert event.message.vector.tolist() == numbers
         assert np.shares_memory(event.message.vector, event.frame.vector)
-        assert (event.message.clock, event.message.pulled_at, event.message.weight) == (7, 3, 0.5)
+        assert (event.message.clock, event.message.pulled_at, event.message.share) == (7, 3, 0.5)
     assert [first.message.sequence, second.message.sequence] == [1, 2]
 
 

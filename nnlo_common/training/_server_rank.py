@@ -356,7 +356,7 @@ class ServerRank:
         epochs = self._pulls if after_epoch is None else after_epoch
         self._missing = set(self._others)
         for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, resume=for_good)
+            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, mark=for_good)
             self._endpoint.send(shard.server, request)
         self._serve(self._assembled)
 
