@@ -25,7 +25,7 @@ from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, epoch_order, portion, share
 from nnlo_common.protocol import Moves, Moving
-from nnlo_common.training._event_loop import Watch
+from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
@@ -97,6 +97,7 @@ __all__ = [
     "packed_tree",
     "padded",
     "Plan",
+    "Periodic",
     "portion",
     "Post",
     "PRESENT",
@@ -129,7 +130,6 @@ __all__ = [
     "Vector",
     "vectors_in_turn",
     "warn",
-    "Watch",
     "whole",
     "whole_number",
 ]

@@ -142,7 +142,7 @@ def test_all_workers_but_one_may_die():
     assert [type(result).__name__ for result in results] == [
         "Server",
         "InjectedFault",
-        "Report",
+        "TrainingReport",
         "InjectedFault",
     ]
     assert results[0].rule.clock == STEPS

@@ -15,7 +15,7 @@ from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
-from nnlo_common.protocol._waiting_requests import Waiting
+from nnlo_common.protocol._waiting_requests import WaitingRequests
 from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
@@ -69,7 +69,7 @@ class Server:
         self.stopping, self.rate = False, 0.0
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
-        self._waiting = Waiting(self.peers)
+        self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # of other servers, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock

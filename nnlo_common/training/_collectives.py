@@ -99,7 +99,7 @@ class Collectives:
         """Go on where `state` was returned."""
         require("the buffers", state, moves=self.state()["moves"])
         if self._buffers is not None:
-            self._buffers.resume(state["moves"])
+            self._buffers.set_since(state["moves"])
 
     def take_center(self) -> Vector:
         """Give the model the centre as it is now; return a copy of its parameters."""
@@ -137,7 +137,7 @@ class Collectives:
             yield
         finally:
             self._write(self._buffers, own)
-            self._buffers.resume(since)
+            self._buffers.set_since(since)
 
     def _bring(self, buffers: Buffers, **facts: Any) -> None:
         buffers.gather()

@@ -33,7 +33,7 @@ from nnlo_common.protocol import (
     Worker,
 )
 from nnlo_common.training._lease_service import Leasing
-from nnlo_common.training._plan import Plan, agree
+from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._roles import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
@@ -108,7 +108,7 @@ def assigned(world: RankWorld, servers: int) -> Assignment:
     return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
 
 
-def join(world: RankWorld, plan: Plan) -> Member:
+def join(world: RankWorld, plan: TrainingPlan) -> Member:
     """Take up this rank's part (collective).
 
     Raises:
@@ -155,7 +155,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
     )
 
 
-def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> WorkerRank:
+def _join_as_worker(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> WorkerRank:
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
     links.append(_query_link(plan, shards, cell.servers[0], serving=False))
     worker = Worker(
@@ -173,7 +173,7 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
 
 
 def _join_as_server(
-    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[ServerRank, Server]:
     index = cell.servers.index(world.rank)
     mine, others = shards[index], [shard for shard in shards if shard.index != index]
@@ -221,7 +221,9 @@ def _join_as_server(
     return serving, server
 
 
-def _queries(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> QueryService:
+def _queries(
+    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], rule: CenterRule
+) -> QueryService:
     ranks = [*cell.servers, *cell.workers]
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
     counters: dict[str, Counter] = {
@@ -238,19 +240,19 @@ def _queries(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule
     return QueryService(world.rank, len(shards), ranks, counters)
 
 
-def _query_client(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> QueryClient:
+def _query_client(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> QueryClient:
     return QueryClient(world.rank, cell.servers[0], len(shards), _buffered(plan))
 
 
-def _buffered(plan: Plan) -> int:
+def _buffered(plan: TrainingPlan) -> int:
     # Of each layer that moves statistics three counts travel, each of them as wide as two numbers.
     return 0 if plan.buffers is None else plan.buffers.vector.size + 6 * len(plan.moving)
 
 
-def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
+def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
     size = max(shard.place.stop - shard.place.start, plan.options)
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 
-def _query_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+def _query_link(plan: TrainingPlan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
     return Link(peer, len(shards), QUERY_NUMBERS + _buffered(plan), 1, serving)

@@ -11,14 +11,14 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import check_weight
 
-__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say", "speaks"]
+__all__ = ["Alone", "LocalStep", "RankPart", "TrainingReport", "TeamPart", "say", "speaks"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrainingReport:
     """What a rank has seen of a training.
 
     Attributes:
@@ -52,7 +52,7 @@ def say(role: str, text: str) -> None:
         print(text, flush=True)
 
 
-class Part(Protocol):
+class RankPart(Protocol):
     """What a rank does at each turn of an ordinary training loop."""
 
     def start(self) -> None:
@@ -77,14 +77,14 @@ class Part(Protocol):
     def stop(self) -> None:
         """Let training end; only the rank that holds the centre decides that."""
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """What was seen so far."""
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Leave in good order; `last` is done while the others can still be asked."""
 
 
-class TeamPart(Part, Protocol):
+class TeamPart(RankPart, Protocol):
     """What a rank can do besides where it is one of several."""
 
     def look(self, into: Vector) -> None:
@@ -190,9 +190,9 @@ class Alone:
         """Make no more steps."""
         self.stopped = True
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return the steps made."""
-        return Report(steps=self._steps)
+        return TrainingReport(steps=self._steps)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Nobody has to be told."""

@@ -28,9 +28,9 @@ from nnlo_common.protocol import (
     Standing,
     Told,
 )
-from nnlo_common.training._event_loop import Watch, perform, serve
+from nnlo_common.training._event_loop import Periodic, perform, serve
 from nnlo_common.training._lease_service import Leasing
-from nnlo_common.training._roles import LocalStep, Report
+from nnlo_common.training._roles import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
 
 __all__ = ["ServerRank"]
@@ -76,7 +76,7 @@ class ServerRank:
         self._stall_detector, self._drop = stall_detector, drop
         self._dropped: set[int] = set()
         self._losses: list[str] = []
-        self._watches = [Watch(self._look, LOOK_EVERY_S)]
+        self._watches = [Periodic(self._look, LOOK_EVERY_S)]
         self._may_pause = self._in_epoch = False
         server.pauses.allowed = self._all_may_pause
         self._pauses = 0
@@ -266,15 +266,15 @@ class ServerRank:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._watches[1:] = [Watch(call, every_s)]
+        self._watches[1:] = [Periodic(call, every_s)]
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what the shard has seen."""
         staleness, peers = self._server.staleness, self._server.peers.values()
         count = sum(staleness.values())
         mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
         noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
-        return Report(
+        return TrainingReport(
             samples=sum(peer.samples for peer in peers),
             exchanges=count,
             dropped=sum(peer.dropped for peer in peers),

@@ -25,8 +25,8 @@ from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
 from nnlo_common.training._observer import Observed, See
-from nnlo_common.training._plan import Plan
-from nnlo_common.training._roles import Report, TeamPart, speaks
+from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._roles import TeamPart, TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import check_stall_timeout
 
@@ -103,7 +103,7 @@ class Session:
         self._runs, self._options = algorithm.optimizer_runs, options
         self._move, self._moved_outside = local_step, moved_outside
         ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
-        plan = Plan(
+        plan = TrainingPlan(
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
@@ -156,7 +156,7 @@ class Session:
         """Ask all to end; what a worker says does not count."""
         self._part.stop()
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what this rank has seen so far."""
         return self._part.report()
 

@@ -10,7 +10,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, QueryClient, Received, Worker
 from nnlo_common.training._event_loop import work
-from nnlo_common.training._roles import LocalStep, Report
+from nnlo_common.training._roles import LocalStep, TrainingReport
 
 __all__ = ["WorkerRank"]
 
@@ -157,9 +157,9 @@ class WorkerRank:
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do nothing: this rank never serves."""
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return the steps made."""
-        return Report(steps=self._steps, samples=self._samples)
+        return TrainingReport(steps=self._steps, samples=self._samples)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Leave; `last` is done before."""
