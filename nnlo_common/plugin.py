@@ -23,8 +23,27 @@ from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.data import Batches, Files, HDF5Source, LeasedBatches, Reading, epoch_order, portion, share
-from nnlo_common.protocol import Moves, Moving
+from nnlo_common.data import (
+    Batches,
+    Files,
+    HDF5Source,
+    Lease,
+    LeasedBatches,
+    Reading,
+    epoch_order,
+    portion,
+    share,
+)
+from nnlo_common.protocol import (
+    AnswerT,
+    EpochMeanQuery,
+    LedgerClient,
+    Moves,
+    Moving,
+    NoteQuery,
+    Query,
+    SampledData,
+)
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
@@ -61,6 +80,7 @@ __all__ = [
     "Algorithm",
     "algorithms",
     "all_metrics",
+    "AnswerT",
     "assigned",
     "Batches",
     "brief",
@@ -75,6 +95,7 @@ __all__ = [
     "engine",
     "epoch_order",
     "EpochLog",
+    "EpochMeanQuery",
     "EXIT_CODE",
     "Files",
     "Halt",
@@ -85,7 +106,9 @@ __all__ = [
     "is_live",
     "CheckpointManager",
     "launched",
+    "Lease",
     "LeasedBatches",
+    "LedgerClient",
     "Letters",
     "meeting",
     "Message",
@@ -93,6 +116,7 @@ __all__ = [
     "Moves",
     "Moving",
     "Note",
+    "NoteQuery",
     "optimize",
     "packed_tree",
     "padded",
@@ -101,6 +125,7 @@ __all__ = [
     "portion",
     "Post",
     "PRESENT",
+    "Query",
     "quoted_samplers",
     "random_numbers",
     "RankWorld",
@@ -108,6 +133,7 @@ __all__ = [
     "rises",
     "run_block",
     "running",
+    "SampledData",
     "say",
     "Screen",
     "See",

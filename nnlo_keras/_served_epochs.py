@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.plugin import Session, Vector
+from nnlo_common.plugin import NoteQuery, Session, Vector
 from nnlo_keras._callbacks._companion import Companion
 from nnlo_keras._fitting import serving
 from nnlo_keras._model import Weights
@@ -87,5 +87,5 @@ class ServedEpochs:
                 self._team.last_round()
             for one in self._companions:
                 one.after_serving()
-            self._logs = dict(self._team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
+            self._logs = dict(self._team.ask(NoteQuery(epoch=self._epoch, values={}, weight=0)).means)
         return self._logs

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import Periodic, See, Session, say, speaks, whole
+from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
 from nnlo_torch._aside import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
@@ -223,10 +223,10 @@ class Participation:
         self._samplers += 1
         return self._samplers
 
-    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the first server something; samplers do."""
         assert self._team is not None  # nobody asks where there is nobody else
-        return self._team.ask(content)
+        return self._team.ask(query)
 
     def before_epoch_ends(self, call: Callable[[], object]) -> None:
         """Have `call` called each time this rank ends an epoch; samplers do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,7 +173,7 @@ def test_who_waits_after_an_epoch_pauses_with_the_server_also_where_a_death_ends
                     return ask()
 
                 server.answer_pauses = answer_pauses
-                part.on_pause = lambda: seen.append(ended)
+                part.keeper = SimpleNamespace(all_pause=lambda: seen.append(ended), look=lambda: None)
                 ended = False
                 list(me.batches([]))
                 ended = True
