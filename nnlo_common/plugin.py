@@ -30,6 +30,7 @@ from nnlo_common.data import (
     FileBatches,
     Files,
     HDF5Source,
+    Lease,
     LeasedBatches,
     Reading,
     epoch_order,
@@ -37,8 +38,17 @@ from nnlo_common.data import (
     share,
 )
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.protocol import Moves, Moving
-from nnlo_common.training._event_loop import Watch
+from nnlo_common.protocol import (
+    AnswerT,
+    EpochMeanQuery,
+    LedgerClient,
+    Moves,
+    Moving,
+    NoteQuery,
+    Query,
+    SampledData,
+)
+from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
@@ -74,6 +84,7 @@ __all__ = [
     "Algorithm",
     "algorithms",
     "all_metrics",
+    "AnswerT",
     "assigned",
     "BatchOptions",
     "brief",
@@ -90,6 +101,7 @@ __all__ = [
     "engine",
     "epoch_order",
     "EpochLog",
+    "EpochMeanQuery",
     "EXIT_CODE",
     "FileBatches",
     "Files",
@@ -102,7 +114,9 @@ __all__ = [
     "is_number",
     "CheckpointManager",
     "launched",
+    "Lease",
     "LeasedBatches",
+    "LedgerClient",
     "Letters",
     "meeting",
     "Message",
@@ -111,14 +125,17 @@ __all__ = [
     "Moves",
     "Moving",
     "Note",
+    "NoteQuery",
     "optimize",
     "OtherProject",
     "packed_tree",
     "padded",
     "Plan",
+    "Periodic",
     "portion",
     "Post",
     "PRESENT",
+    "Query",
     "quoted_samplers",
     "random_numbers",
     "RankWorld",
@@ -126,6 +143,7 @@ __all__ = [
     "rises",
     "run_block",
     "running",
+    "SampledData",
     "say",
     "Screen",
     "See",
@@ -148,7 +166,6 @@ __all__ = [
     "Vector",
     "vectors_in_turn",
     "warn",
-    "Watch",
     "whole",
     "whole_number",
 ]

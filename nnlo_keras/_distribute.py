@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from nnlo_common import ConfigurationError, Report
+from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
@@ -61,14 +61,14 @@ class Distribute(keras.callbacks.Callback):
         self._epochs_left = range(0)
         self._feed: SequenceFeed | None = None  # where `fit` trains on an H5Sequence
         self._rank_callbacks: list[RankCallback] = []
-        self._report = Report()
+        self._report = TrainingReport()
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
         return type(self)(stall_timeout_s=self._stall_timeout_s, world=self._world)
 
     @property
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """What this rank has seen of the last training."""
         return self._report if self._team is None else self._team.report()
 

@@ -79,14 +79,14 @@ class SequenceFeed:
         if self._leases is not None:
             state["leases"] = self._leases.left()
         if self._data.dynamic and team is not None and team.member.role == "server 0":
-            state["ledger"] = self._data.ask_ledger(team, "read")["state"]
+            state["ledger"] = self._data.ledger(team).state()
         return state
 
     def load(self, state: Mapping[str, Any], team: Session | None) -> None:
         """Go on there; call it before any rank leases."""
         self._data.load(state)
         if "ledger" in state and team is not None:
-            self._data.ask_ledger(team, "write", state=state["ledger"])
+            self._data.ledger(team).load(state["ledger"])
 
     def go_on(self, state: Mapping[str, Any] | None) -> None:
         """Let `fit` make the batches of this epoch that are left, from the `state` that was loaded."""

@@ -79,7 +79,7 @@ class FlatBuffers:
                 _count(layer).fill_(int(total))
         self._marked, self._decay = self._totals(), self._decays()
 
-    def resume(self, since: npt.NDArray[np.float64]) -> None:
+    def set_since(self, since: npt.NDArray[np.float64]) -> None:
         """Go on where so many updates had been made since the last `mark`."""
         self._marked, self._decay = self._totals() - since, self._decays()
 

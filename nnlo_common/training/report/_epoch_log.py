@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._whole_files import of_rank, usable
-from nnlo_common.training._roles import Report
+from nnlo_common.training._roles import TrainingReport
 from nnlo_common.training.report._process_usage import Usage
 
 __all__ = ["EpochLog"]
@@ -49,7 +49,7 @@ class EpochLog:
         counts: Mapping[str, int],
         learning_rate: float,
         metrics: Mapping[str, float],
-        served: Report | None = None,
+        served: TrainingReport | None = None,
     ) -> None:
         """Write the line of an epoch.
 
