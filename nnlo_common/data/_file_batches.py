@@ -114,6 +114,6 @@ def check_position(state: Mapping[str, Any], here: Mapping[str, Any], kind: str)
     """Refuse a saved state that was not of the data, options and workers that are here now."""
     if (found := {name: state.get(name) for name in here}) != here:
         raise ConfigurationError(
-            f"a state of {found} was saved, but this {kind} is of {here}; resume with the same data, options "
-            "and number of workers"
+            f"a state of {found} was saved, but this {kind} is of {here}; resume with the same data set, "
+            "options and number of workers"
         )
