@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
 from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
@@ -18,6 +17,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import padded
+from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
@@ -29,6 +29,7 @@ from nnlo_common.data import (
     FileBatches,
     Files,
     HDF5Source,
+    Lease,
     LeasedBatches,
     Reading,
     epoch_order,
@@ -36,8 +37,17 @@ from nnlo_common.data import (
     share,
 )
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.protocol import Moves, Moving
-from nnlo_common.training._event_loop import Watch
+from nnlo_common.protocol import (
+    AnswerT,
+    EpochMeanQuery,
+    LedgerClient,
+    Moves,
+    Moving,
+    NoteQuery,
+    Query,
+    SampledData,
+)
+from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
@@ -72,12 +82,13 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
-    "algorithms",
+    "AnswerT",
     "assigned",
     "BatchOptions",
     "brief",
     "check_assignment",
     "check_position",
+    "CheckpointManager",
     "ConfigurationError",
     "cut_teams",
     "Death",
@@ -89,6 +100,7 @@ __all__ = [
     "engine",
     "epoch_order",
     "EpochLog",
+    "EpochMeanQuery",
     "EXIT_CODE",
     "FileBatches",
     "Files",
@@ -99,9 +111,10 @@ __all__ = [
     "Interrupts",
     "is_live",
     "is_number",
-    "CheckpointManager",
     "launched",
+    "Lease",
     "LeasedBatches",
+    "LedgerClient",
     "Letters",
     "meeting",
     "Message",
@@ -110,24 +123,30 @@ __all__ = [
     "Moves",
     "Moving",
     "Note",
+    "NoteQuery",
     "optimize",
+    "OtherProject",
     "packed_tree",
     "padded",
-    "RunPlan",
+    "Periodic",
     "portion",
     "Post",
     "PRESENT",
+    "Query",
     "quoted_samplers",
     "random_numbers",
     "RankWorld",
     "Reading",
     "run_block",
     "running",
+    "RunPlan",
+    "SampledData",
     "say",
     "Screen",
     "See",
     "seed_of",
     "seed_random",
+    "Session",
     "share",
     "SIGNAL",
     "spaced",
@@ -135,7 +154,6 @@ __all__ = [
     "split",
     "Start",
     "table",
-    "Session",
     "TimeLeft",
     "Trace",
     "Trainer",
@@ -145,7 +163,6 @@ __all__ = [
     "Vector",
     "vectors_in_turn",
     "warn",
-    "Watch",
     "whole",
     "whole_number",
 ]

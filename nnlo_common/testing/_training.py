@@ -123,7 +123,7 @@ def train_virtually(
     workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
     _refuse_unused(algorithm, optimizer)
     algorithm.check(workers, servers)
-    cell = _Cell(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
+    cell = _VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
     losses = _loss_counts(losses or {}, cell.ranks)
     machines, members = cell.make_servers(optimizer), cell.make_workers(local)
@@ -140,7 +140,7 @@ def train_virtually(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _VirtualRanks:
     """What servers and workers are made of."""
 
     algorithm: Algorithm

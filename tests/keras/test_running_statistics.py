@@ -74,7 +74,7 @@ def test_updates_go_on_where_a_training_was_saved():
     model = job.model_of("fit")
     model.compile("sgd", "mse")
     statistics = Statistics.of(model, model.trainable_variables)
-    statistics.resume(np.arange(5.0))
+    statistics.set_since(np.arange(5.0))
     assert statistics.moves().since.tolist() == [0, 1, 2, 3, 4]
     statistics.mark()
     assert not statistics.moves().since.any()
