@@ -396,7 +396,9 @@ def test_errors_are_those_of_the_plain_optimizer(case):
     assert outcome(lambda: use(nt.Downpour)) == plain
 
 
-@pytest.mark.parametrize("name", [n for n, info in INFOS.items() if info.has_capturable_arg])
+@pytest.mark.parametrize(
+    "name", [n for n, info in INFOS.items() if getattr(info, "has_capturable_arg", False)]
+)
 def test_capturable_is_refused_on_a_cpu_as_by_the_plain_optimizer(name):
     def use(wrap):
         params = parameters_of(name)
