@@ -1,4 +1,4 @@
-"""Keras' own tests of optimizers and callbacks, with every optimizer in a wrapper: `tests.suites.keras_own`."""
+"""Keras' own tests of optimizers and callbacks, every optimizer in a wrapper, by `tests.suites.keras_own`."""
 
 from __future__ import annotations
 
