@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._module import running
     from nnlo_common.commands.train._plan import Plan, all_metrics, rises, stop_rules
     from nnlo_common.search import optimize
-    from nnlo_common.search._coordinator_mail import Death, Letters
-    from nnlo_common.search._meeting import meeting
-    from nnlo_common.search._messages import Done, End, Halt, Message, Note, Start
     from nnlo_common.search._optimize import agree
-    from nnlo_common.search._search import cut_teams
+    from nnlo_common.search._study_search import cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._choosers import Post
     from nnlo_common.search.coordinator._coordinator import SIGNAL
+    from nnlo_common.search.coordinator._parameter_choice import TeamMessage
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.messages._connection import connect_search
+    from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel, Death
+    from nnlo_common.search.messages._search_messages import Done, End, Halt, Note, SearchMessage, Start
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -86,9 +86,9 @@ __all__ = [
     "CheckpointManager",
     "launched",
     "LeasedBatches",
-    "Letters",
-    "meeting",
-    "Message",
+    "CoordinatorChannel",
+    "connect_search",
+    "SearchMessage",
     "Meter",
     "Moves",
     "Moving",
@@ -98,7 +98,7 @@ __all__ = [
     "padded",
     "Plan",
     "portion",
-    "Post",
+    "TeamMessage",
     "PRESENT",
     "quoted_samplers",
     "random_numbers",
@@ -138,20 +138,20 @@ _LATER = {
     "agree": "nnlo_common.search._optimize",
     "all_metrics": "nnlo_common.commands.train._plan",
     "brief": "nnlo_common.commands.train._job",
-    "cut_teams": "nnlo_common.search._search",
-    "Death": "nnlo_common.search._coordinator_mail",
-    "Done": "nnlo_common.search._messages",
-    "End": "nnlo_common.search._messages",
+    "cut_teams": "nnlo_common.search._study_search",
+    "Death": "nnlo_common.search.messages._coordinator_channel",
+    "Done": "nnlo_common.search.messages._search_messages",
+    "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
-    "Halt": "nnlo_common.search._messages",
-    "Letters": "nnlo_common.search._coordinator_mail",
-    "meeting": "nnlo_common.search._meeting",
-    "Message": "nnlo_common.search._messages",
-    "Note": "nnlo_common.search._messages",
+    "Halt": "nnlo_common.search.messages._search_messages",
+    "CoordinatorChannel": "nnlo_common.search.messages._coordinator_channel",
+    "connect_search": "nnlo_common.search.messages._connection",
+    "SearchMessage": "nnlo_common.search.messages._search_messages",
+    "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
     "Plan": "nnlo_common.commands.train._plan",
-    "Post": "nnlo_common.search.coordinator._choosers",
+    "TeamMessage": "nnlo_common.search.coordinator._parameter_choice",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "rises": "nnlo_common.commands.train._plan",
     "run_block": "nnlo_common.search.block._block",
@@ -159,7 +159,7 @@ _LATER = {
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
-    "Start": "nnlo_common.search._messages",
+    "Start": "nnlo_common.search.messages._search_messages",
     "stop_rules": "nnlo_common.commands.train._plan",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
 }

@@ -22,14 +22,14 @@ import keras_tuner
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.search._messages import Done, End, Note, Start
 from nnlo_common.search.coordinator._time_left import TimeLeft
+from nnlo_common.search.messages._search_messages import Done, End, Note, Start
 from nnlo_common.testing import InjectedFault
 from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import RESULT, Dispatch
-from nnlo_keras.tune._leaving import Leaving
+from nnlo_keras.tune._early_end import EarlyEnd
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -338,7 +338,7 @@ def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, **opti
 
 
 @pytest.mark.parametrize("victim", [1, 2])
-@pytest.mark.parametrize(("kind", "folds"), [("Start", 1), ("Outcome", 1), ("Start", 2)])
+@pytest.mark.parametrize(("kind", "folds"), [("Start", 1), ("RunOutcome", 1), ("Start", 2)])
 @pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
 def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockstep):
     def oracle():
@@ -354,7 +354,7 @@ def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockste
 
 def test_a_trial_whose_rank_dies_has_failed_where_none_is_tried_again(tmp_path):
     with pytest.warns(RuntimeWarning, match="rank 1 on memory has died"):
-        first, *_ = struck(5, tmp_path, 1, "Outcome")
+        first, *_ = struck(5, tmp_path, 1, "RunOutcome")
     (failed,) = [one for one in first.oracle.trials.values() if one.status != "COMPLETED"]
     assert failed.status == "FAILED"
     assert failed.message == "rank 1 on memory, which trained it, has died (killed, crashed or out of memory)"
@@ -366,7 +366,7 @@ def test_the_last_block_ends_the_job_and_the_same_command_goes_on(tmp_path):
         pytest.warns(RuntimeWarning, match="Blocks that go on: 0"),
         pytest.raises(PeerLostError, match=re.escape(f"rank 2: on memory {goes_on}")),
     ):
-        struck(3, tmp_path, 2, "Outcome")
+        struck(3, tmp_path, 2, "RunOutcome")
     first, *_ = searched(3, tmp_path, block_size=2)
     assert sorted(status for status, _, _ in found(first).values()) == ["COMPLETED"] * 7 + ["FAILED"]
 
@@ -392,7 +392,7 @@ def test_what_runs_when_the_time_is_up_is_trained_again(tmp_path, size):
     def program(world):
         def value(hp):
             if hp.get("x") == 0 and launched() is None:
-                Leaving(Interrupts(), TimeLeft(end_s=0.0)).on_train_batch_begin(0)
+                EarlyEnd(Interrupts(), TimeLeft(end_s=0.0)).on_train_batch_begin(0)
             while hp.get("x") == 0 and time.monotonic() < until_s:
                 launched().gather_text("")
             return hp.get("x") ** 2

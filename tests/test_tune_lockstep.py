@@ -16,10 +16,17 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search._messages import Done, Halt, Report, Start, Suggest, Verdict
 from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR
+from nnlo_common.search.coordinator._trial_results import ERROR
 from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    Halt,
+    ParameterRequest,
+    PruneRequest,
+    Start,
+    TrialReport,
+)
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 
@@ -42,12 +49,12 @@ def told(study):
 
 def objective(run):
     """What a block does, as a generator of messages; two of the trials fail."""
-    x = (yield Suggest(run, "x", X)).value
-    bent = (yield Suggest(run, "c", C)).value
-    y = (yield Suggest(run, "y", Y)).value if bent else 0.3  # a parameter that not all trials have
+    x = (yield ParameterRequest(run, "x", X)).value
+    bent = (yield ParameterRequest(run, "c", C)).value
+    y = (yield ParameterRequest(run, "y", Y)).value if bent else 0.3  # a parameter that not all trials have
     for step in range(3):
-        yield Report(run, (x - 0.2) ** 2 + y**2 + step, step)
-        if (yield Verdict(run)).value:
+        yield TrialReport(run, (x - 0.2) ** 2 + y**2 + step, step)
+        if (yield PruneRequest(run)).value:
             return Done(run, "pruned")
     if run in (3, 9):
         return Done(run, "failed", error="by accident")

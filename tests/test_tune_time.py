@@ -16,12 +16,12 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search._messages import Done, End, Halt, Start, Suggest
-from nnlo_common.search._search import Search
+from nnlo_common.search._study_search import StudySearch
 from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR, SECONDS
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
 from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.messages._search_messages import Done, End, Halt, ParameterRequest, Start
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -72,7 +72,7 @@ def test_those_before_the_job_was_started_again_count_as_observed(tmp_path):
 
     def searched(end_s):
         study = optuna.create_study()
-        Search(
+        StudySearch(
             study,
             objective,
             n_trials=4,
@@ -102,7 +102,9 @@ def test_what_runs_when_the_time_is_up_is_trained_again_by_the_same_command(tmp_
     )
     runs = [post.message.run for post in machine.begin()]
     x = optuna.distributions.distribution_to_json(optuna.distributions.FloatDistribution(0, 1))
-    chosen = [machine.handle(team, Suggest(run, "x", x))[0].message.value for team, run in enumerate(runs)]
+    chosen = [
+        machine.handle(team, ParameterRequest(run, "x", x))[0].message.value for team, run in enumerate(runs)
+    ]
     machine.think()
     clock.now_s = 6.0
     machine.handle(0, Done(0, "complete", (1.0,)))

@@ -96,7 +96,7 @@ def optimize(
         (30, True)
     """
     try:
-        from nnlo_common.search._search import Search
+        from nnlo_common.search._study_search import StudySearch
     except ImportError as error:
         if getattr(error, "name", "") != "optuna":
             raise
@@ -106,7 +106,7 @@ def optimize(
     whole_number("retries", retries, 0)
     whole_number("folds", folds, 1)
     whole_number("search_ranks", search_ranks, 0)
-    search = Search(
+    search = StudySearch(
         study,
         objective,
         n_trials=n_trials,

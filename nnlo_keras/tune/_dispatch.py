@@ -26,7 +26,19 @@ from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.src.engine.tuner_utils import average_metrics_dicts
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.plugin import SIGNAL, Death, Done, End, Halt, Message, Note, Post, Start, TimeLeft, warn
+from nnlo_common.plugin import (
+    SIGNAL,
+    Death,
+    Done,
+    End,
+    Halt,
+    Note,
+    SearchMessage,
+    Start,
+    TeamMessage,
+    TimeLeft,
+    warn,
+)
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "Dispatch", "averaged"]
 
@@ -108,18 +120,18 @@ class Dispatch:
         self.failure: Exception | None = None
         self.interrupted = ""
 
-    def look(self) -> list[Post]:
+    def look(self) -> list[TeamMessage]:
         """Break off what is running when the time is up."""
         return self.interrupt("the time is up") if self._time_left.over(self._clock()) else []
 
-    def interrupt(self, reason: str) -> list[Post]:
+    def interrupt(self, reason: str) -> list[TeamMessage]:
         """Break off what is running, and begin nothing any more, so that the same command goes on."""
         if self.over or self.interrupted:
             return []
         self.interrupted = reason
         return self.ask()
 
-    def lost(self, death: Death) -> list[Post]:
+    def lost(self, death: Death) -> list[TeamMessage]:
         """Go on without a block of which a rank has died; its trial fails, or is tried again by another.
 
         Raises:
@@ -135,13 +147,13 @@ class Dispatch:
         state = "halted" if of_block.halted else "failed"
         return self._done(block, of_block, death.team, Done(run, state, error=death.error))
 
-    def ask(self) -> list[Post]:
+    def ask(self) -> list[TeamMessage]:
         """Give a trial to every idle block for which there is one.
 
         Raises:
             PeerLostError: there is one, but no block is left.
         """
-        posts: list[Post] = []
+        posts: list[TeamMessage] = []
         self.idle = False
         living = self._living
         for block in living:
@@ -160,9 +172,9 @@ class Dispatch:
             raise PeerLostError(self._lost[-1].rank, "has died, and with it the last block")
         self.over = True
         end = End(-1, (self._summary(),), self.interrupted)
-        return [*posts, *(Post(team, end) for team in range(self._blocks * self._teams))]
+        return [*posts, *(TeamMessage(team, end) for team in range(self._blocks * self._teams))]
 
-    def handle(self, team: int, message: Message) -> list[Post]:
+    def handle(self, team: int, message: SearchMessage) -> list[TeamMessage]:
         """Take in what the first rank of a team says, and return what to answer.
 
         Raises:
@@ -204,7 +216,7 @@ class Dispatch:
         short = {death.team // self._teams for death in self._lost}
         return [block for block in range(self._blocks) if block not in short]
 
-    def _guarded(self, call: Callable[..., list[Post]], *args: Any) -> list[Post]:
+    def _guarded(self, call: Callable[..., list[TeamMessage]], *args: Any) -> list[TeamMessage]:
         """Let an error of the oracle, or of the disk, end the search on all ranks."""
         try:
             return call(*args)
@@ -212,7 +224,7 @@ class Dispatch:
             self.failure = error
             return []
 
-    def _begin(self, block: int) -> list[Post]:
+    def _begin(self, block: int) -> list[TeamMessage]:
         trial, name = self._next()
         self.idle |= trial.status == "IDLE" and not self._untold
         if trial.status != "RUNNING":
@@ -241,7 +253,7 @@ class Dispatch:
         name = next(name for index in range(self._blocks) if (name := f"block{index}") not in taken)
         return oracle.create_trial(name), name
 
-    def _started(self, of_block: _Trial, team: int) -> Post:
+    def _started(self, of_block: _Trial, team: int) -> TeamMessage:
         fold, trial = of_block.waiting.popleft(), of_block.trial
         of_block.running[team] = (self._runs, fold)
         attributes = {
@@ -251,11 +263,11 @@ class Dispatch:
         }
         start = Start(self._runs, self._tuner.oracle.seed, 1, attributes, self._runs)
         self._runs += 1
-        return Post(team, start)
+        return TeamMessage(team, start)
 
-    def _done(self, block: int, of_block: _Trial, team: int, message: Done) -> list[Post]:
+    def _done(self, block: int, of_block: _Trial, team: int, message: Done) -> list[TeamMessage]:
         run, fold = of_block.running.pop(team)
-        posts: list[Post] = []
+        posts: list[TeamMessage] = []
         if message.state == "halted" and not of_block.halted and not of_block.problem:
             posts = self.interrupt(SIGNAL)  # a training in it has saved and left
             of_block.halted = True
@@ -265,7 +277,9 @@ class Dispatch:
             if not of_block.problem and not of_block.halted:
                 of_block.problem = message.error or message.state
                 reason = f"run {run}, another fold of the trial, has failed"
-                posts += [Post(one, Halt(number, reason)) for one, (number, _) in of_block.running.items()]
+                posts += [
+                    TeamMessage(one, Halt(number, reason)) for one, (number, _) in of_block.running.items()
+                ]
         elif of_block.waiting:
             return [self._started(of_block, team)]
         if of_block.running:
@@ -287,7 +301,7 @@ class Dispatch:
         while self._untold and self._untold[0].ended:
             yield self._untold.pop(0)
 
-    def _tell(self, of_block: _Trial) -> list[Post]:
+    def _tell(self, of_block: _Trial) -> list[TeamMessage]:
         if of_block.halted or self.failure is not None:
             return []  # with the next start it is trained again
         trial = of_block.trial
@@ -317,14 +331,14 @@ class Dispatch:
         except Exception as error:  # as keras-tuner has it: the trial is at fault
             trial.status, trial.message = "INVALID", "".join(traceback.format_exception(error))
 
-    def _broken_off(self) -> list[Post]:
+    def _broken_off(self) -> list[TeamMessage]:
         posts = []
         for of_block in self._trials.values():
             if not of_block.halted:
                 of_block.halted = True
                 of_block.waiting.clear()
                 reason = f"the search has ended: {self.failure or self.interrupted}"
-                posts += [Post(team, Halt(run, reason)) for team, (run, _) in of_block.running.items()]
+                posts += [TeamMessage(team, Halt(run, reason)) for team, (run, _) in of_block.running.items()]
         return posts
 
     def _summary(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from nnlo_common.plugin import engine
-from nnlo_keras.tune._space import distribution, from_sampler, to_sampler
+from nnlo_keras.tune._sampler_space import distribution, from_sampler, to_sampler
 
 __all__ = ["SamplerOracle"]
 

@@ -39,11 +39,11 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_keras.tune import _directory
-from nnlo_keras.tune._blocks import search_over
+from nnlo_keras.tune._block_search import search_over
 from nnlo_keras.tune._data import Folds, held_out
 from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
+from nnlo_keras.tune._early_end import EarlyEnd, OutOfTimeError
 from nnlo_keras.tune._joint_fit import fit_together
-from nnlo_keras.tune._leaving import Leaving, OutOfTimeError
 from nnlo_keras.tune._oracle import SamplerOracle
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
@@ -232,7 +232,7 @@ class MPITuner(keras_tuner.Tuner):
                 callbacks.append(tuner_utils.TunerCallback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # A block's ranks leave together, when the coordinator says so.
-            callbacks += [Leaving(self._interrupts, self._time_left)] if self._alone else []
+            callbacks += [EarlyEnd(self._interrupts, self._time_left)] if self._alone else []
             results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 

@@ -20,8 +20,8 @@ from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._mail import PartWorld
 from nnlo_common.protocol import Event, Message, Received
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Text
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import Text
 
 __all__ = ["BlockWorld"]
 
@@ -37,45 +37,45 @@ class BlockWorld:
 
     Args:
         ranks: the same ranks to the transport.
-        mailbox: this rank's letters.
+        channel: this rank's letters.
     """
 
     survives_loss = False
 
-    def __init__(self, ranks: PartWorld, mailbox: Mailbox) -> None:
-        self._ranks, self._mailbox = ranks, mailbox
+    def __init__(self, ranks: PartWorld, channel: RankChannel) -> None:
+        self._ranks, self._channel = ranks, channel
         self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
         self.own_process = ranks.own_process
         self.gathered = 0
         self._texts: dict[int, dict[int, str]] = defaultdict(dict)  # by gathering and rank
-        self._doors: list[_Door] = []
+        self._doors: list[_BlockEndpoint] = []
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
         self._engaged = self._given_up = False
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
-        self._mailbox.check()
+        self._channel.check()
         turn, self.gathered = self.gathered, self.gathered + 1
-        self._mailbox.tell_partners(Text(self._mailbox.run, turn, text))
+        self._channel.tell_partners(Text(self._channel.run, turn, text))
         texts = self._texts[turn]
         texts[self.rank] = text
         while True:
-            self._mailbox.check(gathering=turn)
-            while (letter := self._mailbox.taken(Text)) is not None:
+            self._channel.check(gathering=turn)
+            while (letter := self._channel.taken(Text)) is not None:
                 rank, part = letter
                 self._texts[part.index][rank] = part.text
             if len(texts) == self.size:
                 del self._texts[turn]
                 return [texts[rank] for rank in range(self.size)]
-            self._mailbox.take_in(None)
+            self._channel.take_in(None)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's door (collective)."""
         # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
         # which no alarm could end.
         self.gather_text("")
-        door = _Door(self._ranks.open(links), self._mailbox, self.size)
+        door = _BlockEndpoint(self._ranks.open(links), self._channel, self.size)
         self._doors.append(door)
         return door
 
@@ -109,9 +109,9 @@ class BlockWorld:
     @property
     def recalled(self) -> bool:
         """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
-        while self._mailbox.take_in(0):
+        while self._channel.take_in(0):
             pass
-        return self._mailbox.recalled
+        return self._channel.recalled
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: a search needs all of its ranks."""
@@ -167,11 +167,11 @@ class BlockWorld:
                 door.close()
 
 
-class _Door:
+class _BlockEndpoint:
     """A transport's door at which its owner hears an alarm, also where nobody keeps it waiting."""
 
-    def __init__(self, door: Endpoint, mailbox: Mailbox, size: int) -> None:
-        self._door, self._mailbox = door, mailbox
+    def __init__(self, door: Endpoint, channel: RankChannel, size: int) -> None:
+        self._door, self._channel = door, channel
         self.sent, self.received = [0] * size, [0] * size
         self.closed = False
         self._looked_s = time.monotonic()
@@ -184,7 +184,7 @@ class _Door:
         left_s = timeout_s
         while True:
             if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
-                self._mailbox.check()
+                self._channel.check()
                 self._looked_s = time.monotonic()
             wait_s = _LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S)
             event = self._door.receive(wait_s)

@@ -22,18 +22,18 @@ import optuna
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
-from nnlo_common.search._coordinator_mail import Death
-from nnlo_common.search._messages import Chosen, Done, End, Halt, Message, Recall, Start
-from nnlo_common.search.coordinator._choosers import Here, InOrder, Post
-from nnlo_common.search.coordinator._endings import HELPERS, NAME, Failures, log_best
+from nnlo_common.search.coordinator._elastic import ElasticPolicy
+from nnlo_common.search.coordinator._parameter_choice import LocalChooser, LockstepChooser, TeamMessage
+from nnlo_common.search.coordinator._remote_choice import RemoteChooser
 from nnlo_common.search.coordinator._results import Results
 from nnlo_common.search.coordinator._roster import Roster
-from nnlo_common.search.coordinator._running_trial import UnderWay
-from nnlo_common.search.coordinator._search_ranks import Afar
-from nnlo_common.search.coordinator._tail import Tail
+from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.coordinator._trial_progress import Progress, checked
-from nnlo_common.search.journal._record import Record, packed
+from nnlo_common.search.coordinator._trial_results import HELPERS, NAME, FailurePolicy, log_best
+from nnlo_common.search.journal._record import SearchRecord, packed
+from nnlo_common.search.messages._coordinator_channel import Death
+from nnlo_common.search.messages._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage, Start
 from nnlo_common.search.samplers._seeding import seed_of
 
 __all__ = ["SIGNAL", "Coordinator", "known_to_all"]
@@ -87,10 +87,10 @@ class Coordinator:
         seed: int = 0,
         retries: int = 0,
         target: float | None = None,
-        failures: Failures | None = None,
+        failures: FailurePolicy | None = None,
         time_left: TimeLeft | None = None,
         clock: Callable[[], float] = time.time,
-        record: Record | None = None,
+        record: SearchRecord | None = None,
         known: int | None = None,
         search_ranks: int = 0,
         lockstep: bool = False,
@@ -98,10 +98,10 @@ class Coordinator:
     ) -> None:
         self._study, self._folds = study, folds
         self._seed, self._time = seed, time_left or TimeLeft()
-        self._clock, self._record = clock, record or Record()
+        self._clock, self._record = clock, record or SearchRecord()
         self._roster, self._runs = Roster(blocks, teams), itertools.count()
-        self._tail = Tail(self._roster, self._time) if elastic else None
-        self._trials: list[UnderWay] = []  # those that train
+        self._tail = ElasticPolicy(self._roster, self._time) if elastic else None
+        self._trials: list[RunningTrial] = []  # those that train
         self._lost: list[Death] = []
         self._broken: set[int] = set()  # runs of which a rank has died
         self._known = known_to_all(study) if known is None else known
@@ -116,18 +116,18 @@ class Coordinator:
             folds=folds,
             retries=retries,
             target=target,
-            failures=failures or Failures(study),
+            failures=failures or FailurePolicy(study),
             time_left=self._time,
             record=self._record,
         )
         self._searchers = range(blocks * teams, blocks * teams + search_ranks)
-        self._chooser: Here = Here(study, blocks, n_trials)
+        self._chooser: LocalChooser = LocalChooser(study, blocks, n_trials)
         if lockstep:
-            self._chooser = InOrder(study, blocks, n_trials, seed)
+            self._chooser = LockstepChooser(study, blocks, n_trials, seed)
         elif search_ranks:
-            self._chooser = Afar(study, blocks, n_trials, self._searchers)
+            self._chooser = RemoteChooser(study, blocks, n_trials, self._searchers)
 
-    def begin(self) -> list[Post]:
+    def begin(self) -> list[TeamMessage]:
         """Give every block its first trial."""
         return self._fed()
 
@@ -135,20 +135,20 @@ class Coordinator:
         """Choose the next trial while all blocks train; say whether there was one to choose."""
         return bool(self._trials) and self._chooser.think(len(self._roster.living))
 
-    def look(self) -> list[Post]:
+    def look(self) -> list[TeamMessage]:
         """Break off what is running when the time is up; let idle teams help what takes long."""
         if self._trials and not self.interrupted and self._time.over(self._clock()):
             return self.interrupt("the time is up")
         return self._helped()
 
-    def interrupt(self, reason: str) -> list[Post]:
+    def interrupt(self, reason: str) -> list[TeamMessage]:
         """Break off what is running, so that the same command trains it again."""
         if self.over or self.interrupted:
             return []
         self.interrupted = reason
         return self._stop(reason)
 
-    def lost(self, death: Death) -> list[Post]:
+    def lost(self, death: Death) -> list[TeamMessage]:
         """Go on without a block of which a rank has died, or without a search rank.
 
         The trial of the block fails, or is tried again by another.
@@ -159,7 +159,7 @@ class Coordinator:
         team = death.team
         self._lost.append(death)
         if team in self._searchers:
-            assert isinstance(self._chooser, Afar)
+            assert isinstance(self._chooser, RemoteChooser)
             left = self._chooser.lost(team)
             _LOG.warning("search %s has died. Search ranks that go on: %d", death, left)
             return [] if self.over else self._fed()
@@ -174,7 +174,7 @@ class Coordinator:
         state = "halted" if under.halted else "failed"
         return self._done(team, under, Done(under.runs[team], state, error=death.error, failure="died"))
 
-    def handle(self, team: int, message: Message) -> list[Post]:
+    def handle(self, team: int, message: SearchMessage) -> list[TeamMessage]:
         """Take in what the leader of a team says, and return what to answer.
 
         Raises:
@@ -184,7 +184,7 @@ class Coordinator:
         if isinstance(message, Chosen):
             if any(death.team == team for death in self._lost):
                 return []
-            assert isinstance(self._chooser, Afar)
+            assert isinstance(self._chooser, RemoteChooser)
             self._chooser.chosen(team, message)
             return self._fed()
         if message.run in self._broken:  # written before the ranks knew of the death
@@ -198,7 +198,7 @@ class Coordinator:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _fed(self) -> list[Post]:
+    def _fed(self) -> list[TeamMessage]:
         """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
         posts = []
         living, idle, beginning = self._roster.living, self._roster.idle, not self._trials
@@ -222,9 +222,9 @@ class Coordinator:
             )
         return posts + self._ended()
 
-    def _begun(self, block: int, trial: Trial, now_s: float) -> list[Post]:
+    def _begun(self, block: int, trial: Trial, now_s: float) -> list[TeamMessage]:
         teams = self._roster.teams(block)
-        under = UnderWay(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
+        under = RunningTrial(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
         self._trials.append(under)
         self._call(trial)
         self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
@@ -237,7 +237,7 @@ class Coordinator:
             trial.set_user_attr(NAME, next(name for name in names if name not in self._names))
         self._names.add(trial.user_attrs[NAME])
 
-    def _start(self, team: int, under: UnderWay) -> Post:
+    def _start(self, team: int, under: RunningTrial) -> TeamMessage:
         """Start the next fold."""
         fold = under.waiting.popleft()
         under.running[team], under.runs[team] = fold, next(self._runs)
@@ -252,9 +252,9 @@ class Coordinator:
             self._folds,
             self._seed,
         )
-        return Post(team, start, made_of=self._roster.news(team))
+        return TeamMessage(team, start, made_of=self._roster.news(team))
 
-    def _ended(self) -> list[Post]:
+    def _ended(self) -> list[TeamMessage]:
         self.over = True
         log_best(self._study)
         if self._lost:
@@ -264,9 +264,9 @@ class Coordinator:
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
         end = End(-1, kept, self.interrupted)
-        return [Post(team, end) for team in range(self._roster.count + len(self._searchers))]
+        return [TeamMessage(team, end) for team in range(self._roster.count + len(self._searchers))]
 
-    def _done(self, team: int, under: UnderWay, message: Done) -> list[Post]:
+    def _done(self, team: int, under: RunningTrial, message: Done) -> list[TeamMessage]:
         fold = under.running.pop(team)
         del under.runs[team], self._roster.training[team]
         under.asking.discard(team)
@@ -302,7 +302,7 @@ class Coordinator:
             return [*posts, self._start(team, under)]
         return posts + self._progress.judged(under) + self._fed()
 
-    def _helped(self) -> list[Post]:
+    def _helped(self) -> list[TeamMessage]:
         """Let idle teams help those that train, when nothing is left to begin."""
         if self._tail is None or self._stopped or self._chooser.pending:
             return []
@@ -315,9 +315,9 @@ class Coordinator:
             posts.append(self._start(team, under))
         recalls = self._tail.recalls(self._clock())
         runs = [(team, self._roster.training[team].runs[team]) for team in recalls]
-        return posts + [Post(team, Recall(run), leader_only=True) for team, run in runs]
+        return posts + [TeamMessage(team, Recall(run), leader_only=True) for team, run in runs]
 
-    def _again(self, team: int, under: UnderWay) -> Post:
+    def _again(self, team: int, under: RunningTrial) -> TeamMessage:
         """Start again, with all who are idle, the fold that a team has left for that."""
         assert self._tail is not None  # who else would have recalled it
         others = self._tail.joining(team)
@@ -325,7 +325,7 @@ class Coordinator:
         self._roster.unite(team, others)
         return self._start(team, under)
 
-    def _note_help(self, under: UnderWay, teams: Sequence[int]) -> None:
+    def _note_help(self, under: RunningTrial, teams: Sequence[int]) -> None:
         helpers, now_s = under.trial.user_attrs.get(HELPERS, []), self._clock()
         known = {under.block, *(block for block, _ in helpers)}
         fresh = sorted(set().union(*map(self._roster.blocks_of, teams)) - known)
@@ -334,9 +334,9 @@ class Coordinator:
         for block in fresh:
             _LOG.info("block %d helps to train trial %d", block, under.trial.number)
 
-    def _finished(self, under: UnderWay) -> list[Post]:
+    def _finished(self, under: RunningTrial) -> list[TeamMessage]:
         """Take in the end of a trial."""
-        posts: list[Post] = []
+        posts: list[TeamMessage] = []
         again = self._results.take_in(under, interrupted=bool(self.interrupted), stopped=self._stopped)
         self._chooser.left += again and not self.interrupted
         if self._results.reached(under.result):
@@ -355,16 +355,16 @@ class Coordinator:
         """Let nothing of ours stand open in the study; what the user has queued stays as it is."""
         self._results.withdrawn(self._chooser.withdraw(), reason)
 
-    def _stop(self, reason: str) -> list[Post]:
+    def _stop(self, reason: str) -> list[TeamMessage]:
         """Break off what is running, and begin nothing any more."""
         self._stopped = True
         self._begin_nothing(reason)
         return [post for under in self._trials for post in self._halted(under, reason)]
 
-    def _halted(self, under: UnderWay, reason: str) -> list[Post]:
+    def _halted(self, under: RunningTrial, reason: str) -> list[TeamMessage]:
         """Break off what is running of a trial."""
         if under.halted:
             return []
         under.halted = reason
         under.waiting.clear()
-        return [Post(team, Halt(run, reason)) for team, run in under.runs.items()]
+        return [TeamMessage(team, Halt(run, reason)) for team, run in under.runs.items()]

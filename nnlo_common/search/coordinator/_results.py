@@ -9,11 +9,18 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from nnlo_common.search._messages import Done
-from nnlo_common.search.coordinator._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, tell
-from nnlo_common.search.coordinator._running_trial import UnderWay
+from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._time_left import TimeLeft
-from nnlo_common.search.journal._record import Record
+from nnlo_common.search.coordinator._trial_results import (
+    ERROR,
+    FAILURE,
+    SECONDS,
+    FailurePolicy,
+    keep_folds,
+    tell,
+)
+from nnlo_common.search.journal._record import SearchRecord
+from nnlo_common.search.messages._search_messages import Done
 
 __all__ = ["RETRY_OF", "Results"]
 
@@ -43,14 +50,14 @@ class Results:
         folds: int,
         retries: int,
         target: float | None,
-        failures: Failures,
+        failures: FailurePolicy,
         time_left: TimeLeft,
-        record: Record,
+        record: SearchRecord,
     ) -> None:
         self._study, self._folds, self._retries, self._target = study, folds, retries, target
         self._failures, self._time, self._record = failures, time_left, record
 
-    def take_in(self, under: UnderWay, *, interrupted: bool, stopped: bool) -> bool:
+    def take_in(self, under: RunningTrial, *, interrupted: bool, stopped: bool) -> bool:
         """Take in the end of a trial; say whether it waits to be tried again.
 
         Args:

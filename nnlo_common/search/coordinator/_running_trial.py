@@ -11,13 +11,13 @@ from collections import deque
 
 from optuna.trial import Trial
 
-from nnlo_common.search._messages import Done
-from nnlo_common.search.coordinator._endings import mean
+from nnlo_common.search.coordinator._trial_results import mean
+from nnlo_common.search.messages._search_messages import Done
 
-__all__ = ["UnderWay"]
+__all__ = ["RunningTrial"]
 
 
-class UnderWay:
+class RunningTrial:
     """One trial on one block.
 
     Attributes:

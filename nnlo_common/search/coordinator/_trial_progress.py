@@ -10,10 +10,18 @@ from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import ProtocolError
-from nnlo_common.search._messages import Answer, Done, Message, Note, Report, Suggest, Verdict
-from nnlo_common.search.coordinator._choosers import Post
-from nnlo_common.search.coordinator._running_trial import UnderWay
-from nnlo_common.search.journal._record import Record
+from nnlo_common.search.coordinator._parameter_choice import TeamMessage
+from nnlo_common.search.coordinator._running_trial import RunningTrial
+from nnlo_common.search.journal._record import SearchRecord
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    Note,
+    ParameterRequest,
+    PruneRequest,
+    RequestAnswer,
+    SearchMessage,
+    TrialReport,
+)
 
 __all__ = ["Progress", "checked"]
 
@@ -27,22 +35,22 @@ class Progress:
         record: where to write down what is chosen.
     """
 
-    def __init__(self, study: optuna.Study, folds: int, record: Record) -> None:
+    def __init__(self, study: optuna.Study, folds: int, record: SearchRecord) -> None:
         self._study, self._folds, self._record = study, folds, record
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
 
-    def handle(self, team: int, under: UnderWay, message: Message) -> list[Post]:
+    def handle(self, team: int, under: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
         """Take in what the leader of a team says of its trial, and return what to answer.
 
         Raises:
             ProtocolError: it is nothing that is said of a trial.
         """
-        if isinstance(message, Suggest):
-            return [Post(team, self._suggest(under.trial, message), leader_only=True)]
-        if isinstance(message, Verdict):
+        if isinstance(message, ParameterRequest):
+            return [TeamMessage(team, self._suggest(under.trial, message), leader_only=True)]
+        if isinstance(message, PruneRequest):
             under.asking.add(team)
             return self.judged(under)
-        if isinstance(message, Report):
+        if isinstance(message, TrialReport):
             if not self._by_fold:
                 under.report(under.running[team], message.step, message.value)
                 self._tell_means(under)
@@ -52,7 +60,7 @@ class Progress:
             raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
         return []
 
-    def judged(self, under: UnderWay) -> list[Post]:
+    def judged(self, under: RunningTrial) -> list[TeamMessage]:
         """Answer the teams of a trial once all have asked, so that all obey the same verdict."""
         if under.halted or not under.all_ask:
             return []
@@ -60,9 +68,9 @@ class Progress:
         prune = not self._by_fold and under.judged and bool(under.trial.should_prune())
         asking, under.asking = sorted(under.asking), set()
         answers = [(team, under.runs[team]) for team in asking]
-        return [Post(team, Answer(run, prune), leader_only=True) for team, run in answers]
+        return [TeamMessage(team, RequestAnswer(run, prune), leader_only=True) for team, run in answers]
 
-    def fold_done(self, under: UnderWay, fold: int, message: Done) -> None:
+    def fold_done(self, under: RunningTrial, fold: int, message: Done) -> None:
         """Let the pruner know of a fold's end."""
         if self._folds == 1 or under.ending is not None:
             return
@@ -73,19 +81,21 @@ class Progress:
             if not under.over and under.trial.should_prune():
                 under.ending = Done(message.run, "pruned")
 
-    def _suggest(self, trial: Trial, message: Suggest) -> Answer:
+    def _suggest(self, trial: Trial, message: ParameterRequest) -> RequestAnswer:
         distribution = json_to_distribution(message.distribution)
         try:
             value = trial._suggest(message.name, distribution)  # what all suggest_... methods call
         except ValueError as error:
             if message.name not in trial.distributions:
                 raise
-            return Answer(message.run, 0.0, f"suggest {message.name!r} differs between the folds: {error}")
+            return RequestAnswer(
+                message.run, 0.0, f"suggest {message.name!r} differs between the folds: {error}"
+            )
         internal = float(distribution.to_internal_repr(value))
         self._record.suggested(trial.number, message.name, internal, message.distribution)
-        return Answer(message.run, internal)
+        return RequestAnswer(message.run, internal)
 
-    def _tell_means(self, under: UnderWay) -> None:
+    def _tell_means(self, under: RunningTrial) -> None:
         for step, value in under.means():
             under.trial.report(value, step)
 

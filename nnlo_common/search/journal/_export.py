@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
-from nnlo_common.search.coordinator._endings import end_in
-from nnlo_common.search.journal._record import Record
+from nnlo_common.search.coordinator._trial_results import end_in
+from nnlo_common.search.journal._record import SearchRecord
 
 __all__ = ["Export", "exportable"]
 
@@ -53,7 +53,7 @@ def exportable(export: str | Path) -> Path:
     return path
 
 
-class Export(Record):
+class Export(SearchRecord):
     """A file that follows a study.
 
     Args:

@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.search.coordinator._endings import end_in
+from nnlo_common.search.coordinator._trial_results import end_in
 
 __all__ = ["Queued"]
 

@@ -25,10 +25,10 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._whole_files import usable, whole
-from nnlo_common.search.coordinator._endings import end_in
+from nnlo_common.search.coordinator._trial_results import end_in
 from nnlo_common.search.journal._queued import Queued
 
-__all__ = ["Journal", "Record", "Records", "packed", "take_over", "unpacked"]
+__all__ = ["Journal", "SearchRecord", "RecordGroup", "packed", "take_over", "unpacked"]
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
             end_in(study._storage, known[trial.number]._trial_id, trial)
 
 
-class Record:
+class SearchRecord:
     """What is written down of a search: nothing; see `Journal`."""
 
     def begun(self, trial: FrozenTrial) -> None:
@@ -107,14 +107,14 @@ class Record:
         """Nothing more will come."""
 
 
-class Records(Record):
+class RecordGroup(SearchRecord):
     """Several records of one search.
 
     Args:
         records: each of them.
     """
 
-    def __init__(self, *records: Record) -> None:
+    def __init__(self, *records: SearchRecord) -> None:
         self._records = records
 
     def begun(self, trial: FrozenTrial) -> None:
@@ -143,7 +143,7 @@ class Records(Record):
             record.close()
 
 
-class Journal(Record):
+class Journal(SearchRecord):
     """A file from which a search goes on after its job was killed.
 
     Args:

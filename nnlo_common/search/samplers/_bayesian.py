@@ -15,8 +15,8 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from nnlo_common.search.coordinator._endings import SECONDS
-from nnlo_common.search.coordinator._spread import noise_of_means
+from nnlo_common.search.coordinator._trial_results import SECONDS
+from nnlo_common.search.samplers._fold_noise import noise_of_means
 
 __all__ = ["BayesianSampler"]
 

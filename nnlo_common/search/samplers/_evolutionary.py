@@ -134,7 +134,7 @@ class EvolutionarySampler(BaseSampler):
         if isinstance(param_distribution, CategoricalDistribution):
             return self._choice(param_distribution, known)
         assert isinstance(param_distribution, (FloatDistribution, IntDistribution))
-        scale = _Scale(param_distribution)
+        scale = _ParameterRange(param_distribution)
         if parents is None or not known:
             return scale.value(self._random.random())
         return scale.value(self._number([scale.position(value) for value in known], parents))
@@ -166,7 +166,7 @@ class EvolutionarySampler(BaseSampler):
         return _reflected(position)
 
 
-class _Scale:
+class _ParameterRange:
     """Where the values of a numeric parameter lie between 0 and 1."""
 
     def __init__(self, distribution: FloatDistribution | IntDistribution) -> None:

@@ -20,11 +20,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
-from nnlo_common.search._mailbox import DIED
-from nnlo_common.search._messages import Choose, Chosen, End, Told, from_text, to_text
-from nnlo_common.search.coordinator._endings import bring_up
-from nnlo_common.search.coordinator._study_snapshots import Seen
+from nnlo_common.search.coordinator._storage_view import StorageView
+from nnlo_common.search.coordinator._trial_results import bring_up
 from nnlo_common.search.journal._record import unpacked
+from nnlo_common.search.messages._rank_channel import DIED
+from nnlo_common.search.messages._search_messages import Choose, Chosen, End, LossReported, from_text, to_text
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._grid import Grid
 from nnlo_common.search.samplers._names import IN_SEQUENCE
@@ -78,7 +78,7 @@ class Replica:
         if beside and self._would_repeat:
             study = optuna.Study(
                 study.study_name,
-                cast(BaseStorage, Seen(study, lambda trials: _thinned(trials, number))),
+                cast(BaseStorage, StorageView(study, lambda trials: _thinned(trials, number))),
                 study.sampler,
                 study.pruner,
             )
@@ -149,7 +149,7 @@ def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str
         message = from_text(letter[1])
         if isinstance(message, End):
             return message
-        if isinstance(message, Told):
+        if isinstance(message, LossReported):
             lost = PeerLostError(coordinator, DIED)
             lost.said = True
             raise lost

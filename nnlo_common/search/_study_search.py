@@ -17,22 +17,22 @@ from optuna.trial import TrialState
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.search._conflicts import refuse_conflicts
-from nnlo_common.search._coordinator_mail import Death, Letters
-from nnlo_common.search._meeting import meeting
-from nnlo_common.search._messages import Done, Start
-from nnlo_common.search.block._alone import DirectLine, noticed
+from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.block._block import Objective, attempt, run_block
+from nnlo_common.search.block._local_link import LocalLink, noticed
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, known_to_all
-from nnlo_common.search.coordinator._endings import SECONDS, Failures
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
-from nnlo_common.search.journal._record import Journal, Record, Records, take_over
+from nnlo_common.search.journal._record import Journal, RecordGroup, SearchRecord, take_over
+from nnlo_common.search.messages._connection import connect_search
+from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel, Death
+from nnlo_common.search.messages._search_messages import Done, Start
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
 
-__all__ = ["Search", "cut_teams"]
+__all__ = ["StudySearch", "cut_teams"]
 
 # How long the coordinator waits for letters before it looks at the clock and for signals.
 _LOOK_EVERY_S = 0.2
@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 0.2
 _QUIET_S = 5e-3
 
 
-class Search:
+class StudySearch:
     """What all ranks bring to a search; the arguments are those of `optimize`."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Search:
         self._lockstep, self._elastic, self._search_ranks = lockstep, elastic, search_ranks
         self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
         self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
-        self._failures, self._how, self._until = Failures(study, failures), failures, until
+        self._failures, self._how, self._until = FailurePolicy(study, failures), failures, until
         self._end_s, self._clock = end_of(until, clock()), clock
         self._journal, self._export = journal, export and exportable(export)
 
@@ -129,7 +129,7 @@ class Search:
             while waiting:
                 order = waiting.pop(0).message
                 if isinstance(order, Start):
-                    line = DirectLine(coordinator, interrupts)
+                    line = LocalLink(coordinator, interrupts)
                     ending = attempt(order, line, self._objective)
                     if line.refused is not None:
                         raise line.refused from None
@@ -147,7 +147,7 @@ class Search:
         """
         searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
         teams = [*cut_teams(blocks, self._folds), *searchers]
-        with meeting(world, teams, goes_on=self._goes_on) as here:
+        with connect_search(world, teams, goes_on=self._goes_on) as here:
             if world.rank == 0:
                 each = (len(teams) - len(searchers)) // len(blocks)
                 return self._coordinate(here.letters, len(blocks), each, here.interrupts) == SIGNAL
@@ -155,7 +155,7 @@ class Search:
                 where = f"search rank {world.rank} (host {world.host})"
                 end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
             else:
-                end = run_block(here.mailbox, world, self._objective)
+                end = run_block(here.channel, world, self._objective)
             take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
             return end.interrupted == SIGNAL
 
@@ -176,19 +176,19 @@ class Search:
             sampler.choosers = math.inf if self._lockstep else max(1, self._search_ranks)
         return sampler
 
-    def _record(self) -> Record:
+    def _record(self) -> SearchRecord:
         """Open the files that are asked for, and give the study what the journal holds."""
         self._known, self._counted = known_to_all(self._study), 0
-        records: list[Record] = []
+        records: list[SearchRecord] = []
         if self._journal is not None:
             journal = Journal(self._journal, self._study)
             self._counted = journal.counted
             records.append(journal)
         if self._export is not None:
             records.append(Export(self._export, self._study, journal=self._journal))
-        return Records(*records)
+        return RecordGroup(*records)
 
-    def _begin(self, blocks: int, teams: int, record: Record, *, searching: bool = True) -> Coordinator:
+    def _begin(self, blocks: int, teams: int, record: SearchRecord, *, searching: bool = True) -> Coordinator:
         study = self._study
         found = study.get_trials(deepcopy=False)
         study.sampler = self._engine()
@@ -212,7 +212,9 @@ class Search:
             search_ranks=self._search_ranks if searching else 0,
         )
 
-    def _coordinate(self, letters: Letters, blocks: int, teams: int, interrupts: Interrupts) -> str:
+    def _coordinate(
+        self, letters: CoordinatorChannel, blocks: int, teams: int, interrupts: Interrupts
+    ) -> str:
         """Hand out the trials; return why they were broken off, if they were."""
         with closing(self._record()) as record:
             coordinator = self._begin(blocks, teams, record)

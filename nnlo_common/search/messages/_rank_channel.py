@@ -17,18 +17,28 @@ from typing import TypeVar
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
-from nnlo_common.search._messages import Alarm, End, Halt, Message, Recall, Start, Told, from_text, to_text
+from nnlo_common.search.messages._search_messages import (
+    Alarm,
+    End,
+    Halt,
+    LossReported,
+    Recall,
+    SearchMessage,
+    Start,
+    from_text,
+    to_text,
+)
 
-__all__ = ["DIED", "Mailbox"]
+__all__ = ["DIED", "RankChannel"]
 
 #: What has become of the rank that coordinates.
 DIED = "has died, which coordinated the search"
 
-_M = TypeVar("_M", bound=Message)
-_Box = deque[tuple[int, Message]]
+_M = TypeVar("_M", bound=SearchMessage)
+_Box = deque[tuple[int, SearchMessage]]
 
 
-class Mailbox:
+class RankChannel:
     """One rank's letters.
 
     Attributes:
@@ -49,7 +59,7 @@ class Mailbox:
     def __init__(self, mail: Mail, coordinator: int, members: Sequence[int], rank: int) -> None:
         self._mail, self._coordinator = mail, coordinator
         self.members, self.rank = tuple(members), rank
-        self._boxes: dict[int, dict[type[Message], _Box]] = {}
+        self._boxes: dict[int, dict[type[SearchMessage], _Box]] = {}
         self._orders: deque[Start | End] = deque()
         self.run, self.halted = -1, ""
         self._dead: set[int] = set()
@@ -77,11 +87,11 @@ class Mailbox:
                 del self._boxes[old]
         return order
 
-    def tell_coordinator(self, message: Message) -> None:
+    def tell_coordinator(self, message: SearchMessage) -> None:
         """Write to the coordinator."""
         self._mail.send(self._coordinator, to_text(message))
 
-    def tell_partners(self, message: Message) -> None:
+    def tell_partners(self, message: SearchMessage) -> None:
         """Write to all other ranks of the block."""
         text = to_text(message)
         for member, peer in enumerate(self.members):
@@ -152,7 +162,7 @@ class Mailbox:
             self._look_for_lost()
             self._orphaned = letter.rank == self._coordinator
         message = from_text(letter[1]) if isinstance(letter, tuple) else None
-        if isinstance(message, Told):
+        if isinstance(message, LossReported):
             self._orphaned = self.told = True
         if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
             raise PeerLostError(self._coordinator, DIED)
@@ -170,5 +180,5 @@ class Mailbox:
     def _look_for_lost(self) -> None:
         self.lost = {member for member, peer in enumerate(self.members) if peer in self._dead}
 
-    def _pending(self, kind: type[Message]) -> _Box:
+    def _pending(self, kind: type[SearchMessage]) -> _Box:
         return self._boxes.setdefault(self.run, defaultdict(deque))[kind]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.search._messages import Answer, Halt, Message, Suggest, Verdict
 from nnlo_common.search.block._trial import heard
-from nnlo_common.search.coordinator._choosers import Post
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+from nnlo_common.search.coordinator._parameter_choice import TeamMessage
+from nnlo_common.search.messages._search_messages import (
+    Halt,
+    ParameterRequest,
+    PruneRequest,
+    RequestAnswer,
+    SearchMessage,
+)
 
-__all__ = ["DirectLine", "noticed"]
+__all__ = ["LocalLink", "noticed"]
 
 
-def noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[Post]:
+def noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[TeamMessage]:
     """Break off what is running if a signal has come, or the time is up."""
     return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
 
 
-class DirectLine:
+class LocalLink:
     """The line of a trial in the coordinator's own process.
 
     Attributes:
@@ -30,24 +36,24 @@ class DirectLine:
         self.halted = ""
         self.refused: ConfigurationError | None = None
 
-    def suggest(self, message: Suggest, call: str) -> float:  # noqa: ARG002
+    def suggest(self, message: ParameterRequest, call: str) -> float:  # noqa: ARG002
         return float(self._asked(message))
 
-    def verdict(self, message: Verdict) -> bool:
+    def verdict(self, message: PruneRequest) -> bool:
         return bool(self._asked(message))
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: SearchMessage) -> None:
         self._heed()
         self._coordinator.handle(0, message)
 
-    def _asked(self, message: Message) -> float | bool:
+    def _asked(self, message: SearchMessage) -> float | bool:
         self._heed()
         try:
             (post,) = self._coordinator.handle(0, message)
         except ConfigurationError as error:
             self.refused = error
             raise
-        assert isinstance(post.message, Answer)
+        assert isinstance(post.message, RequestAnswer)
         return heard(post.message)
 
     def _heed(self) -> None:

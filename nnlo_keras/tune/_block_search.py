@@ -13,15 +13,15 @@ from nnlo_common.plugin import (
     EXIT_CODE,
     SIGNAL,
     ConfigurationError,
+    CoordinatorChannel,
     Death,
     DivisibleWorld,
     End,
     Interrupts,
-    Letters,
     TimeLeft,
     agree,
+    connect_search,
     cut_teams,
-    meeting,
     run_block,
 )
 from nnlo_keras.tune._dispatch import Dispatch
@@ -72,7 +72,7 @@ def search_over(
     teams = cut_teams(blocks, folds)
     failure: Exception | None
     goes_on = f"The same command goes on from {tuner.project_dir}"
-    with meeting(world, teams, goes_on=goes_on) as here:
+    with connect_search(world, teams, goes_on=goes_on) as here:
         if world.rank == 0:
             each = len(teams) // len(blocks)
             dispatch = Dispatch(
@@ -81,7 +81,7 @@ def search_over(
             _coordinate(here.letters, dispatch, here.interrupts)
             failure, interrupted = dispatch.failure, dispatch.interrupted
         else:
-            end = run_block(here.mailbox, world, train)
+            end = run_block(here.channel, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
     release()
     if failure is not None:
@@ -103,7 +103,7 @@ def _claim(tuner: Any, world: DivisibleWorld) -> None:
         raise ConfigurationError(problem)
 
 
-def _coordinate(letters: Letters, dispatch: Dispatch, interrupts: Interrupts) -> None:
+def _coordinate(letters: CoordinatorChannel, dispatch: Dispatch, interrupts: Interrupts) -> None:
     """Hand out the trials until the search has ended."""
     letters.deliver(dispatch.ask())
     while not dispatch.over:

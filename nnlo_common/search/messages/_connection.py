@@ -8,33 +8,35 @@ from dataclasses import dataclass
 
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld, Mail
-from nnlo_common.search._coordinator_mail import Letters
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Left
-from nnlo_common.search._telling import told_once
+from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
+from nnlo_common.search.messages._loss_report import report_loss_once
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import Left
 
-__all__ = ["Meeting", "meeting"]
+__all__ = ["SearchConnection", "connect_search"]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class SearchConnection:
     """What one rank has of a search as long as it lasts.
 
     Attributes:
         mail: its letter box.
         letters: those of the coordinator.
-        mailbox: those of another rank.
+        channel: those of another rank.
         interrupts: the signals that have come here.
     """
 
     mail: Mail
-    letters: Letters
-    mailbox: Mailbox
+    letters: CoordinatorChannel
+    channel: RankChannel
     interrupts: Interrupts
 
 
 @contextmanager
-def meeting(world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, goes_on: str) -> Iterator[Meeting]:
+def connect_search(
+    world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, goes_on: str
+) -> Iterator[SearchConnection]:
     """Meet the other ranks (collective); at the end wait until nothing is under way.
 
     Args:
@@ -48,11 +50,14 @@ def meeting(world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, goes_on:
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     hosts = world.gather_text(world.host)
     mail = world.mail()
-    mailbox, letters = Mailbox(mail, 0, mine, mine.index(world.rank)), Letters(mail, teams, hosts)
-    with Interrupts() as interrupts, told_once(mailbox, mail, world, hosts=hosts, goes_on=goes_on):
-        yield Meeting(mail, letters, mailbox, interrupts)
+    channel, letters = (
+        RankChannel(mail, 0, mine, mine.index(world.rank)),
+        CoordinatorChannel(mail, teams, hosts),
+    )
+    with Interrupts() as interrupts, report_loss_once(channel, mail, world, hosts=hosts, goes_on=goes_on):
+        yield SearchConnection(mail, letters, channel, interrupts)
         if world.rank == 0:
             letters.await_leaving()  # before the post closes
         else:
-            mailbox.tell_coordinator(Left(-1))
+            channel.tell_coordinator(Left(-1))
     mail.close()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
-from nnlo_common.search._messages import Left, Message, Start, from_text, to_text
-from nnlo_common.search.coordinator._choosers import Post
+from nnlo_common.search.coordinator._parameter_choice import TeamMessage
+from nnlo_common.search.messages._search_messages import Left, SearchMessage, Start, from_text, to_text
 
-__all__ = ["Death", "Letters"]
+__all__ = ["Death", "CoordinatorChannel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Death:
         return f"{self} has died; its block takes no more trials. Blocks that go on: {living}"
 
 
-class Letters:
+class CoordinatorChannel:
     """The coordinator's letters.
 
     Args:
@@ -55,7 +55,7 @@ class Letters:
         self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         self._present = set(self._team_of)
 
-    def deliver(self, posts: Sequence[Post]) -> None:
+    def deliver(self, posts: Sequence[TeamMessage]) -> None:
         """Send messages to those of their teams who live."""
         for post in posts:
             message = post.message
@@ -67,7 +67,7 @@ class Letters:
                 if rank in self._present:
                     self._mail.send(rank, text)
 
-    def receive(self, timeout_s: float | None) -> tuple[int, Message] | Death | None:
+    def receive(self, timeout_s: float | None) -> tuple[int, SearchMessage] | Death | None:
         """Return the next message with its team, or who has died; None if there was none in time."""
         letter = self._mail.receive(timeout_s)
         if letter is None:

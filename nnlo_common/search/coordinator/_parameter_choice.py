@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import FrozenTrial, Trial
 
-from nnlo_common.search._messages import Done, Message
-from nnlo_common.search.coordinator._lookahead import Ahead
-from nnlo_common.search.coordinator._running_trial import UnderWay
-from nnlo_common.search.coordinator._study_snapshots import ask_at_this_moment
+from nnlo_common.search.coordinator._look_ahead import LookAhead
+from nnlo_common.search.coordinator._running_trial import RunningTrial
+from nnlo_common.search.coordinator._storage_view import ask_at_this_moment
+from nnlo_common.search.messages._search_messages import Done, SearchMessage
 from nnlo_common.search.samplers._grid import Grid
 
-__all__ = ["Here", "InOrder", "Post"]
+__all__ = ["LocalChooser", "LockstepChooser", "TeamMessage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class TeamMessage:
     """Action: a message to a team.
 
     Attributes:
@@ -38,12 +38,12 @@ class Post:
     """
 
     team: int
-    message: Message
+    message: SearchMessage
     leader_only: bool = False
     made_of: tuple[int, ...] = ()
 
 
-class Here:
+class LocalChooser:
     """Chooses on this rank.
 
     Attributes:
@@ -60,7 +60,7 @@ class Here:
         self.left, self.cut = n_trials, False
         self._study, self._blocks = study, blocks
         self._ready: deque[Trial] = deque()  # for whoever ends next
-        self._ahead = Ahead(blocks)
+        self._ahead = LookAhead(blocks)
 
     @property
     def open(self) -> int:
@@ -96,14 +96,14 @@ class Here:
         _ = self._ready[-1].relative_params  # or Optuna would choose them when the first is asked for
         return True
 
-    def ended(self, under: UnderWay) -> Iterator[UnderWay]:
+    def ended(self, under: RunningTrial) -> Iterator[RunningTrial]:
         """A trial has ended; give the ended trials that are to be told now, one after another."""
         yield under
 
     def told(self) -> None:
         """A trial has been told."""
 
-    def orders(self, idle: int, living: int) -> list[Post]:  # noqa: ARG002
+    def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
         """Return what search ranks are to do.
 
         Args:
@@ -129,7 +129,7 @@ class Here:
         return self._study.ask()
 
 
-class InOrder(Here):
+class LockstepChooser(LocalChooser):
     """Chooses so that a search repeats: trial k when trials 0 to k - blocks are told, in this order.
 
     Which block trains it and how fast does not matter, nor does what those trials do that begin or run
@@ -146,7 +146,7 @@ class InOrder(Here):
         super().__init__(study, blocks, n_trials)
         self._seed = seed
         self._begun: dict[int, FrozenTrial] = {}  # those not told, as others see them, in order
-        self._held: dict[int, UnderWay] = {}  # those that have ended before one before them
+        self._held: dict[int, RunningTrial] = {}  # those that have ended before one before them
         self.told()
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
@@ -157,7 +157,7 @@ class InOrder(Here):
         """Choose nothing: it is too early."""
         return False
 
-    def ended(self, under: UnderWay) -> Iterator[UnderWay]:
+    def ended(self, under: RunningTrial) -> Iterator[RunningTrial]:
         """A trial has ended; give those that may be told now."""
         self._held[under.trial.number] = under
         while self._begun and (number := next(iter(self._begun))) in self._held:

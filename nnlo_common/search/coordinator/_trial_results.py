@@ -27,7 +27,7 @@ __all__ = [
     "NAME",
     "SECONDS",
     "SPREAD",
-    "Failures",
+    "FailurePolicy",
     "bring_up",
     "end_in",
     "keep_folds",
@@ -54,10 +54,10 @@ HELPERS = "nnlo:helpers"
 _LOG = optuna.logging.get_logger("optuna.study")
 _BROKEN, _KEPT = 1.0, -1.0
 
-Outcomes = Sequence[tuple[float, ...] | None]
+FoldValues = Sequence[tuple[float, ...] | None]
 
 
-def mean(outcomes: Outcomes) -> tuple[float, ...]:
+def mean(outcomes: FoldValues) -> tuple[float, ...]:
     """Return the mean over the folds, for each objective; of a single fold its very value."""
     known = [values for values in outcomes if values is not None]
     if len(known) == 1:
@@ -66,7 +66,7 @@ def mean(outcomes: Outcomes) -> tuple[float, ...]:
     return tuple(sum(values) / len(values) for values in zip(*known, strict=True))
 
 
-def keep_folds(trial: Trial, outcomes: Outcomes) -> None:
+def keep_folds(trial: Trial, outcomes: FoldValues) -> None:
     """Keep the value of each fold with the trial, and how far they are apart."""
     plain = [values[0] if values is not None and len(values) == 1 else values for values in outcomes]
     trial.set_user_attr(FOLDS, [list(one) if isinstance(one, tuple) else one for one in plain])
@@ -76,7 +76,7 @@ def keep_folds(trial: Trial, outcomes: Outcomes) -> None:
         trial.set_user_attr(SPREAD, spreads if len(spreads) > 1 else spreads[0])
 
 
-class Failures:
+class FailurePolicy:
     """What a failed trial tells the sampler.
 
     Args:
@@ -122,7 +122,7 @@ class Failures:
 
 
 def tell(
-    study: optuna.Study, trial: Trial, state: str, values: Sequence[float] | None, failures: Failures
+    study: optuna.Study, trial: Trial, state: str, values: Sequence[float] | None, failures: FailurePolicy
 ) -> None:
     """Tell the study how a trial has ended.
 

@@ -10,15 +10,15 @@ from optuna.distributions import json_to_distribution
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import NNLOError
-from nnlo_common.search._messages import Choose, Chosen
-from nnlo_common.search.coordinator._choosers import Here, Post
-from nnlo_common.search.coordinator._lookahead import Ahead
+from nnlo_common.search.coordinator._look_ahead import LookAhead
+from nnlo_common.search.coordinator._parameter_choice import LocalChooser, TeamMessage
 from nnlo_common.search.journal._record import packed
+from nnlo_common.search.messages._search_messages import Choose, Chosen
 
-__all__ = ["Afar"]
+__all__ = ["RemoteChooser"]
 
 
-class Afar(Here):
+class RemoteChooser(LocalChooser):
     """Lets search ranks choose; on this rank once none is left.
 
     What is chosen afar is what the sampler chooses together. The rest, parameters that not all trials have
@@ -33,7 +33,7 @@ class Afar(Here):
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int, searchers: Sequence[int]) -> None:
         super().__init__(study, blocks, n_trials)
-        self._ahead = Ahead(blocks, most=blocks + len(searchers))
+        self._ahead = LookAhead(blocks, most=blocks + len(searchers))
         self._idle = deque(searchers)
         self._busy: dict[int, Trial] = {}  # by search rank
         self._again: deque[Trial] = deque()  # those that a search rank has died over
@@ -67,7 +67,7 @@ class Afar(Here):
         """Choose ahead, if there are no search ranks left to do it."""
         return not self._known and super().think(living)
 
-    def orders(self, idle: int, living: int) -> list[Post]:
+    def orders(self, idle: int, living: int) -> list[TeamMessage]:
         """Give idle search ranks a trial to choose for, if it will be needed."""
         posts = []
         wanted = max(idle, self._ahead.depth if living > 1 else 0)
@@ -76,7 +76,7 @@ class Afar(Here):
                 break
             trial = self._again.popleft() if self._again else self._ask()
             team = self._idle.popleft()
-            posts.append(Post(team, Choose(trial.number, self._known[team].news(), bool(self._busy))))
+            posts.append(TeamMessage(team, Choose(trial.number, self._known[team].news(), bool(self._busy))))
             self._busy[team] = trial
         return posts
 

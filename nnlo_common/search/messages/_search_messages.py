@@ -18,31 +18,31 @@ from typing import Any
 
 __all__ = [
     "Alarm",
-    "Answer",
+    "RequestAnswer",
     "Choose",
     "Chosen",
     "Done",
     "End",
     "Halt",
-    "Judged",
+    "PruneVerdict",
     "Left",
-    "Message",
+    "SearchMessage",
     "Note",
-    "Outcome",
+    "RunOutcome",
     "Recall",
-    "Report",
-    "Said",
+    "TrialReport",
+    "ParameterValue",
     "Start",
-    "Suggest",
+    "ParameterRequest",
     "Text",
-    "Verdict",
+    "PruneRequest",
     "from_text",
     "to_text",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SearchMessage:
     """What every message has.
 
     Attributes:
@@ -53,7 +53,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggest(Message):
+class ParameterRequest(SearchMessage):
     """A parameter is wanted; `distribution` is Optuna's, as JSON."""
 
     name: str
@@ -61,12 +61,12 @@ class Suggest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Message):
+class PruneRequest(SearchMessage):
     """Whether to prune is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Message):
+class TrialReport(SearchMessage):
     """An intermediate value."""
 
     value: float
@@ -74,7 +74,7 @@ class Report(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Note(Message):
+class Note(SearchMessage):
     """An attribute of the user's, or the value of a constraint."""
 
     key: str
@@ -83,7 +83,7 @@ class Note(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Message):
+class Done(SearchMessage):
     """The ranks have ended the run, and all of them wait for the next.
 
     Attributes:
@@ -100,7 +100,7 @@ class Done(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(Message):
+class Start(SearchMessage):
     """Train a trial, or one fold of it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Start(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Message):
+class RequestAnswer(SearchMessage):
     """What was wanted: the internal number of a parameter, or whether to prune.
 
     Attributes:
@@ -138,19 +138,19 @@ class Answer(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Halt(Message):
+class Halt(SearchMessage):
     """Break the run off."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Recall(Message):
+class Recall(SearchMessage):
     """Leave the run after its next checkpoint: more ranks are to go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class End(Message):
+class End(SearchMessage):
     """The search is over.
 
     Attributes:
@@ -163,7 +163,7 @@ class End(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(Message):
+class Choose(SearchMessage):
     """Choose parameters for a trial, whose number `run` is.
 
     Attributes:
@@ -176,7 +176,7 @@ class Choose(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Message):
+class Chosen(SearchMessage):
     """What was chosen together for a trial.
 
     Attributes:
@@ -191,17 +191,17 @@ class Chosen(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Left(Message):
+class Left(SearchMessage):
     """This rank knows that the search is over, and writes no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Message):
+class LossReported(SearchMessage):
     """This rank tells the user why the search cannot go on, so nobody else need to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said(Message):
+class ParameterValue(SearchMessage):
     """The parameter that the leader has got when it called `call`."""
 
     call: str
@@ -209,7 +209,7 @@ class Said(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Message):
+class PruneVerdict(SearchMessage):
     """What the leader has been answered when it asked whether to prune for the `index`-th time."""
 
     index: int
@@ -217,7 +217,7 @@ class Judged(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Message):
+class Text(SearchMessage):
     """A rank's part in the `index`-th gathering of a run."""
 
     index: int
@@ -225,7 +225,7 @@ class Text(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm(Message):
+class Alarm(SearchMessage):
     """A rank has left the objective by an error, so nobody must wait for it.
 
     Attributes:
@@ -238,7 +238,7 @@ class Alarm(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Message):
+class RunOutcome(SearchMessage):
     """How one rank has ended a run.
 
     Attributes:
@@ -256,34 +256,34 @@ class Outcome(Message):
     sent: tuple[Sequence[int], ...]
 
 
-_KINDS: dict[str, type[Message]] = {
+_KINDS: dict[str, type[SearchMessage]] = {
     kind.__name__: kind
     for kind in (
-        Suggest,
-        Verdict,
-        Report,
+        ParameterRequest,
+        PruneRequest,
+        TrialReport,
         Note,
         Done,
         Start,
-        Answer,
+        RequestAnswer,
         Choose,
         Chosen,
         Halt,
         Recall,
         End,
         Left,
-        Told,
-        Said,
-        Judged,
+        LossReported,
+        ParameterValue,
+        PruneVerdict,
         Text,
         Alarm,
-        Outcome,
+        RunOutcome,
     )
 }
 _TUPLES = {"values", "sent", "trials", "news", "members"}
 
 
-def to_text(message: Message) -> str:
+def to_text(message: SearchMessage) -> str:
     """Return a message as one line.
 
     Example:
@@ -293,7 +293,7 @@ def to_text(message: Message) -> str:
     return json.dumps({"kind": type(message).__name__, **asdict(message)})
 
 
-def from_text(text: str) -> Message:
+def from_text(text: str) -> SearchMessage:
     """Return the message that was written so.
 
     Example:
