@@ -11,9 +11,8 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
-from nnlo_common.search.messages._coordinator_channel import Death
 from nnlo_common.search.messages._search_messages import (
     Done,
     End,
@@ -22,6 +21,7 @@ from nnlo_common.search.messages._search_messages import (
     RequestAnswer,
     Start,
 )
+from nnlo_common.search.messages._team_events import Death
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(0, 1))
@@ -29,7 +29,7 @@ X = distribution_to_json(FloatDistribution(0, 1))
 
 def coordinator(**options):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    return study, Coordinator(study, **options)
+    return study, study_coordinator(study, **options)
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,11 +19,12 @@ import optuna
 
 from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, FOLDS, HELPERS
-from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel, Death
+from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
 from nnlo_common.search.messages._search_messages import Done, End, Halt, Recall, Start, from_text
+from nnlo_common.search.messages._team_events import Death
 from nnlo_common.testing import InjectedFault
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -32,7 +33,7 @@ PROGRAM = Path(__file__).with_name("mpi") / "tune_elastic.py"
 
 def coordinator(**options):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    return study, Coordinator(study, elastic=True, **{"clock": lambda: 0.0} | options)
+    return study, study_coordinator(study, elastic=True, **{"clock": lambda: 0.0} | options)
 
 
 def told(posts):

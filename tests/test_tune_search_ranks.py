@@ -16,9 +16,8 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.journal._record import packed
-from nnlo_common.search.messages._coordinator_channel import Death
 from nnlo_common.search.messages._search_messages import (
     Choose,
     Done,
@@ -29,6 +28,7 @@ from nnlo_common.search.messages._search_messages import (
     from_text,
     to_text,
 )
+from nnlo_common.search.messages._team_events import Death
 from nnlo_common.search.samplers._replica import Replica
 from nnlo_common.testing import InjectedFault
 
@@ -172,7 +172,7 @@ class Job:
     def __init__(self, seed, blocks, search_ranks, **options):
         self.chance = random.Random(seed)
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=3))
-        self.machine = Coordinator(self.study, blocks=blocks, search_ranks=search_ranks, **options)
+        self.machine = study_coordinator(self.study, blocks=blocks, search_ranks=search_ranks, **options)
         sampler = optuna.samplers.TPESampler(n_startup_trials=3)
         self.replicas = {
             blocks + index: Replica(optuna.create_study(), sampler, 0) for index in range(search_ranks)

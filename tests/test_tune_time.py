@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
 from nnlo_common.search._study_search import StudySearch
-from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
 from nnlo_common.search.journal._record import Journal
@@ -43,7 +43,7 @@ def test_only_trials_that_may_end_in_time_are_begun(durations, blocks, end_s):
     """Of trials that never take longer than those before none is broken off, and no time is wasted."""
     durations = sorted(durations, reverse=True)
     clock, study = Clock(), optuna.create_study(sampler=optuna.samplers.RandomSampler())
-    machine = Coordinator(
+    machine = study_coordinator(
         study, blocks=blocks, n_trials=len(durations), time_left=TimeLeft(end_s), clock=clock
     )
     posts, ends = machine.begin(), {}
@@ -97,7 +97,7 @@ def test_what_runs_when_the_time_is_up_is_trained_again_by_the_same_command(tmp_
     path = tmp_path / "search.jsonl"
     clock, study = Clock(), optuna.create_study()
     with_journal = Journal(path, study)
-    machine = Coordinator(
+    machine = study_coordinator(
         study, blocks=2, n_trials=5, time_left=TimeLeft(10.0), clock=clock, record=with_journal
     )
     runs = [post.message.run for post in machine.begin()]

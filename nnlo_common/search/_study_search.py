@@ -19,26 +19,21 @@ from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.block._block import Objective, attempt, run_block
-from nnlo_common.search.block._local_link import LocalLink, noticed
-from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, known_to_all
+from nnlo_common.search.block._local_link import LocalLink
+from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+from nnlo_common.search.coordinator._study_trials import known_to_all, study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
 from nnlo_common.search.journal._record import Journal, RecordGroup, SearchRecord, take_over
 from nnlo_common.search.messages._connection import connect_search
-from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel, Death
 from nnlo_common.search.messages._search_messages import Done, Start
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
 
 __all__ = ["StudySearch", "cut_teams"]
-
-# How long the coordinator waits for letters before it looks at the clock and for signals.
-_LOOK_EVERY_S = 0.2
-# After so long without a letter it chooses trials ahead: blocks that begin ask for one parameter after
-# another, and are not to wait for a choice in between.
-_QUIET_S = 5e-3
 
 
 class StudySearch:
@@ -150,7 +145,10 @@ class StudySearch:
         with connect_search(world, teams, goes_on=self._goes_on) as here:
             if world.rank == 0:
                 each = (len(teams) - len(searchers)) // len(blocks)
-                return self._coordinate(here.letters, len(blocks), each, here.interrupts) == SIGNAL
+                with closing(self._record()) as record:
+                    coordinator = self._begin(len(blocks), each, record)
+                    run_coordinator(coordinator, here.letters, here.interrupts)
+                return coordinator.interrupted == SIGNAL
             if world.rank <= self._search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
                 end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
@@ -192,7 +190,7 @@ class StudySearch:
         study = self._study
         found = study.get_trials(deepcopy=False)
         study.sampler = self._engine()
-        return Coordinator(
+        return study_coordinator(
             study,
             blocks=blocks,
             n_trials=max(0, self._n_trials - self._counted),
@@ -211,25 +209,6 @@ class StudySearch:
             # On one process there are none.
             search_ranks=self._search_ranks if searching else 0,
         )
-
-    def _coordinate(
-        self, letters: CoordinatorChannel, blocks: int, teams: int, interrupts: Interrupts
-    ) -> str:
-        """Hand out the trials; return why they were broken off, if they were."""
-        with closing(self._record()) as record:
-            coordinator = self._begin(blocks, teams, record)
-            letters.deliver(coordinator.begin())
-            while not coordinator.over:
-                letter = letters.receive(_QUIET_S)
-                if letter is None and coordinator.think():
-                    continue
-                letter = letter or letters.receive(_LOOK_EVERY_S)
-                if isinstance(letter, Death):
-                    letters.deliver(coordinator.lost(letter))
-                elif letter is not None:
-                    letters.deliver(coordinator.handle(*letter))
-                letters.deliver(noticed(coordinator, interrupts))
-            return coordinator.interrupted
 
 
 def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.search.block._trial import heard
-from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
-from nnlo_common.search.coordinator._parameter_choice import TeamMessage
+from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.search.coordinator._coordinator_loop import check_interrupts
 from nnlo_common.search.messages._search_messages import (
     Halt,
     ParameterRequest,
@@ -15,12 +15,7 @@ from nnlo_common.search.messages._search_messages import (
     SearchMessage,
 )
 
-__all__ = ["LocalLink", "noticed"]
-
-
-def noticed(coordinator: Coordinator, interrupts: Interrupts) -> list[TeamMessage]:
-    """Break off what is running if a signal has come, or the time is up."""
-    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
+__all__ = ["LocalLink"]
 
 
 class LocalLink:
@@ -57,7 +52,7 @@ class LocalLink:
         return heard(post.message)
 
     def _heed(self) -> None:
-        for post in noticed(self._coordinator, self._interrupts):
+        for post in check_interrupts(self._coordinator, self._interrupts):
             if isinstance(post.message, Halt):
                 self.halted = post.message.reason
         if self.halted:

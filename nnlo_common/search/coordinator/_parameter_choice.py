@@ -11,36 +11,18 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, Trial
 
+from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search.coordinator._look_ahead import LookAhead
-from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._storage_view import ask_at_this_moment
-from nnlo_common.search.messages._search_messages import Done, SearchMessage
+from nnlo_common.search.messages._search_messages import Chosen
+from nnlo_common.search.messages._team_events import TeamMessage
 from nnlo_common.search.samplers._grid import Grid
 
-__all__ = ["LocalChooser", "LockstepChooser", "TeamMessage"]
-
-
-@dataclass(frozen=True, slots=True)
-class TeamMessage:
-    """Action: a message to a team.
-
-    Attributes:
-        team: its index; those of the search ranks come after those of the blocks.
-        message: what it says.
-        leader_only: whether it is for the leader alone; else each rank of the team gets it.
-        made_of: the teams that are one from now on; empty: as it has been.
-    """
-
-    team: int
-    message: SearchMessage
-    leader_only: bool = False
-    made_of: tuple[int, ...] = ()
+__all__ = ["LocalChooser", "LockstepChooser"]
 
 
 class LocalChooser:
@@ -48,7 +30,6 @@ class LocalChooser:
 
     Attributes:
         left: how many trials are still to be begun in the study.
-        cut: whether nothing counts that ends from now on: for those who tell in order.
 
     Args:
         study: the study.
@@ -57,7 +38,7 @@ class LocalChooser:
     """
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int) -> None:
-        self.left, self.cut = n_trials, False
+        self.left = n_trials
         self._study, self._blocks = study, blocks
         self._ready: deque[Trial] = deque()  # for whoever ends next
         self._ahead = LookAhead(blocks)
@@ -96,12 +77,8 @@ class LocalChooser:
         _ = self._ready[-1].relative_params  # or Optuna would choose them when the first is asked for
         return True
 
-    def ended(self, under: RunningTrial) -> Iterator[RunningTrial]:
-        """A trial has ended; give the ended trials that are to be told now, one after another."""
-        yield under
-
-    def told(self) -> None:
-        """A trial has been told."""
+    def told(self, number: int) -> None:
+        """The study has been told of a trial's end."""
 
     def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
         """Return what search ranks are to do.
@@ -111,6 +88,14 @@ class LocalChooser:
             living: how many blocks there are.
         """
         return []
+
+    def chosen(self, team: int, message: Chosen) -> None:
+        """A search rank has chosen."""
+        raise ProtocolError(f"team {team} sent {message!r}, but there are no search ranks")
+
+    def lost(self, team: int) -> int:
+        """A search rank has died; return how many are left."""
+        raise ProtocolError(f"team {team} has died, but there are no search ranks")
 
     def withdraw(self) -> list[Trial]:
         """Begin no more; return what was begun in the study without a block."""
@@ -146,8 +131,7 @@ class LockstepChooser(LocalChooser):
         super().__init__(study, blocks, n_trials)
         self._seed = seed
         self._begun: dict[int, FrozenTrial] = {}  # those not told, as others see them, in order
-        self._held: dict[int, RunningTrial] = {}  # those that have ended before one before them
-        self.told()
+        self._fill()
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
         """Return the next trial; None if one must end before that is not the block's."""
@@ -157,19 +141,12 @@ class LockstepChooser(LocalChooser):
         """Choose nothing: it is too early."""
         return False
 
-    def ended(self, under: RunningTrial) -> Iterator[RunningTrial]:
-        """A trial has ended; give those that may be told now."""
-        self._held[under.trial.number] = under
-        while self._begun and (number := next(iter(self._begun))) in self._held:
-            one = self._held.pop(number)
-            if self.cut:  # whether it ended in time was chance
-                one.ending = Done(0, "halted", error="broken off: an earlier trial was the last")
-            self.cut |= one.result.state == "halted"
-            del self._begun[number]
-            yield one
+    def told(self, number: int) -> None:
+        """Choose what is due now that the study has been told of a trial's end."""
+        del self._begun[number]
+        self._fill()
 
-    def told(self) -> None:
-        """Choose what is due now that a trial has been told."""
+    def _fill(self) -> None:
         while self.left and len(self._begun) < self._blocks:
             trial = self._ask()
             # A copy, because Optuna's trial writes what it suggests into what it has got from the storage.

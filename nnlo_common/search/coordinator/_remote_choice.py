@@ -11,9 +11,10 @@ from optuna.trial import Trial
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.search.coordinator._look_ahead import LookAhead
-from nnlo_common.search.coordinator._parameter_choice import LocalChooser, TeamMessage
+from nnlo_common.search.coordinator._parameter_choice import LocalChooser
 from nnlo_common.search.journal._record import packed
 from nnlo_common.search.messages._search_messages import Choose, Chosen
+from nnlo_common.search.messages._team_events import TeamMessage
 
 __all__ = ["RemoteChooser"]
 

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
-from nnlo_common.search.coordinator._parameter_choice import TeamMessage
 from nnlo_common.search.messages._search_messages import Left, SearchMessage, Start, from_text, to_text
+from nnlo_common.search.messages._team_events import Death, TeamMessage
 
-__all__ = ["Death", "CoordinatorChannel"]
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """Event: a rank has died.
-
-    Attributes:
-        team: what it trained with to begin with.
-        rank: which.
-        host: where.
-    """
-
-    team: int
-    rank: int
-    host: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
-
-    @property
-    def error(self) -> str:
-        """What has become of the trial that it trained."""
-        return f"{self}, which trained it, has died (killed, crashed or out of memory)"
-
-    def of_block(self, living: int) -> str:
-        """Say what its death means, with so many blocks that go on."""
-        return f"{self} has died; its block takes no more trials. Blocks that go on: {living}"
+__all__ = ["CoordinatorChannel"]
 
 
 class CoordinatorChannel:

@@ -1,8 +1,6 @@
-"""Progress of a running trial: parameters, reports, verdicts, notes, and the ends of folds."""
+"""TrialRequests of a running trial: parameters, reports, verdicts, notes, and the ends of folds."""
 
 from __future__ import annotations
-
-import math
 
 import optuna
 from optuna.distributions import json_to_distribution
@@ -10,7 +8,6 @@ from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import ProtocolError
-from nnlo_common.search.coordinator._parameter_choice import TeamMessage
 from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.journal._record import SearchRecord
 from nnlo_common.search.messages._search_messages import (
@@ -22,11 +19,12 @@ from nnlo_common.search.messages._search_messages import (
     SearchMessage,
     TrialReport,
 )
+from nnlo_common.search.messages._team_events import TeamMessage
 
-__all__ = ["Progress", "checked"]
+__all__ = ["TrialRequests"]
 
 
-class Progress:
+class TrialRequests:
     """What happens within the trials of a study.
 
     Args:
@@ -39,47 +37,47 @@ class Progress:
         self._study, self._folds, self._record = study, folds, record
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
 
-    def handle(self, team: int, under: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
+    def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
         """Take in what the leader of a team says of its trial, and return what to answer.
 
         Raises:
             ProtocolError: it is nothing that is said of a trial.
         """
         if isinstance(message, ParameterRequest):
-            return [TeamMessage(team, self._suggest(under.trial, message), leader_only=True)]
+            return [TeamMessage(team, self._suggest(running.trial, message), leader_only=True)]
         if isinstance(message, PruneRequest):
-            under.asking.add(team)
-            return self.judged(under)
+            running.asking.add(team)
+            return self.judged(running)
         if isinstance(message, TrialReport):
             if not self._by_fold:
-                under.report(under.running[team], message.step, message.value)
-                self._tell_means(under)
+                running.report(running.running[team], message.step, message.value)
+                self._tell_means(running)
         elif isinstance(message, Note):
-            _note(under.trial, message)
+            _note(running.trial, message)
         else:
             raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
         return []
 
-    def judged(self, under: RunningTrial) -> list[TeamMessage]:
+    def judged(self, running: RunningTrial) -> list[TeamMessage]:
         """Answer the teams of a trial once all have asked, so that all obey the same verdict."""
-        if under.halted or not under.all_ask:
+        if running.halted or not running.all_ask:
             return []
         # Some pruners return NumPy's bool.
-        prune = not self._by_fold and under.judged and bool(under.trial.should_prune())
-        asking, under.asking = sorted(under.asking), set()
-        answers = [(team, under.runs[team]) for team in asking]
+        prune = not self._by_fold and running.judged and bool(running.trial.should_prune())
+        asking, running.asking = sorted(running.asking), set()
+        answers = [(team, running.runs[team]) for team in asking]
         return [TeamMessage(team, RequestAnswer(run, prune), leader_only=True) for team, run in answers]
 
-    def fold_done(self, under: RunningTrial, fold: int, message: Done) -> None:
+    def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
         """Let the pruner know of a fold's end."""
-        if self._folds == 1 or under.ending is not None:
+        if self._folds == 1 or running.ending is not None:
             return
         if not self._by_fold:
-            self._tell_means(under)
+            self._tell_means(running)
         elif len(self._study.directions) == 1:
-            under.trial.report(message.values[0], fold)
-            if not under.over and under.trial.should_prune():
-                under.ending = Done(message.run, "pruned")
+            running.trial.report(message.values[0], fold)
+            if not running.over and running.trial.should_prune():
+                running.ending = Done(message.run, "pruned")
 
     def _suggest(self, trial: Trial, message: ParameterRequest) -> RequestAnswer:
         distribution = json_to_distribution(message.distribution)
@@ -95,9 +93,9 @@ class Progress:
         self._record.suggested(trial.number, message.name, internal, message.distribution)
         return RequestAnswer(message.run, internal)
 
-    def _tell_means(self, under: RunningTrial) -> None:
-        for step, value in under.means():
-            under.trial.report(value, step)
+    def _tell_means(self, running: RunningTrial) -> None:
+        for step, value in running.means():
+            running.trial.report(value, step)
 
 
 def _note(trial: Trial, message: Note) -> None:
@@ -105,11 +103,3 @@ def _note(trial: Trial, message: Note) -> None:
         trial.set_constraint(message.key, message.value)
     else:
         trial.set_user_attr(message.key, message.value)
-
-
-def checked(message: Done) -> Done:
-    """Return a message as it is, or the failure that NaN is."""
-    if message.state != "complete" or not any(map(math.isnan, message.values)):
-        return message
-    said = f"the objective returned {message.values}, which holds NaN"
-    return Done(message.run, "failed", error=said, failure="NaN")
