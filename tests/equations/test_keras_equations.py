@@ -10,10 +10,10 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
-import keras_runs  # noqa: E402
-from compared import Case, compare  # noqa: E402
-from matrix import of_keras  # noqa: E402
-from network import data_of, gradient, initial  # noqa: E402
+from tests.equations import keras_runs  # noqa: E402
+from tests.equations.compared import Case, compare  # noqa: E402
+from tests.equations.matrix import of_keras  # noqa: E402
+from tests.equations.network import data_of, gradient, initial  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
