@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from nnlo_common.search._study_search import cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._coordinator import SIGNAL
-    from nnlo_common.search.coordinator._parameter_choice import TeamMessage
+    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+    from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+    from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.coordinator._trial_source import TrialSource
     from nnlo_common.search.messages._connection import connect_search
-    from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel, Death
-    from nnlo_common.search.messages._search_messages import Done, End, Halt, Note, SearchMessage, Start
+    from nnlo_common.search.messages._search_messages import End, Note, Start
+    from nnlo_common.search.messages._team_events import Death, TeamMessage
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -64,11 +66,13 @@ __all__ = [
     "assigned",
     "Batches",
     "brief",
+    "CheckpointManager",
     "ConfigurationError",
+    "connect_search",
+    "Coordinator",
     "cut_teams",
     "Death",
     "DivisibleWorld",
-    "Done",
     "DynSGD",
     "End",
     "end_of",
@@ -77,18 +81,13 @@ __all__ = [
     "EpochLog",
     "EXIT_CODE",
     "Files",
-    "Halt",
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
     "Interrupts",
     "is_live",
-    "CheckpointManager",
     "launched",
     "LeasedBatches",
-    "CoordinatorChannel",
-    "connect_search",
-    "SearchMessage",
     "Meter",
     "Moves",
     "Moving",
@@ -98,7 +97,6 @@ __all__ = [
     "padded",
     "Plan",
     "portion",
-    "TeamMessage",
     "PRESENT",
     "quoted_samplers",
     "random_numbers",
@@ -106,12 +104,15 @@ __all__ = [
     "Reading",
     "rises",
     "run_block",
+    "run_coordinator",
     "running",
+    "RunningTrial",
     "say",
     "Screen",
     "See",
     "seed_of",
     "seed_random",
+    "Session",
     "share",
     "SIGNAL",
     "spaced",
@@ -120,9 +121,10 @@ __all__ = [
     "Start",
     "stop_rules",
     "table",
-    "Session",
+    "TeamMessage",
     "TimeLeft",
     "Trace",
+    "TrialSource",
     "unpacked_tree",
     "unwired",
     "usable",
@@ -138,30 +140,30 @@ _LATER = {
     "agree": "nnlo_common.search._optimize",
     "all_metrics": "nnlo_common.commands.train._plan",
     "brief": "nnlo_common.commands.train._job",
+    "connect_search": "nnlo_common.search.messages._connection",
+    "Coordinator": "nnlo_common.search.coordinator._coordinator",
     "cut_teams": "nnlo_common.search._study_search",
-    "Death": "nnlo_common.search.messages._coordinator_channel",
-    "Done": "nnlo_common.search.messages._search_messages",
+    "Death": "nnlo_common.search.messages._team_events",
     "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
-    "Halt": "nnlo_common.search.messages._search_messages",
-    "CoordinatorChannel": "nnlo_common.search.messages._coordinator_channel",
-    "connect_search": "nnlo_common.search.messages._connection",
-    "SearchMessage": "nnlo_common.search.messages._search_messages",
     "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
     "Plan": "nnlo_common.commands.train._plan",
-    "TeamMessage": "nnlo_common.search.coordinator._parameter_choice",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "rises": "nnlo_common.commands.train._plan",
     "run_block": "nnlo_common.search.block._block",
+    "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
     "running": "nnlo_common.commands.train._module",
+    "RunningTrial": "nnlo_common.search.coordinator._running_trial",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
     "Start": "nnlo_common.search.messages._search_messages",
     "stop_rules": "nnlo_common.commands.train._plan",
+    "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
+    "TrialSource": "nnlo_common.search.coordinator._trial_source",
 }
 
 

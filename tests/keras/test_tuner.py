@@ -23,14 +23,15 @@ import keras_tuner
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
+from nnlo_common.search.coordinator._coordinator import Coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.messages._search_messages import Done, End, Note, Start
 from nnlo_common.testing import InjectedFault
 from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
-from nnlo_keras.tune._dispatch import RESULT, Dispatch
 from nnlo_keras.tune._early_end import EarlyEnd
+from nnlo_keras.tune._oracle_trials import RESULT, OracleTrials
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -67,7 +68,7 @@ class Formula(MPITuner):
         super().__init__(None, *args, **options)
 
     def _populate_initial_space(self):
-        if self._owner:
+        if self.has_directory:
             self._declare_first(space := self.oracle.get_space())
             self.oracle.update_space(space)
 
@@ -422,22 +423,24 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
     tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
     tuner.oracle.verbose = 0
     now_s = [0.0]
-    dispatch = Dispatch(tuner, blocks=1, time_left=TimeLeft(end_s=100.0), clock=lambda: now_s[0])
+    coordinator = Coordinator(
+        OracleTrials(tuner), blocks=1, time_left=TimeLeft(end_s=100.0), clock=lambda: now_s[0]
+    )
 
     def trained(posts, seconds):
         now_s[0] += seconds
         (run,) = [post.message.run for post in posts]
         space = tuner.oracle.get_space().get_config()
         result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space}
-        assert dispatch.handle(0, Note(run, RESULT, result)) == []
-        return dispatch.handle(0, Done(run, "complete", (0.0,)))
+        assert coordinator.handle(0, Note(run, RESULT, result)) == []
+        return coordinator.handle(0, Done(run, "complete", (0.0,)))
 
-    posts = trained(trained(dispatch.ask(), 30.0), 20.0)
+    posts = trained(trained(coordinator.begin(), 30.0), 20.0)
     assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
     with pytest.warns(RuntimeWarning, match="the longest has taken 40 s"):
         posts = trained(posts, 40.0)
     assert [type(post.message) for post in posts] == [End]
-    assert dispatch.look() == []
+    assert coordinator.look() == []
     tuner.save()
     again = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
     assert again.get_state() == tuner.get_state()
