@@ -165,7 +165,7 @@ def random_values(oracle: Any) -> dict[str, Any] | None:
 
 
 class HookedTuner(keras_tuner.Tuner):
-    """A tuner of keras-tuner whose private steps can be changed and called by public names.
+    """A tuner of keras-tuner whose private steps `MPITuner` changes and calls by names of ours.
 
     Attributes:
         has_directory: whether this rank has the directory; to be set before `__init__`.
@@ -178,11 +178,11 @@ class HookedTuner(keras_tuner.Tuner):
         super().__init__(*args, **options)
         self._made = True
 
-    def finish_model(self, hp: Any, model: Any) -> Any:  # noqa: ARG002
+    def _finished_model(self, hp: Any, model: Any) -> Any:  # noqa: ARG002
         """Change a model that was built; the model is returned."""
         return model
 
-    def build_model(self, hp: Any) -> Any:
+    def _built_model(self, hp: Any) -> Any:
         """Build a model, and refuse one that is none or too large."""
         return _part(self, "_try_build")(hp)
 
@@ -191,25 +191,25 @@ class HookedTuner(keras_tuner.Tuner):
         """The path of the tuner's file."""
         return str(_part(super(), "_get_tuner_fname")())
 
-    def weights_file(self, trial_id: str) -> str:
+    def _weights_file(self, trial_id: str) -> str:
         """Return the path of a trial's checkpoint."""
         return str(_part(self, "_get_checkpoint_fname")(trial_id))
 
-    def build_config_file(self, trial_id: str) -> str:
+    def _build_config_file(self, trial_id: str) -> str:
         """Return the path of what a trial's model is built from."""
         return str(_part(self, "_get_build_config_fname")(trial_id))
 
-    def copied_callbacks(self, callbacks: list[Any]) -> list[Any]:
+    def _copied_callbacks(self, callbacks: list[Any]) -> list[Any]:
         """Return copies for one trial, or refuse what cannot be copied."""
         copies: list[Any] = _part(self, "_deepcopy_callbacks")(callbacks)
         return copies
 
-    def set_tensorboard_folder(self, callbacks: list[Any], trial: Any, execution: int) -> None:
+    def _set_tensorboard_folder(self, callbacks: list[Any], trial: Any, execution: int) -> None:
         """Give a trial's TensorBoard a folder of its own."""
         _part(self, "_configure_tensorboard_dir")(callbacks, trial, execution)
 
     def _build_hypermodel(self, hp: Any) -> Any:
-        return self.finish_model(hp, _part(super(), "_build_hypermodel")(hp))
+        return self._finished_model(hp, _part(super(), "_build_hypermodel")(hp))
 
     def _populate_initial_space(self) -> None:
         if self.has_directory:

@@ -137,6 +137,8 @@ class MPITuner(HookedTuner):
         self._distribute, self._wrap = distribute, wrapping(distribute)
         self._fold: int | None = None  # the one that this rank trains; None: all, one after another
         (_directory.keep_whole if self.has_directory else _directory.keep_nothing)(oracle)
+        if not self.has_directory:
+            options["overwrite"] = False  # the directory is another rank's to empty
         super().__init__(oracle, hypermodel, **options)
 
     def search(self, *args: Any, **options: Any) -> None:
@@ -208,7 +210,7 @@ class MPITuner(HookedTuner):
         values = trial.hyperparameters.values
         if "tuner/epochs" in values:  # Hyperband's
             options |= {name: values[f"tuner/{name}"] for name in ("epochs", "initial_epoch")}
-        objective, file = self.oracle.objective, self.weights_file(trial.trial_id)
+        objective, file = self.oracle.objective, self._weights_file(trial.trial_id)
         saves = best_epoch_saver(objective, file) if self._keeps_files() else None
         folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
         folds = folds if self._fold is None else [self._fold]
@@ -232,9 +234,9 @@ class MPITuner(HookedTuner):
         for execution in range(self.executions_per_trial):
             number = zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode())
             keras.utils.set_random_seed(seed_of(seed, number))
-            callbacks = self.copied_callbacks(list(original))
+            callbacks = self._copied_callbacks(list(original))
             if any(isinstance(one, keras.callbacks.TensorBoard) for one in callbacks):
-                self.set_tensorboard_folder(callbacks, trial, execution)  # it imports tensorboard
+                self._set_tensorboard_folder(callbacks, trial, execution)  # it imports tensorboard
             if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
                 callbacks.append(hook_callback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
@@ -245,24 +247,24 @@ class MPITuner(HookedTuner):
 
     def _build_and_fit(self, trial: Any, *args: Any, **options: Any) -> Any:
         hp, world = trial.hyperparameters, launched()
-        model = self.build_model(hp)
+        model = self._built_model(hp)
         if world is not None:
             args, options = fit_together(
                 model, world, args, options, block_size=self._block_size, shard=self._shard
             )
         results = self.hypermodel.fit(hp, model, *args, **options)
         if self._keeps_files():
-            _directory.write(self.build_config_file(trial.trial_id), model.get_build_config())
+            _directory.write(self._build_config_file(trial.trial_id), model.get_build_config())
         validate_results(results, self.oracle.objective, "HyperModel.fit()")
         return results
 
-    def finish_model(self, hp: Any, model: Any) -> Any:
+    def _finished_model(self, hp: Any, model: Any) -> Any:
         """Go on from a checkpoint, as Hyperband's later rounds do, and wrap the optimizer."""
         if "tuner/trial_id" in hp.values:  # Hyperband goes on with a trial of the round before
             before = hp.values["tuner/trial_id"]
             if not model.built:
-                model.build_from_config(json.loads(Path(self.build_config_file(before)).read_text()))
-            model.load_weights(self.weights_file(before))
+                model.build_from_config(json.loads(Path(self._build_config_file(before)).read_text()))
+            model.load_weights(self._weights_file(before))
         if self._wrap is not None:
             wrap_in(model, self._wrap)
         return model

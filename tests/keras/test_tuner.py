@@ -539,6 +539,20 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
             MPITuner(lambda hp: None, **({"directory": tmp_path} | options))
 
 
+def test_ranks_without_the_directory_do_not_empty_it(tmp_path):
+    """Else one that comes late would remove what the first has written by then."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "of the first rank").touch()
+
+    def program(world):
+        if world.rank:
+            Formula(STOCK["random"](), directory=tmp_path, project_name="p", overwrite=True, world=world)
+
+    with ranks(3) as cluster:
+        cluster.run(program, timeout_s=60)
+    assert (tmp_path / "p" / "of the first rank").exists()
+
+
 def test_ranks_that_do_not_make_blocks_are_refused_on_all_of_them(tmp_path):
     def program(world):
         tuner = Formula(STOCK["random"](), directory=tmp_path, block_size=3, world=world)
