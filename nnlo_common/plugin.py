@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._module import running
     from nnlo_common.commands.train._plan import Plan, all_metrics, rises, stop_rules
     from nnlo_common.search import optimize
-    from nnlo_common.search._optimize import agree
-    from nnlo_common.search._study_search import cut_teams
+    from nnlo_common.search._partition import agree, cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
     from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
@@ -137,12 +136,12 @@ __all__ = [
 ]
 
 _LATER = {
-    "agree": "nnlo_common.search._optimize",
+    "agree": "nnlo_common.search._partition",
     "all_metrics": "nnlo_common.commands.train._plan",
     "brief": "nnlo_common.commands.train._job",
     "connect_search": "nnlo_common.search.messages._connection",
     "Coordinator": "nnlo_common.search.coordinator._coordinator",
-    "cut_teams": "nnlo_common.search._study_search",
+    "cut_teams": "nnlo_common.search._partition",
     "Death": "nnlo_common.search.messages._team_events",
     "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,47 +19,58 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.search._argument_checks import refuse_conflicts
+from nnlo_common.search._partition import cut_teams
 from nnlo_common.search.block._block import Objective, attempt, run_block
-from nnlo_common.search.block._local_link import LocalLink
+from nnlo_common.search.block._trial_links import LocalLink
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
 from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
 from nnlo_common.search.coordinator._study_trials import known_to_all, study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
-from nnlo_common.search.journal._record import Journal, RecordGroup, SearchRecord, take_over
+from nnlo_common.search.journal._journal import Journal, RecordGroup, SearchRecord
+from nnlo_common.search.journal._packed_trial import take_over
 from nnlo_common.search.messages._connection import connect_search
 from nnlo_common.search.messages._search_messages import Done, Start
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
 
-__all__ = ["StudySearch", "cut_teams"]
+__all__ = ["StudySearch"]
+
+# Arguments that must be the same on all ranks.
+_ALIKE = ("folds", "seed", "failures", "retries", "lockstep", "elastic", "search_ranks")
 
 
+@dataclass
 class StudySearch:
-    """What all ranks bring to a search; the arguments are those of `optimize`."""
+    """What all ranks bring to a search; the attributes are the arguments of `optimize`."""
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        objective: Objective,
-        *,
-        n_trials: int,
-        folds: int,
-        sampler: str | optuna.samplers.BaseSampler | None,
-        seed: int,
-        retries: int,
-        failures: Literal["ignore", "worst", "constraint"],
-        target: float | None,
-        until: float | str | datetime.datetime | None,
-        journal: str | Path | None,
-        export: str | Path | None = None,
-        clock: Callable[[], float] = time.time,
-        lockstep: bool = False,
-        elastic: bool = False,
-        search_ranks: int = 0,
-    ) -> None:
+    study: optuna.Study
+    objective: Objective
+    _: KW_ONLY
+    n_trials: int
+    folds: int = 1
+    sampler: str | optuna.samplers.BaseSampler | None = None
+    seed: int = 0
+    retries: int = 0
+    failures: Literal["ignore", "worst", "constraint"] = "ignore"
+    target: float | None = None
+    until: float | str | datetime.datetime | None = None
+    journal: str | Path | None = None
+    export: str | Path | None = None
+    lockstep: bool = False
+    elastic: bool = False
+    search_ranks: int = 0
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            ConfigurationError: two arguments do not.
+        """
+        study, target = self.study, self.target
         if not isinstance(study, optuna.Study):
             raise ConfigurationError(
                 f"optimize({study!r}, ...): give it a study first: optimize(optuna.create_study(), objective)"
@@ -67,39 +79,33 @@ class StudySearch:
             raise ConfigurationError(
                 f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
             )
-        chosen = study.sampler if sampler is None else sampler
+        chosen = self._chosen
         refuse_conflicts(
             chosen,
-            lockstep=lockstep,
-            elastic=elastic,
-            search_ranks=search_ranks,
+            lockstep=self.lockstep,
+            elastic=self.elastic,
+            search_ranks=self.search_ranks,
             in_sequence=in_sequence(chosen),
             instead=", or pass optuna.samplers.GridSampler(space)",
         )
-        self._lockstep, self._elastic, self._search_ranks = lockstep, elastic, search_ranks
-        self._study, self._objective, self._n_trials, self._sampler = study, objective, n_trials, sampler
-        self._folds, self._seed, self._retries, self._target = folds, seed, retries, target
-        self._failures, self._how, self._until = FailurePolicy(study, failures), failures, until
-        self._end_s, self._clock = end_of(until, clock()), clock
-        self._journal, self._export = journal, export and exportable(export)
+        self._failures, self._end_s = FailurePolicy(study, self.failures), end_of(self.until, self.clock())
+        self._export = self.export and exportable(self.export)
+
+    @property
+    def _chosen(self) -> str | optuna.samplers.BaseSampler:
+        return self.study.sampler if self.sampler is None else self.sampler
 
     @property
     def facts(self) -> dict[str, Any]:
         """What must be the same on all ranks."""
-        chosen = self._study.sampler if self._sampler is None else self._sampler
+        chosen = self._chosen
         return {
             "sampler": chosen if isinstance(chosen, str) else type(chosen).__name__,
-            "pruner": type(self._study.pruner).__name__,
-            "directions": [direction.name for direction in self._study.directions],
-            "folds": self._folds,
-            "seed": self._seed,
-            "failures": self._how,
-            "until": str(self._until),
-            "retries": self._retries,
-            "target_objective": self._target,
-            "lockstep": self._lockstep,
-            "elastic": self._elastic,
-            "search_ranks": self._search_ranks,
+            "pruner": type(self.study.pruner).__name__,
+            "directions": [direction.name for direction in self.study.directions],
+            "until": str(self.until),
+            "target_objective": self.target,
+            **{name: getattr(self, name) for name in _ALIKE},
         }
 
     def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
@@ -108,12 +114,12 @@ class StudySearch:
         Raises:
             ConfigurationError: it would not repeat.
         """
-        side_by_side = len(cut_teams(blocks, self._folds)) > len(blocks)
-        if self._lockstep and side_by_side and isinstance(self._study.pruner, WilcoxonPruner):
+        side_by_side = len(cut_teams(blocks, self.folds)) > len(blocks)
+        if self.lockstep and side_by_side and isinstance(self.study.pruner, WilcoxonPruner):
             raise ConfigurationError(
-                f"lockstep=True with WilcoxonPruner and {self._folds} folds side by side: it judges folds as "
+                f"lockstep=True with WilcoxonPruner and {self.folds} folds side by side: it judges folds as "
                 "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
-                f"multiple of {self._folds}, with which folds are trained in turn"
+                f"multiple of {self.folds}, with which folds are trained in turn"
             )
 
     def alone(self) -> bool:
@@ -125,7 +131,7 @@ class StudySearch:
                 order = waiting.pop(0).message
                 if isinstance(order, Start):
                     line = LocalLink(coordinator, interrupts)
-                    ending = attempt(order, line, self._objective)
+                    ending = attempt(order, line, self.objective)
                     if line.refused is not None:
                         raise line.refused from None
                     if line.halted and ending.state == "freed":
@@ -140,87 +146,75 @@ class StudySearch:
             world: the ranks.
             blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
         """
-        searchers = [(rank,) for rank in range(1, 1 + self._search_ranks)]
-        teams = [*cut_teams(blocks, self._folds), *searchers]
+        searchers = [(rank,) for rank in range(1, 1 + self.search_ranks)]
+        teams = [*cut_teams(blocks, self.folds), *searchers]
         with connect_search(world, teams, goes_on=self._goes_on) as here:
             if world.rank == 0:
                 each = (len(teams) - len(searchers)) // len(blocks)
                 with closing(self._record()) as record:
                     coordinator = self._begin(len(blocks), each, record)
-                    run_coordinator(coordinator, here.letters, here.interrupts)
+                    run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
                 return coordinator.interrupted == SIGNAL
-            if world.rank <= self._search_ranks:
+            if world.rank <= self.search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
-                end = choose_for_others(here.mail, 0, Replica(self._study, self._engine(), self._seed), where)
+                end = choose_for_others(here.channel, Replica(self.study, self._engine(), self.seed), where)
             else:
-                end = run_block(here.channel, world, self._objective)
-            take_over(self._study, end.trials)  # a study in a storage that all ranks share has them by now
+                end = run_block(here.channel, world, self.objective)
+            take_over(self.study, end.trials)  # a study in a storage that all ranks share has them by now
             return end.interrupted == SIGNAL
 
     @property
     def _goes_on(self) -> str:
         """What the same command would do."""
-        if self._journal is None:
+        if self.journal is None:
             return "The same command begins anew; with journal= it would go on"
-        return f"The same command goes on from the journal {str(self._journal)!r}"
+        return f"The same command goes on from the journal {str(self.journal)!r}"
 
     def _engine(self) -> optuna.samplers.BaseSampler:
         """Return this rank's sampler."""
-        study, sampler = self._study, self._study.sampler
-        if self._sampler is not None:
+        study, sampler = self.study, self.study.sampler
+        if self.sampler is not None:
             begun = len(study.get_trials(deepcopy=False))
-            sampler = engine(self._sampler, self._seed + begun, self._n_trials, study)
+            sampler = engine(self.sampler, self.seed + begun, self.n_trials, study)
         if isinstance(sampler, BayesianSampler):
-            sampler.choosers = math.inf if self._lockstep else max(1, self._search_ranks)
+            sampler.choosers = math.inf if self.lockstep else max(1, self.search_ranks)
         return sampler
 
     def _record(self) -> SearchRecord:
         """Open the files that are asked for, and give the study what the journal holds."""
-        self._known, self._counted = known_to_all(self._study), 0
+        self._known, self._counted = known_to_all(self.study), 0
         records: list[SearchRecord] = []
-        if self._journal is not None:
-            journal = Journal(self._journal, self._study)
+        if self.journal is not None:
+            journal = Journal(self.journal, self.study)
             self._counted = journal.counted
             records.append(journal)
         if self._export is not None:
-            records.append(Export(self._export, self._study, journal=self._journal))
+            records.append(Export(self._export, self.study, journal=self.journal))
         return RecordGroup(*records)
 
     def _begin(self, blocks: int, teams: int, record: SearchRecord, *, searching: bool = True) -> Coordinator:
-        study = self._study
+        study = self.study
         found = study.get_trials(deepcopy=False)
         study.sampler = self._engine()
         return study_coordinator(
             study,
             blocks=blocks,
-            n_trials=max(0, self._n_trials - self._counted),
+            n_trials=max(0, self.n_trials - self._counted),
             teams=teams,
-            folds=self._folds,
-            seed=self._seed,
-            retries=self._retries,
-            target=self._target,
+            folds=self.folds,
+            seed=self.seed,
+            retries=self.retries,
+            target=self.target,
             failures=self._failures,
             time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
-            clock=self._clock,
+            clock=self.clock,
             record=record,
             known=self._known,
-            lockstep=self._lockstep,
-            elastic=self._elastic,
+            lockstep=self.lockstep,
+            elastic=self.elastic,
             # On one process there are none.
-            search_ranks=self._search_ranks if searching else 0,
+            search_ranks=self.search_ranks if searching else 0,
         )
-
-
-def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:
-    """Cut every block into as many teams as there are folds; one team if it cannot be cut evenly.
-
-    Example:
-        >>> cut_teams([(1, 2, 3, 4), (5, 6, 7, 8)], 2), cut_teams([(1, 2, 3)], 2)
-        ([(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2, 3)])
-    """
-    size = len(blocks[0])
-    each = size if size % folds else size // folds
-    return [block[start : start + each] for block in blocks for start in range(0, size, each)]
 
 
 def _seconds(trial: optuna.trial.FrozenTrial) -> float:

@@ -73,7 +73,7 @@ def search_over(
             coordinator = Coordinator(
                 source, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
             )
-            run_coordinator(coordinator, here.letters, here.interrupts)
+            run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
             failure, interrupted = source.failure, coordinator.interrupted
         else:
             end = run_block(here.channel, world, train)

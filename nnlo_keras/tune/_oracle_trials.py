@@ -70,7 +70,6 @@ class OracleTrials(TrialSource):
 
     @property
     def open(self) -> bool:
-        """Whether the oracle may be asked for another trial."""
         return not self._withdrawn
 
     @property
@@ -93,7 +92,6 @@ class OracleTrials(TrialSource):
         return self._untold[-1] if status == "RUNNING" else None
 
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:
-        """Return what makes a team train a fold of a trial."""
         trial = running.trial.trial
         hyperparameters = json.loads(json.dumps(trial.hyperparameters.get_config()))
         attributes = {"id": trial.trial_id, "hyperparameters": hyperparameters}
@@ -101,7 +99,6 @@ class OracleTrials(TrialSource):
         return Start(run, self._tuner.oracle.seed, 1, attributes, number, fold, self._folds)
 
     def handle(self, team: int, running: RunningTrial, message: object) -> list[TeamMessage]:
-        """Take in what a fold has found."""
         if not isinstance(message, Note) or message.key != RESULT:
             raise ProtocolError(f"team {team} sent {message!r}, which is not for the oracle")
         running.trial.results[running.running[team]] = message.value
@@ -114,7 +111,6 @@ class OracleTrials(TrialSource):
             self._guarded(self._tell, running)
 
     def withdraw(self, reason: str) -> None:  # noqa: ARG002
-        """Ask for no more trials."""
         self._withdrawn = True
 
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:  # noqa: ARG002
@@ -128,7 +124,6 @@ class OracleTrials(TrialSource):
         return (json.loads(json.dumps(content)),)  # as it is written to files
 
     def warn(self, text: str) -> None:
-        """Warn the user."""
         warn(text)
 
     # -- inside ---------------------------------------------------------------------------------------

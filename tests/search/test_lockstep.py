@@ -19,7 +19,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
 from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._trial_results import ERROR
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.journal._journal import Journal
 from nnlo_common.search.messages._search_messages import (
     Done,
     Halt,

@@ -364,7 +364,7 @@ def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
 HOLDER = """
 import sys
 import optuna
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.journal._journal import Journal
 journal = Journal(sys.argv[1], optuna.create_study())
 print("held", flush=True)
 sys.stdin.read()

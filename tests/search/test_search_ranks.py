@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
 from nnlo_common.search.coordinator._study_trials import study_coordinator
-from nnlo_common.search.journal._record import packed
+from nnlo_common.search.journal._packed_trial import packed
 from nnlo_common.search.messages._search_messages import (
     Choose,
     Done,

@@ -20,7 +20,7 @@ from nnlo_common.search._study_search import StudySearch
 from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.journal._journal import Journal
 from nnlo_common.search.messages._search_messages import Done, End, Halt, ParameterRequest, Start
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

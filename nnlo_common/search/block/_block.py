@@ -13,7 +13,8 @@ from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import EXIT_CODE, LeftTogether
 from nnlo_common.cluster.transport._mail import DivisibleWorld, PartWorld
 from nnlo_common.search.block._block_world import BlockWorld
-from nnlo_common.search.block._trial import BlockLink, BlockTrial, TrialLink
+from nnlo_common.search.block._trial import BlockTrial
+from nnlo_common.search.block._trial_links import BlockLink, TrialLink
 from nnlo_common.search.coordinator._failure_kinds import kind_of
 from nnlo_common.search.messages._rank_channel import RankChannel
 from nnlo_common.search.messages._search_messages import Alarm, Done, End, RunOutcome, Start
@@ -33,7 +34,7 @@ def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective)
     """Train what the coordinator hands out, until it ends the search.
 
     Args:
-        channel: this rank's letters.
+        channel: this rank's, to the coordinator and its partners.
         ranks: all ranks of the search.
         objective: the user's.
     """
@@ -59,6 +60,7 @@ def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective)
         if world.rank == 0 and not channel.lost:  # of a death the coordinator knows by itself
             channel.tell_coordinator(_together(order.run, outcomes))
     parts.close()
+    assert isinstance(order, End)
     return order
 
 
@@ -151,7 +153,7 @@ def _settle(
     """Wait until all living ranks have ended the run and nothing is under way between them.
 
     Args:
-        channel: this rank's letters.
+        channel: this rank's, to the coordinator and its partners.
         world: the ranks.
         mine: how this rank has ended the run.
         alarm: what frees those that wait for this rank, unless it has completed the run.
@@ -167,8 +169,8 @@ def _settle(
         if channel.lost:
             world.give_up()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
-        while (letter := channel.taken(RunOutcome)) is not None:
-            outcomes[letter[0]] = letter[1]
+        while (found := channel.taken(RunOutcome)) is not None:
+            outcomes[found[0]] = found[1]
         if len(outcomes) < world.size:
             channel.take_in(_DRAIN_PAUSE_S)
     while not world.drained({rank: outcomes[rank].sent for rank in outcomes.keys() - channel.lost}):

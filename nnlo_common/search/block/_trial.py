@@ -12,7 +12,7 @@ import datetime
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -25,93 +25,20 @@ from optuna.distributions import (
 from optuna.trial import BaseTrial
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.search.block._block_world import BlockWorld
 from nnlo_common.search.block._folds import Indices, split
+from nnlo_common.search.block._trial_links import TrialLink
 from nnlo_common.search.coordinator._trial_results import NAME
-from nnlo_common.search.messages._rank_channel import RankChannel
 from nnlo_common.search.messages._search_messages import (
     Note,
     ParameterRequest,
-    ParameterValue,
     PruneRequest,
-    PruneVerdict,
-    RequestAnswer,
-    SearchMessage,
     Start,
     TrialReport,
 )
 
-__all__ = ["BlockTrial", "TrialLink", "BlockLink", "heard"]
+__all__ = ["BlockTrial"]
 
 _PLAIN = (type(None), bool, int, float, str)
-
-
-class TrialLink(Protocol):
-    """How a trial reaches the coordinator."""
-
-    def suggest(self, message: ParameterRequest, call: str) -> float:
-        """Return the internal number of a parameter."""
-
-    def verdict(self, message: PruneRequest) -> bool:
-        """Return whether to prune."""
-
-    def tell(self, message: SearchMessage) -> None:
-        """Let the coordinator know."""
-
-
-class BlockLink:
-    """The line of a rank of a block: the leader's leads to the coordinator, its partners' to the leader.
-
-    Args:
-        channel: the letters.
-        world: the ranks of the block.
-    """
-
-    def __init__(self, channel: RankChannel, world: BlockWorld) -> None:
-        self._channel, self._world = channel, world
-        self._judged = 0
-
-    def suggest(self, message: ParameterRequest, call: str) -> float:
-        """Return the internal number of a parameter."""
-        channel = self._channel
-        if channel.rank:
-            said = channel.wait(ParameterValue)
-            if said.call != call:
-                raise ConfigurationError(
-                    f"rank {channel.rank} of the block calls {call} where its first rank has called "
-                    f"{said.call}; suggest the same parameters in the same order on all ranks"
-                )
-            return said.value
-        value = float(self._asked(message))
-        channel.tell_partners(ParameterValue(message.run, call, value))
-        return value
-
-    def verdict(self, message: PruneRequest) -> bool:
-        """Return whether to prune."""
-        self._world.meet()
-        if self._channel.rank:
-            return self._channel.wait(PruneVerdict).prune
-        prune = bool(self._asked(message))
-        self._channel.tell_partners(PruneVerdict(message.run, self._judged, prune))
-        self._judged += 1
-        return prune
-
-    def tell(self, message: SearchMessage) -> None:
-        """Let the coordinator know."""
-        if not self._channel.rank:
-            self._channel.check()
-            self._channel.tell_coordinator(message)
-
-    def _asked(self, message: SearchMessage) -> float | bool:
-        self._channel.tell_coordinator(message)
-        return heard(self._channel.wait(RequestAnswer))
-
-
-def heard(answer: RequestAnswer) -> float | bool:
-    """Return what the coordinator has answered, or raise what stood in the way."""
-    if answer.problem:
-        raise ConfigurationError(answer.problem)
-    return answer.value
 
 
 class BlockTrial(BaseTrial):

@@ -1,10 +1,11 @@
-"""Choosers of the next trial's parameters, and the time when they choose; pure, as the coordinator is.
+"""Choice of the next trial's parameters: where, and when; pure, as the coordinator is.
 
-    Here      the coordinator's rank, when a block asks, or ahead while all blocks train
-    InOrder   the same, trial k as soon as trial k - blocks has been told, whatever the blocks' pace
-    Afar      search ranks, several trials at the same time; see `_afar.py`
+    LocalChooser      on the coordinator's rank, when a block asks, or ahead while all blocks train
+    LockstepChooser   the same, trial k as soon as trial k - blocks is told, whatever the blocks' pace
+    RemoteChooser     on search ranks, several trials at the same time; see `_remote_choice.py`
 
-A chooser begins trials in the study, and keeps those that no block has begun yet.
+A chooser begins trials in the study, and keeps those that no block has begun yet. Which block gets them, and
+when, `_coordinator.py` says.
 """
 
 from __future__ import annotations
@@ -154,7 +155,6 @@ class LockstepChooser(LocalChooser):
             self._ready.append(trial)
 
     def withdraw(self) -> list[Trial]:
-        """Begin no more."""
         withdrawn = super().withdraw()
         for trial in withdrawn:
             del self._begun[trial.number]

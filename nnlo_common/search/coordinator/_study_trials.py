@@ -30,7 +30,8 @@ from nnlo_common.search.coordinator._trial_results import (
     tell,
 )
 from nnlo_common.search.coordinator._trial_source import TrialSource
-from nnlo_common.search.journal._record import SearchRecord, packed
+from nnlo_common.search.journal._journal import SearchRecord
+from nnlo_common.search.journal._packed_trial import packed
 from nnlo_common.search.messages._search_messages import Chosen, Done, SearchMessage, Start
 from nnlo_common.search.messages._team_events import Death, TeamMessage
 from nnlo_common.search.samplers._seeding import seed_of
@@ -136,16 +137,13 @@ class StudyTrials(TrialSource):
 
     @property
     def open(self) -> bool:
-        """Whether there is another trial to begin."""
         return self._chooser.open > 0
 
     @property
     def pending(self) -> bool:
-        """Whether a trial is chosen, or being chosen, that a block is to begin."""
         return self._chooser.pending
 
     def left(self) -> int:
-        """Return how many trials no block has begun."""
         return self._chooser.open
 
     def take(self, block: int, *, first: bool, living: int) -> Trial | None:  # noqa: ARG002
@@ -161,23 +159,18 @@ class StudyTrials(TrialSource):
         return trial
 
     def think(self, living: int) -> bool:
-        """Choose a trial ahead while all blocks train; say whether there was one to choose."""
         return self._chooser.think(living)
 
     def orders(self, idle: int, living: int) -> list[TeamMessage]:
-        """Return what search ranks have to do."""
         return self._chooser.orders(idle, living)
 
     def chosen(self, team: int, message: Chosen) -> None:
-        """A search rank has chosen."""
         self._chooser.chosen(team, message)
 
     def lose_search_rank(self, team: int) -> int:
-        """A search rank has died; return how many are left."""
         return self._chooser.lost(team)
 
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:
-        """Return what makes a team train a fold of a trial."""
         trial: Trial = running.trial
         return Start(
             run,
@@ -193,19 +186,15 @@ class StudyTrials(TrialSource):
     # -- training -------------------------------------------------------------------------------------
 
     def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
-        """Take in what the leader of a team says of its trial, and return what to answer."""
         return self._requests.handle(team, running, message)
 
     def judged(self, running: RunningTrial) -> list[TeamMessage]:
-        """Answer the teams of a trial once all have asked whether to prune it."""
         return self._requests.judged(running)
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
-        """Let the pruner know of a fold's end."""
         self._requests.fold_done(running, fold, message)
 
     def add_helpers(self, running: RunningTrial, blocks: Iterable[int], now_s: float) -> None:
-        """Note which blocks help to train a trial, each once."""
         helpers = running.trial.user_attrs.get(HELPERS, [])
         fresh = sorted({*blocks} - {running.block, *(block for block, _ in helpers)})
         if fresh:
@@ -276,5 +265,4 @@ class StudyTrials(TrialSource):
         return tuple(packed(trial) for trial in trials if trial.state.is_finished())
 
     def warn(self, text: str) -> None:
-        """Warn as Optuna does, whose verbosity is obeyed."""
         _LOG.warning("%s", text)

@@ -9,7 +9,7 @@ from optuna.trial import Trial
 
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search.coordinator._running_trial import RunningTrial
-from nnlo_common.search.journal._record import SearchRecord
+from nnlo_common.search.journal._journal import SearchRecord
 from nnlo_common.search.messages._search_messages import (
     Done,
     Note,

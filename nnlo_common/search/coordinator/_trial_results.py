@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import optuna
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
 
@@ -28,8 +28,6 @@ __all__ = [
     "SECONDS",
     "SPREAD",
     "FailurePolicy",
-    "bring_up",
-    "end_in",
     "keep_folds",
     "log_best",
     "mean",
@@ -156,32 +154,3 @@ def log_best(study: optuna.Study) -> None:
     except ValueError:  # none keeps all constraints
         return
     _LOG.info("Best is trial %d with value: %s and parameters: %s.", best.number, best.value, best.params)
-
-
-def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Let a trial that waits or runs in a storage end as `trial` has ended elsewhere.
-
-    Args:
-        storage: which.
-        there: its number in the storage.
-        trial: how it has ended.
-    """
-    if storage.get_trial(there).state is TrialState.WAITING:
-        storage.set_trial_state_values(there, TrialState.RUNNING)
-    bring_up(storage, there, trial)
-    storage.set_trial_state_values(there, trial.state, trial.values)
-
-
-def bring_up(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Give a trial in a storage what `trial` has got elsewhere, its state and values apart."""
-    known = storage.get_trial(there)
-    for name, distribution in trial.distributions.items():
-        if name not in known.params:
-            value = distribution.to_internal_repr(trial.params[name])
-            storage.set_trial_param(there, name, value, distribution)
-    for step, value in trial.intermediate_values.items():
-        storage.set_trial_intermediate_value(there, step, value)
-    for key, kept in trial.user_attrs.items():
-        storage.set_trial_user_attr(there, key, kept)
-    for key, kept in trial.system_attrs.items():
-        storage.set_trial_system_attr(there, key, kept)

@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
-from nnlo_common.search.coordinator._trial_results import end_in
-from nnlo_common.search.journal._record import SearchRecord
+from nnlo_common.search.journal._journal import SearchRecord
+from nnlo_common.search.journal._packed_trial import end_in
 
 __all__ = ["Export", "exportable"]
 
@@ -79,11 +79,9 @@ class Export(SearchRecord):
         self._thread.start()
 
     def begun(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        """A trial has begun."""
         self._news.set()
 
     def finished(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        """A trial has finished."""
         self._news.set()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's letters: to and from the teams, and what the transport says of deaths among them."""
+"""The coordinator's channel: messages to and from the teams, and deaths among them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["CoordinatorChannel"]
 
 
 class CoordinatorChannel:
-    """The coordinator's letters.
+    """The messages between the coordinator and the teams.
 
     Args:
-        mail: its letter box.
+        mail: the coordinator's.
         teams: the ranks of every team.
         hosts: of every rank.
     """
@@ -28,28 +28,28 @@ class CoordinatorChannel:
         self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         self._present = set(self._team_of)
 
-    def deliver(self, posts: Sequence[TeamMessage]) -> None:
+    def deliver(self, messages: Sequence[TeamMessage]) -> None:
         """Send messages to those of their teams who live."""
-        for post in posts:
-            message = post.message
-            if post.made_of and isinstance(message, Start):
-                self._regroup(post.team, post.made_of)
-                message = replace(message, members=self._teams[post.team])
-            ranks, text = self._teams[post.team], to_text(message)
-            for rank in ranks[:1] if post.leader_only else ranks:
+        for sent in messages:
+            message = sent.message
+            if sent.made_of and isinstance(message, Start):
+                self._regroup(sent.team, sent.made_of)
+                message = replace(message, members=self._teams[sent.team])
+            ranks, text = self._teams[sent.team], to_text(message)
+            for rank in ranks[:1] if sent.leader_only else ranks:
                 if rank in self._present:
                     self._mail.send(rank, text)
 
     def receive(self, timeout_s: float | None) -> tuple[int, SearchMessage] | Death | None:
         """Return the next message with its team, or who has died; None if there was none in time."""
-        letter = self._mail.receive(timeout_s)
-        if letter is None:
+        received = self._mail.receive(timeout_s)
+        if received is None:
             return None
-        if isinstance(letter, Lost):
-            rank = letter.rank
+        if isinstance(received, Lost):
+            rank = received.rank
             self._present.discard(rank)
             return Death(self._team_of[rank], rank, self._hosts[rank])
-        rank, text = letter
+        rank, text = received
         message = from_text(text)
         if isinstance(message, Left):
             self._present.discard(rank)
@@ -66,6 +66,6 @@ class CoordinatorChannel:
         self._teams[team] = together
 
     def await_leaving(self) -> None:
-        """Wait until nobody living has a letter to the coordinator under way."""
+        """Wait until nobody living has a message to the coordinator under way."""
         while self._present:
             self.receive(None)

@@ -1,9 +1,12 @@
 """Messages between the ranks of a search: one line of JSON each.
 
-    leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
-    coordinator ─► ranks of a block      Start, Halt, End;  Answer and Recall to the leader only
-    coordinator ─► a search rank         Choose, End;  back: Chosen, Left
-    within a block                       Said, Judged, Text, Alarm, Outcome
+    leader of a block ─► coordinator     ParameterRequest, PruneRequest, TrialReport, Note, Done
+    every rank ─► coordinator            Left
+    coordinator ─► ranks of a block      Start, Halt, End
+    coordinator ─► leader of a block     RequestAnswer, Recall
+    coordinator ─► a search rank         Choose, End;  back: Chosen
+    within a block                       ParameterValue, PruneVerdict, Text, Alarm, RunOutcome
+    any rank ─► all others               LossReported
 
 JSON writes a float with as many digits as it takes to read the same float again, so values arrive exactly.
 Parameters travel as Optuna's internal numbers (a choice is its index), so no choice has to be written.
@@ -17,25 +20,26 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
-    "Alarm",
+    "SearchMessage",
+    "ParameterRequest",
+    "PruneRequest",
+    "TrialReport",
+    "Note",
+    "Done",
+    "Start",
     "RequestAnswer",
+    "Halt",
+    "Recall",
+    "End",
     "Choose",
     "Chosen",
-    "Done",
-    "End",
-    "Halt",
-    "PruneVerdict",
     "Left",
-    "SearchMessage",
-    "Note",
-    "RunOutcome",
-    "Recall",
-    "TrialReport",
+    "LossReported",
     "ParameterValue",
-    "Start",
-    "ParameterRequest",
+    "PruneVerdict",
     "Text",
-    "PruneRequest",
+    "Alarm",
+    "RunOutcome",
     "from_text",
     "to_text",
 ]
@@ -246,7 +250,7 @@ class RunOutcome(SearchMessage):
         values: what the objective returned.
         error: what happened.
         failure: as of `Done`.
-        sent: how many messages it has sent, door by door, to each rank of the block.
+        sent: how many messages it has sent, endpoint by endpoint, to each rank of the block.
     """
 
     state: str

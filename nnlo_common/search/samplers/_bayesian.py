@@ -67,7 +67,6 @@ class BayesianSampler(BaseSampler):
         )
 
     def reseed_rng(self) -> None:
-        """Draw other random numbers from now on."""
         self.tpe.reseed_rng()
         if self.process is not None:
             self.process.reseed_rng()
@@ -75,13 +74,11 @@ class BayesianSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that are chosen together."""
         return self._chooser(study).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose these parameters."""
         chooser, began_s = self._chooser(study), time.perf_counter()
         values = chooser.sample_relative(study, trial, search_space)
         if chooser is self.process:
@@ -93,18 +90,15 @@ class BayesianSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Choose one parameter by itself."""
         chooser = self._chooser(study)
         return chooser.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Prepare a trial."""
         self._chooser(study).before_trial(study, trial)
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Take note of a trial's end."""
         self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
 
     def _chooser(self, study: optuna.Study) -> BaseSampler:

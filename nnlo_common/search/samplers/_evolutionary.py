@@ -78,7 +78,6 @@ class EvolutionarySampler(BaseSampler):
         self._parents: dict[int, _Parents] = {}
 
     def reseed_rng(self) -> None:
-        """Draw other random numbers from now on."""
         self._random = np.random.default_rng()
 
     def infer_relative_search_space(
@@ -99,7 +98,6 @@ class EvolutionarySampler(BaseSampler):
         return {}
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Choose the parents."""
         if len(study.directions) > 1:
             raise ConfigurationError(
                 "EvolutionarySampler is for one objective; with several use sampler='evolutionary', which is "
@@ -128,7 +126,6 @@ class EvolutionarySampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Make one parameter from those of the parents."""
         parents = self._parents.get(trial.number)
         known = [] if parents is None else _values(parents, param_name, param_distribution)
         if isinstance(param_distribution, CategoricalDistribution):
@@ -146,7 +143,6 @@ class EvolutionarySampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Forget the parents."""
         self._parents.pop(trial.number, None)
 
     def _choice(self, distribution: CategoricalDistribution, known: list[Any]) -> Any:

@@ -9,15 +9,15 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.search.coordinator._trial_results import end_in
+from nnlo_common.search.journal._packed_trial import end_in
 
-__all__ = ["Queued"]
+__all__ = ["QueuedTrials"]
 
 #: Where Optuna keeps the parameters that a trial was queued with.
 _FIXED = "fixed_params"
 
 
-class Queued:
+class QueuedTrials:
     """The trials that wait in a study, each of which one trial of a journal may be.
 
     Args:
