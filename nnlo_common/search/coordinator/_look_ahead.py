@@ -28,7 +28,7 @@ class LookAhead:
         most: how many trials to choose ahead at most; None: as many as blocks.
 
     Example:
-        >>> ahead = Ahead(16)
+        >>> ahead = LookAhead(16)
         >>> for ready in [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] + 6 * [0]:  # all blocks end at once
         ...     ahead.taken(ready)
         >>> ahead.depth

@@ -291,8 +291,8 @@ def to_text(message: SearchMessage) -> str:
     """Return a message as one line.
 
     Example:
-        >>> to_text(Answer(3, 0.1))
-        '{"kind": "Answer", "run": 3, "value": 0.1, "problem": ""}'
+        >>> to_text(RequestAnswer(3, 0.1))
+        '{"kind": "RequestAnswer", "run": 3, "value": 0.1, "problem": ""}'
     """
     return json.dumps({"kind": type(message).__name__, **asdict(message)})
 
