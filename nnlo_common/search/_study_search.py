@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from nnlo_common.search.coordinator._study_trials import known_to_all, study_coo
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
-from nnlo_common.search.journal._journal import Journal, RecordGroup, SearchRecord
+from nnlo_common.search.journal._journal import Journal, SearchRecord
 from nnlo_common.search.journal._packed_trial import take_over
 from nnlo_common.search.messages._connection import connect_search
 from nnlo_common.search.messages._search_messages import Done, Start
@@ -124,7 +124,7 @@ class StudySearch:
 
     def alone(self) -> bool:
         """Train all trials here, one after another; say whether a signal has ended that."""
-        with closing(self._record()) as record, Interrupts() as interrupts:
+        with self._files() as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record, searching=False)
             waiting = coordinator.begin()
             while waiting:
@@ -151,7 +151,7 @@ class StudySearch:
         with connect_search(world, teams, goes_on=self._goes_on) as here:
             if world.rank == 0:
                 each = (len(teams) - len(searchers)) // len(blocks)
-                with closing(self._record()) as record:
+                with self._files() as record:
                     coordinator = self._begin(len(blocks), each, record)
                     run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
                 return coordinator.interrupted == SIGNAL
@@ -180,17 +180,17 @@ class StudySearch:
             sampler.choosers = math.inf if self.lockstep else max(1, self.search_ranks)
         return sampler
 
-    def _record(self) -> SearchRecord:
+    @contextmanager
+    def _files(self) -> Iterator[SearchRecord]:
         """Open the files that are asked for, and give the study what the journal holds."""
-        self._known, self._counted = known_to_all(self.study), 0
-        records: list[SearchRecord] = []
-        if self.journal is not None:
-            journal = Journal(self.journal, self.study)
-            self._counted = journal.counted
-            records.append(journal)
-        if self._export is not None:
-            records.append(Export(self._export, self.study, journal=self.journal))
-        return RecordGroup(*records)
+        self._known, self._counted, record = known_to_all(self.study), 0, SearchRecord()
+        with ExitStack() as files:
+            if self.journal is not None:
+                record = journal = files.enter_context(closing(Journal(self.journal, self.study)))
+                self._counted = journal.counted
+            if self._export is not None:
+                files.enter_context(closing(Export(self._export, self.study, journal=self.journal)))
+            yield record
 
     def _begin(self, blocks: int, teams: int, record: SearchRecord, *, searching: bool = True) -> Coordinator:
         study = self.study

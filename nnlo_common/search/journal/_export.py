@@ -17,11 +17,9 @@ from pathlib import Path
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
-from nnlo_common.search.journal._journal import SearchRecord
 from nnlo_common.search.journal._packed_trial import end_in
 
 __all__ = ["Export", "exportable"]
@@ -53,7 +51,7 @@ def exportable(export: str | Path) -> Path:
     return path
 
 
-class Export(SearchRecord):
+class Export:
     """A file that follows a study.
 
     Args:
@@ -73,21 +71,13 @@ class Export(SearchRecord):
         self._ids: list[int] = []  # by number of the trial
         self._open: set[int] = set()  # numbers of those that have not ended there
         self._warned = ""
-        self._news, self._closing = threading.Event(), threading.Event()
-        self._news.set()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nnlo export", daemon=True)
         self._thread.start()
-
-    def begun(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        self._news.set()
-
-    def finished(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        self._news.set()
 
     def close(self) -> None:
         """Nothing more will come."""
         self._closing.set()
-        self._news.set()
         self._thread.join(_LAST_S)
         if self._thread.is_alive():
             self._warn("it is not all written", f"after {_LAST_S:.0f} s")
@@ -97,13 +87,11 @@ class Export(SearchRecord):
     def _follow(self) -> None:
         closing = False
         while not closing:
-            self._news.wait()
-            self._news.clear()
             closing = self._closing.is_set()
             try:
                 self._write()
-            except Exception as error:  # whatever it is, the search goes on; the next news tries again
-                self._warn(f"{type(error).__name__}: {error}", "it is tried again with the next trial")
+            except Exception as error:  # whatever it is, the search goes on
+                self._warn(f"{type(error).__name__}: {error}", "it is tried again")
             self._closing.wait(_EVERY_S)
         if isinstance(self._storage, RDBStorage):
             self._storage.remove_session()

@@ -27,7 +27,7 @@ from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.search.journal._packed_trial import packed, unpacked
 from nnlo_common.search.journal._queued_trials import QueuedTrials
 
-__all__ = ["Journal", "RecordGroup", "SearchRecord"]
+__all__ = ["Journal", "SearchRecord"]
 
 
 class SearchRecord:
@@ -47,37 +47,6 @@ class SearchRecord:
 
     def close(self) -> None:
         """Nothing more will come."""
-
-
-class RecordGroup(SearchRecord):
-    """Several records of one search.
-
-    Args:
-        records: each of them.
-    """
-
-    def __init__(self, *records: SearchRecord) -> None:
-        self._records = records
-
-    def begun(self, trial: FrozenTrial) -> None:
-        for record in self._records:
-            record.begun(trial)
-
-    def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
-        for record in self._records:
-            record.suggested(trial, name, value, distribution)
-
-    def queued(self, trial: FrozenTrial, failed: FrozenTrial) -> None:
-        for record in self._records:
-            record.queued(trial, failed)
-
-    def finished(self, trial: FrozenTrial) -> None:
-        for record in self._records:
-            record.finished(trial)
-
-    def close(self) -> None:
-        for record in self._records:
-            record.close()
 
 
 class Journal(SearchRecord):
