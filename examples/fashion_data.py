@@ -1,7 +1,7 @@
 """Fashion-MNIST for the examples: the subset that lies beside, or the full set from a folder you name.
 
 Nothing is downloaded, and no folder is searched, so that an example computes the same on every machine.
-Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`; Keras keeps
+Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`; Keras has
 its own in `~/.keras/datasets/fashion-mnist`.
 """
 

@@ -18,6 +18,8 @@ from tests.helpers.frameworks import FRAMEWORKS
 def _seeds() -> None:
     random.seed(1234)
     np.random.seed(1234)  # noqa: NPY002 - user code and frameworks draw from it
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,9 +199,7 @@ def test_a_failure_is_described_in_one_block() -> None:
 
 
 def run_failing(how: str) -> tuple[str, int]:
-    began = time.monotonic()
     done = mpiexec(3, PROGRAMS / "startup_failure.py", how, timeout_s=30)
-    assert time.monotonic() - began < 12
     assert done.returncode != 0
     assert done.stderr.count("nnlo: rank 1 of 3 on ") == done.stderr.count("ending the job") == 1, done.stderr
     return done.stderr, done.returncode
@@ -222,9 +219,8 @@ def test_an_exception_on_one_rank_ends_the_job(how: str) -> None:
 
 @pytest.mark.mpi
 def test_an_exception_ends_its_rank_though_the_launcher_does_not_listen(tmp_path: Path) -> None:
-    gone, began = tmp_path / "gone", time.monotonic()
+    gone = tmp_path / "gone"
     done = mpiexec(3, PROGRAMS / "startup_failure.py", "deaf launcher", str(gone), timeout_s=30)
-    assert time.monotonic() - began < 12
     assert done.returncode != 0
     assert gone.exists()  # rank 0 has seen rank 1 end by itself, before it let the launcher run on
     if running_mpi() == "Open MPI":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import time
 
 import pytest
 
@@ -35,9 +34,7 @@ def test_a_ring_ends_the_pause(bell):
     other = Doorbell()
     other.ring(bell.address)
     other.ring(bell.address)
-    start = time.perf_counter()
     assert bell.wait(30)
-    assert time.perf_counter() - start < 10
     assert not bell.wait(0)  # both rings were heard
     other.close()
 

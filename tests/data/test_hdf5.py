@@ -14,7 +14,6 @@ import re
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -847,12 +846,10 @@ def test_there_are_many_ways_to_be_wrong():
 
 @pytest.mark.extended
 @pytest.mark.parametrize("content", ["no{}.h5\n", "a.h5\n"])
-def test_a_list_of_a_million_lines_is_refused_in_seconds(tmp_path, content):
+def test_a_list_of_a_million_lines_is_refused_in_few_words(tmp_path, content):
     path = text(tmp_path / "a.txt", "".join(content.format(index) for index in range(1_000_000)))
-    start = time.perf_counter()
     with pytest.raises(ConfigurationError, match=r"does not exist|is listed twice") as caught:
         HDF5Source(path, features="x")
-    assert time.perf_counter() - start < 20
     assert len(str(caught.value)) < 900
 
 
@@ -993,12 +990,19 @@ def test_of_copies_the_originals_are_named(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_thousand_files_are_looked_at_in_seconds(tmp_path):
+def test_of_a_thousand_files_each_is_opened_once_to_look_at_it(tmp_path, monkeypatch):
     for index in range(1000):
         write(tmp_path / f"{index:04}.h5", x=rows(0, 3), y=np.arange(3))
-    start = time.perf_counter()
+    opened = []
+
+    class Counted(h5py.File):
+        def __init__(self, name, *args, **options):
+            opened.append(Path(name).name)
+            super().__init__(name, *args, **options)
+
+    monkeypatch.setattr(h5py, "File", Counted)
     assert len(HDF5Source(tmp_path / "*.h5", features="x", labels="y")) == 3000
-    assert time.perf_counter() - start < 10
+    assert sorted(opened) == [f"{index:04}.h5" for index in range(1000)]
 
 
 @pytest.mark.extended

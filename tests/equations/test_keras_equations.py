@@ -22,14 +22,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    if keras.backend.backend() == "torch":
-        import torch
-
-        torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("batch", data_of(0, 2), ids=len)
 def test_the_gradient_is_that_of_keras(batch):
     assert np.abs(gradient(initial(), batch) - keras_runs.gradient(batch)).max() < 1e-7

@@ -15,11 +15,6 @@ from tests.equations.network import data_of, gradient, initial  # noqa: E402
 pytestmark = pytest.mark.framework("torch")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("batch", data_of(0, 2), ids=len)
 def test_the_gradient_is_that_of_torch(batch):
     assert np.abs(gradient(initial(), batch) - torch_runs.gradient(batch)).max() < 1e-7

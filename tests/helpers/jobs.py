@@ -109,8 +109,13 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         command = [launcher(), "-n", str(n), sys.executable, program, *args]
         process = _start(command, None, errors, Running)
-        process.written = errors
-        limit = threading.Timer(timeout_s, _kill, [process])
+        process.written, process.overdue = errors, False
+
+        def end_it():
+            process.overdue = True
+            _kill(process)
+
+        limit = threading.Timer(timeout_s, end_it)
         limit.start()
         try:
             yield process

@@ -242,3 +242,16 @@ def train_case(case, wrap, callbacks=()):
 def weights(model):
     """Everything but the states of seed generators."""
     return [keras.ops.convert_to_numpy(variable) for variable in model.weights if "seed" not in variable.path]
+
+
+def same(one, other):
+    for ours, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def values(variables):
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def equal(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -14,7 +14,7 @@ from nnlo_common.protocol import Server
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from tests.helpers.numpy_cases import gradient
 
-__all__ = ["DyingMail", "flat", "no_new_threads", "ranks", "server_of", "train"]
+__all__ = ["DyingMail", "flat", "no_new_threads", "ranks", "on_ranks", "server_of", "train"]
 
 
 @contextmanager
@@ -30,6 +30,19 @@ def ranks(size: int) -> Iterator[MemoryCluster]:
     """A cluster that leaves no threads behind."""
     with no_new_threads(), MemoryCluster(size) as cluster:
         yield cluster
+
+
+def on_ranks(
+    size: int,
+    program: Callable[[Any], Any],
+    *,
+    prepare: Callable[[MemoryCluster], object] = lambda cluster: None,
+    timeout_s: float = 60,
+) -> list[Any]:
+    """What a program returns on each rank; `prepare` may give the cluster faults before it runs."""
+    with MemoryCluster(size) as cluster:
+        prepare(cluster)
+        return cluster.run(program, timeout_s)
 
 
 def flat(arrays: list[np.ndarray]) -> np.ndarray:

@@ -41,3 +41,18 @@ def data():
 
 def loss_of(model, inputs, targets):
     return torch.nn.functional.cross_entropy(model(inputs), targets)
+
+
+def same(first, second):
+    """Whether two nests of containers hold equal things, and tensors of equal bits."""
+    if torch.is_tensor(first):
+        return torch.is_tensor(second) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return type(first) is type(second) and first == second
+
+
+def values(model):
+    return [param.detach().clone() for param in model.parameters()]

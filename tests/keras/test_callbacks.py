@@ -19,6 +19,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
+from tests.helpers.keras_cases import equal  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -50,10 +51,6 @@ def fit(callbacks, *, epochs=3, optimizer=None, model=None, **options):
 def state(model):
     variables = [*model.weights, *model.optimizer.variables]
     return [np.array(keras.ops.convert_to_numpy(one)) for one in variables]
-
-
-def equal(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Interrupt(keras.callbacks.Callback):

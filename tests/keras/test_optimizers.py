@@ -17,6 +17,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
+from tests.helpers.keras_cases import same, values  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -40,15 +41,6 @@ OPTIONS = [
     {"gradient_accumulation_steps": 2, "weight_decay": 0.1},
     {"loss_scale_factor": 64.0},
 ]
-
-
-def values(variables):
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
-
-
-def same(one, other):
-    for ours, theirs in zip(one, other, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def both(make):

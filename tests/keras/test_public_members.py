@@ -18,6 +18,7 @@ import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_keras._passing import OPTIONS  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
+from tests.helpers.keras_cases import same, values  # noqa: E402
 from tests.helpers.threads import ranks  # noqa: E402
 
 pytestmark = [
@@ -76,15 +77,6 @@ EXPLAINED = {
 
 def public(one):
     return {name for name in dir(one) if name[0] != "_" and name != "inner_optimizer"}
-
-
-def same(one, other):
-    for ours, theirs in zip(one, other, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def values(variables):
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 # -- the public surface -------------------------------------------------------------------------------

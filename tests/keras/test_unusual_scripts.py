@@ -51,7 +51,7 @@ def job(monkeypatch):
     def run(backend, case, *args, **options):
         monkeypatch.setenv("KERAS_BACKEND", backend)
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        return to_its_end(PROGRAM, case, *args, timeout_s=120, patient=True, **options)
+        return to_its_end(PROGRAM, case, *args, timeout_s=110, **options)
 
     return run
 

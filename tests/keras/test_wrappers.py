@@ -17,6 +17,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
+from tests.helpers.keras_cases import equal  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -29,10 +30,6 @@ WRAPPERS = [nk.Downpour, nk.Synchronous, nk.EASGD, nk.GEM, nk.AGN, nk.DynSGD, nk
 
 def momentum():
     return keras.optimizers.SGD(0.1, momentum=0.5)
-
-
-def equal(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def fit(model, epochs=2, callbacks=()):

@@ -13,7 +13,7 @@ import numpy as np
 import nnlo_keras as nk
 from nnlo_common import ConfigurationError, DivergedError
 from nnlo_common.cluster._connecting import connect
-from tests.helpers.keras_cases import compiled, dense, weights
+from tests.helpers.keras_cases import compiled, dense, equal, weights
 
 WORLD = connect()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -311,10 +311,6 @@ class Begins(keras.callbacks.Callback):
             self.weights = weights(self.model)
 
 
-def alike(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def again():
     """Several trainings of one model and another, with evaluations and predictions between."""
     model, begins, distribute = compiled(dense(), wrapped()), Begins(), nk.Distribute()
@@ -323,7 +319,7 @@ def again():
         distribute = distribute if turn < 2 else nk.Distribute()  # both are possible
         model.fit(X[RANK::SIZE], Y[RANK::SIZE], batch_size=5, verbose=0, callbacks=[distribute, begins])
         print(
-            f"goes on: {alike(begins.weights, before)}, moved: {not alike(weights(model), before)}",
+            f"goes on: {equal(begins.weights, before)}, moved: {not equal(weights(model), before)}",
             flush=True,
         )
         print(f"loss {turn}: {model.evaluate(X, Y, verbose=0)!r}", flush=True)

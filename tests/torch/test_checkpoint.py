@@ -25,11 +25,6 @@ PROGRAM = Path(torch_checkpoint.__file__)
 BATCHES = 45  # of a whole training in one process
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def straight(folder, **options):
     _, weights, done = torch_checkpoint.train(folder, **options)
     assert done == BATCHES

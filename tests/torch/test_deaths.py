@@ -29,11 +29,6 @@ EPOCHS, SAMPLES, WORKERS = 3, 24, 3
 TIMEOUT_S = 30.0
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 class Job(NamedTuple):
     wrapper: type
     servers: int

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from nnlo_common import ConfigurationError, DivergedError
-from nnlo_common.testing import InjectedFault, MemoryCluster
+from nnlo_common.testing import InjectedFault
+from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
@@ -34,11 +35,6 @@ WRAPPERS = {
     "LocalSGD": {"every": 2},
     "DiLoCo": {"every": 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 class Mixed(torch.nn.Module):
@@ -113,12 +109,6 @@ def measure(model):
     return measured
 
 
-def on_ranks(servers, workers, program, prepare=lambda cluster: None):
-    with MemoryCluster(servers + workers) as cluster:
-        prepare(cluster)
-        return cluster.run(program, TIMEOUT_S)
-
-
 def alone(model, center, samples):
     """What the centre, as a rank saw it, gives on the whole set at once."""
     model = copy.deepcopy(model)
@@ -176,7 +166,7 @@ def test_all_ranks_get_the_numbers_of_the_centre_on_the_whole_set(wrapper, serve
         optimizer.close()
         return seen
 
-    results = on_ranks(servers, workers, program)
+    results = on_ranks(servers + workers, program)
     for turn in range(3):
         numbers, center = results[0][turn]
         assert math.isfinite(numbers["loss"])
@@ -201,7 +191,7 @@ def test_shares_may_be_empty(samples):
         optimizer.close()
         return numbers, center
 
-    results = on_ranks(1, 3, program)
+    results = on_ranks(4, program)
     numbers, center = results[0]
     assert all(other == numbers for other, _ in results)
     if samples:
@@ -239,7 +229,7 @@ def test_a_mean_is_weighted_and_ends_the_epoch(size):
         optimizer.close()
         return means
 
-    results = [program(None)] if size == 1 else on_ranks(1, size - 1, program)
+    results = [program(None)] if size == 1 else on_ranks(1 + size - 1, program)
     want = {"x": pytest.approx(float(X.sum()) / 60, rel=1e-5)}
     assert all(means == [want, want] for means in results)
 
@@ -250,7 +240,7 @@ def test_different_names_are_refused():
         optimizer.mean({f"of rank {world.rank}": 1.0})
 
     with pytest.raises(ConfigurationError, match="give the same names on all ranks"):
-        on_ranks(1, 1, program)
+        on_ranks(2, program)
 
 
 def test_too_many_names_are_refused():
@@ -259,7 +249,7 @@ def test_too_many_names_are_refused():
         optimizer.mean({f"the accuracy of class {number}": 0.5 for number in range(2000)})
 
     with pytest.raises(ConfigurationError, match="do not fit into one question"):
-        on_ranks(1, 1, program)
+        on_ranks(2, program)
 
 
 # --- what the model keeps ----------------------------------------------------------------------------------
@@ -285,8 +275,8 @@ def test_a_look_at_the_centre_in_mid_epoch_leaves_a_worker_as_it_was(wrapper):
         optimizer.close()
         return everything(model)
 
-    plain = on_ranks(1, 1, lambda world: program(world, looks=False))
-    looked = on_ranks(1, 1, lambda world: program(world, looks=True))
+    plain = on_ranks(2, lambda world: program(world, looks=False))
+    looked = on_ranks(2, lambda world: program(world, looks=True))
     for first, second in zip(plain, looked, strict=True):
         assert_same(first, second)
 
@@ -305,7 +295,7 @@ def test_an_error_in_a_block_gives_a_worker_its_weights_back(block):
         assert torch.is_grad_enabled()
         optimizer.close()
 
-    on_ranks(1, 2, program)
+    on_ranks(3, program)
 
 
 # --- with slow and dead ranks ------------------------------------------------------------------------------
@@ -329,7 +319,7 @@ def test_an_evaluation_waits_for_a_slow_worker(wrapper, point):
         optimizer.close()
         return numbers, center
 
-    results = on_ranks(1, 2, program, lambda cluster: gates.append(cluster.hold(2, point)))
+    results = on_ranks(3, program, prepare=lambda cluster: gates.append(cluster.hold(2, point)))
     numbers, center = results[0]
     assert all(other == numbers for other, _ in results)
     assert numbers == pytest.approx(alone(cases.model_of(), center, 59), rel=1e-5)
@@ -345,7 +335,7 @@ def test_an_evaluation_does_without_the_dead(point):
         optimizer.close()
         return numbers
 
-    server, dead, living = on_ranks(1, 2, program, lambda cluster: cluster.fail(1, point))
+    server, dead, living = on_ranks(3, program, prepare=lambda cluster: cluster.fail(1, point))
     assert isinstance(dead, InjectedFault)
     assert server == living
     assert math.isfinite(server["loss"])
@@ -373,7 +363,7 @@ def test_after_an_evaluation_all_stop_at_once(wrapper, servers, workers):
         optimizer.close()
         return counts
 
-    results = on_ranks(servers, workers, program)
+    results = on_ranks(servers + workers, program)
     whole = math.ceil(60 / workers / 4)
     assert results[:servers] == [[0, 0, 0, 0]] * servers
     assert results[servers:] == [[whole, whole, 0, 0]] * workers
@@ -402,7 +392,7 @@ def test_a_stop_at_the_server_reaches_each_worker_within_one_exchange(wrapper):
         optimizer.close()
         return counts
 
-    _, *workers = on_ranks(1, 2, program)
+    _, *workers = on_ranks(3, program)
     for first, second, third in workers:
         assert first == 8
         # Synchronous workers begin their epoch with the centre of the last one's end, and hear of it there.
@@ -427,7 +417,7 @@ def test_breaking_out_of_the_epochs_ends_in_good_order_on_all_ranks():
         optimizer.close()
         return epochs
 
-    server, *workers = on_ranks(1, 3, program)
+    server, *workers = on_ranks(4, program)
     assert server == 3
     assert all(3 <= epochs <= 10 for epochs in workers)
 
@@ -471,7 +461,7 @@ def test_a_validation_runs_while_the_next_epoch_is_served():
         assert all(torch.equal(center[name], value) for name, value in before.items())
         assert not torch.equal(center["head.bias"], model.head.bias)
 
-    on_ranks(1, 2, program)
+    on_ranks(3, program)
 
 
 def test_alone_a_validation_is_made_at_once():
@@ -510,7 +500,7 @@ def test_what_follows_a_validation_may_stop_the_training():
         optimizer.close()
         return counts
 
-    server, *workers = on_ranks(1, 2, program)
+    server, *workers = on_ranks(3, program)
     assert server == [0] * 4
     for first, second, *rest in workers:
         assert first == 8
@@ -540,7 +530,7 @@ def test_an_error_of_a_validation_surfaces(when):
             optimizer.close()
 
     with pytest.raises(ValueError, match="no such file") as caught:
-        on_ranks(1, 1, program)
+        on_ranks(2, program)
     assert failed.is_set()
     assert any("rank 0" in note for note in caught.value.__notes__)
 
@@ -555,7 +545,7 @@ def test_a_watch_looks_on_while_a_server_serves():
         optimizer.close()
         return seen
 
-    server, worker = on_ranks(1, 1, program)
+    server, worker = on_ranks(2, program)
     assert worker == []
     assert server == sorted(server)
     assert {0, 7, 15} <= set(server)
@@ -592,7 +582,7 @@ def test_the_centre_is_kept_from_what_has_diverged(wrapper, make, number):
         optimizer.close()
 
     with pytest.raises(DivergedError, match=r"rank 1 sent to the centre .* holds NaN or infinity"):
-        on_ranks(1, 1, program)
+        on_ranks(2, program)
     assert torch.from_numpy(centers[0]).isfinite().all()
 
 
@@ -613,7 +603,7 @@ def test_with_one_worker_the_buffers_are_its_own_bit_for_bit(wrapper):
         optimizer.close()
         return buffers
 
-    server, worker = on_ranks(1, 1, program)
+    server, worker = on_ranks(2, program)
     for center, own in zip(server, worker, strict=True):
         for name in ("norm.running_mean", "norm.running_var"):
             assert torch.equal(center[name], own[name])
@@ -645,7 +635,7 @@ def test_buffers_are_weighted_by_the_samples_of_an_epoch(servers):
         optimizer.close()
         return seen
 
-    results = on_ranks(servers, 2, program)
+    results = on_ranks(servers + 2, program)
     want = [10 * (epoch + 1) + 3 / 7 for epoch in range(2)]
     for rank, seen in enumerate(results):
         assert [mean for mean, *_ in seen] == pytest.approx(want, rel=1e-6)
@@ -683,7 +673,7 @@ def test_who_looks_late_sees_the_buffers_of_its_own_epoch(servers):
         optimizer.close()
         return seen
 
-    assert on_ranks(servers, 2, program) == [pytest.approx([10.5, 20.5], abs=0.1)] * (servers + 2)
+    assert on_ranks(servers + 2, program) == [pytest.approx([10.5, 20.5], abs=0.1)] * (servers + 2)
     assert ahead.is_set()
 
 
@@ -715,8 +705,8 @@ def test_a_worker_that_has_no_share_brings_no_buffers():
         optimizer.close()
         return center
 
-    assert on_ranks(1, 1, program) == [5.0, 5.0]
-    assert on_ranks(1, 2, one_sample_only) == [5.0, 5.0, 5.0]
+    assert on_ranks(2, program) == [5.0, 5.0]
+    assert on_ranks(3, one_sample_only) == [5.0, 5.0, 5.0]
 
 
 def test_buffers_of_a_synchronous_training_do_not_depend_on_who_is_first():
@@ -742,6 +732,8 @@ def test_buffers_of_a_synchronous_training_do_not_depend_on_who_is_first():
             return model.norm.running_mean.clone()
 
         # It asks first as the epoch begins, and brings its buffers as it ends.
-        return on_ranks(1, 2, program, lambda cluster: gates.append(cluster.hold(last, "send ASK", 2)))[0]
+        return on_ranks(3, program, prepare=lambda cluster: gates.append(cluster.hold(last, "send ASK", 2)))[
+            0
+        ]
 
     assert torch.equal(centre(last=1), centre(last=2))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.testing import InjectedFault, MemoryCluster
+from nnlo_common.testing import InjectedFault
 from tests.helpers.paths import PROGRAMS
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -21,17 +21,12 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
 from tests.helpers.jobs import mpiexec  # noqa: E402
-from tests.helpers.threads import no_new_threads  # noqa: E402
+from tests.helpers.threads import no_new_threads, on_ranks  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
 SAMPLES = 23
 ASSIGNMENTS = ["static", "dynamic"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -50,12 +45,6 @@ def optimizer_of(world=None):
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     return nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.001), model=model, world=world)
-
-
-def on_ranks(size, program, prepare=lambda cluster: None):
-    with MemoryCluster(size) as cluster:
-        prepare(cluster)
-        return cluster.run(program, 60)
 
 
 def check(x, y):
@@ -300,7 +289,9 @@ def test_what_a_dead_worker_had_is_given_out_again(files):
         optimizer.close()
         return epochs
 
-    server, dead, (first, second) = on_ranks(3, program, lambda cluster: cluster.fail(1, "send EXCHANGE", 3))
+    server, dead, (first, second) = on_ranks(
+        3, program, prepare=lambda cluster: cluster.fail(1, "send EXCHANGE", 3)
+    )
     assert isinstance(dead, InjectedFault)
     assert server == [[], []]
     assert len(set(first)) == len(first) == SAMPLES - 2

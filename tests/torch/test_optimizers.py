@@ -26,6 +26,7 @@ from torch.testing._internal import common_optimizers as theirs  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.helpers.torch_cases import same, values  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
@@ -44,11 +45,6 @@ WRAPPERS = {
 #: LBFGS and SparseAdam cannot be wrapped; `test_optimizers_that_cannot_be_wrapped_are_named` has them.
 REFUSED = ("LBFGS", "SparseAdam")
 INFOS = {info.name: info for info in theirs.optim_db if info.name not in REFUSED}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def variants(info):
@@ -103,17 +99,6 @@ def accumulate(params, step):
         else:
             with torch.no_grad():
                 param.grad += gradient
-
-
-def same(first, second):
-    """Whether two nests of containers hold equal things, and tensors of equal bits."""
-    if torch.is_tensor(first):
-        return torch.is_tensor(second) and first.dtype == second.dtype and torch.equal(first, second)
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    return type(first) is type(second) and first == second
 
 
 # -- a world of one is the plain optimizer ------------------------------------------------------------
@@ -235,10 +220,6 @@ def loop(model, optimizer, sampler):
         optimizer.zero_grad()
         cases.loss_of(model, x[part], y[part]).backward()
         optimizer.step()
-
-
-def values(model):
-    return [param.detach().clone() for param in model.parameters()]
 
 
 def on_two_ranks(name, kwargs, loop=loop, wrap=nt.Downpour, kind=Product):

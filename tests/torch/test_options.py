@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nnlo_common import ConfigurationError, algorithms
-from nnlo_common.testing import MemoryCluster
+from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
@@ -16,14 +16,8 @@ from tests.helpers import torch_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
-TIMEOUT_S = 60.0
 RATE, MOMENTUM = 0.05, 0.9
 X, Y = cases.data()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def sgd(model, **options):
@@ -65,11 +59,6 @@ def add(first, second):
     return [one + other for one, other in zip(first, second, strict=True)] if first else list(second)
 
 
-def on_ranks(program, workers=1):
-    with MemoryCluster(1 + workers) as cluster:
-        return cluster.run(program, TIMEOUT_S)
-
-
 def trained(wrapper, make, steps, *, local=None, epochs=1, then=lambda optimizer: None, **options):
     """The centre and the worker's weights before each step and at the end, of a training with one worker."""
 
@@ -89,7 +78,7 @@ def trained(wrapper, make, steps, *, local=None, epochs=1, then=lambda optimizer
         path.append(values(model))
         return path
 
-    server, worker = on_ranks(program)
+    server, worker = on_ranks(2, program)
     return server[-1], torch.stack(worker)
 
 
@@ -178,7 +167,7 @@ def test_ranks_with_other_local_optimizers_are_refused():
         with pytest.raises(ConfigurationError, match="local"):
             nt.Downpour(sgd(model), local=local, model=model, world=world)
 
-    on_ranks(program)
+    on_ranks(2, program)
 
 
 def test_a_schedule_of_the_local_optimizer_is_quiet_where_that_does_not_step():
@@ -195,7 +184,7 @@ def test_a_schedule_of_the_local_optimizer_is_quiet_where_that_does_not_step():
         optimizer.close()
         return local.param_groups[0]["lr"]
 
-    assert on_ranks(program) == [0.005, 0.005]
+    assert on_ranks(2, program) == [0.005, 0.005]
     assert program(None) == 0.005
 
 
@@ -272,7 +261,7 @@ def test_eamsgd_follows_the_learning_rates_of_groups_and_schedules():
         with torch.no_grad():
             for parameter, one, its in zip(model.parameters(), x, speed, strict=True):
                 parameter.copy_(one + MOMENTUM * its)
-    close(on_ranks(program)[1], values(model))
+    close(on_ranks(2, program)[1], values(model))
 
 
 def test_the_centre_of_eamsgd_is_seen_and_given_back():
@@ -292,7 +281,7 @@ def test_the_centre_of_eamsgd_is_seen_and_given_back():
         optimizer.close()
         return seen
 
-    first, _, third, _, last = on_ranks(program)[1]
+    first, _, third, _, last = on_ranks(2, program)[1]
     assert torch.equal(first, values(cases.model_of()))
     assert not torch.equal(third, first)
     assert not torch.equal(last, third)
@@ -353,7 +342,7 @@ def test_synchronous_easgd_pulls_all_workers_at_once():
             pulls.append(0.25 * (values(model) - center))
             torch.nn.utils.vector_to_parameters(values(model) - pulls[-1], model.parameters())
         center = center + pulls[0] + pulls[1]
-    server, *workers = on_ranks(program, workers=2)
+    server, *workers = on_ranks(3, program)
     close(server, center)
     for found, model in zip(workers, models, strict=True):
         close(found, values(model))
@@ -382,7 +371,7 @@ def test_gem_with_every_takes_the_mean_of_the_gradients():
         return values(model)
 
     center, path = trained(nt.GEM, lambda model: sgd(model, **momentum), 8, every=2)
-    expected = on_ranks(program)
+    expected = on_ranks(2, program)
     close(center, expected[0])
     close(path[-1], expected[1])
 
@@ -493,7 +482,7 @@ def test_a_training_that_is_resumed_has_the_bits_of_one_that_was_not(name, optio
             optimizer.close()
             return values(model), done
 
-        return on_ranks(program)
+        return on_ranks(2, program)
 
     whole = train(tmp_path / "whole", 3)
     train(tmp_path / "parts", 1)

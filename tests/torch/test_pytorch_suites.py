@@ -43,11 +43,6 @@ OF_SGD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 # -- what TestOptimRenewed does -----------------------------------------------------------------------
 
 

@@ -21,11 +21,6 @@ PROGRAM = PROGRAMS / "torch_statistics.py"
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def on_ranks(size, **options):
     """The statistics after each epoch, of each rank."""
     with ranks(size) as cluster:

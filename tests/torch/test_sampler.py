@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.testing import InjectedFault, MemoryCluster
+from nnlo_common.testing import InjectedFault
+from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler  # noqa: E402
@@ -23,11 +23,6 @@ TIMEOUT_S = 60.0
 #: Ranks are threads here, and what is forked in one thread inherits the locks that others hold.
 PROCESSES = {"multiprocessing_context": "forkserver", "timeout": 60}
 ASSIGNMENTS = ["static", "dynamic"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def wrapped(world, wrapper="Downpour", **options):
@@ -43,13 +38,6 @@ def step(optimizer):
     optimizer.zero_grad()
     optimizer._model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-
-
-def on_ranks(workers: int, program: Callable[[Any], Any], *, servers: int = 1, prepare=lambda cluster: None):
-    """What the program returns on each rank; the servers come first."""
-    with MemoryCluster(workers + servers) as cluster:
-        prepare(cluster)
-        return cluster.run(program, TIMEOUT_S)
 
 
 def taken(sampler, optimizer, *, train=True):
@@ -81,7 +69,7 @@ def test_each_sample_once_per_epoch(assignment, size, unit, workers):
         optimizer.close()
         return epochs, optimizer.report().samples
 
-    (nothing, samples), *shares = on_ranks(workers, program)
+    (nothing, samples), *shares = on_ranks(workers + 1, program)
     assert nothing == [[], [], []]
     assert samples == sum(count for _, count in shares) == 3 * size
     for epoch in range(3):
@@ -103,7 +91,7 @@ def test_each_sample_once_while_it_is_trained_with(assignment, wrapper):
         optimizer.close()
         return epochs
 
-    _, *shares = on_ranks(2, program)
+    _, *shares = on_ranks(3, program)
     for epoch in range(2):
         assert once([epochs[epoch] for epochs in shares], 23)
 
@@ -117,7 +105,7 @@ def test_with_several_servers_each_sample_once(assignment):
         optimizer.close()
         return epochs
 
-    first, second, *shares = on_ranks(2, program, servers=2)
+    first, second, *shares = on_ranks(4, program)
     assert first == second == [[], []]
     for epoch in range(2):
         assert once([epochs[epoch] for epochs in shares], 11)
@@ -137,7 +125,7 @@ def test_samplers_made_anew_or_of_other_data_take_turns(assignment):
         optimizer.close()
         return epochs
 
-    _, *shares = on_ranks(2, program)
+    _, *shares = on_ranks(3, program)
     for epoch in range(2):
         assert once([epochs[epoch][0] for epochs in shares], 21)
         assert once([epochs[epoch][1] for epochs in shares], 5)
@@ -191,7 +179,7 @@ def test_the_order_is_that_of_seed_and_epoch_on_any_number_of_workers():
             optimizer.close()
             return share
 
-        _, *shares = on_ranks(workers, program)
+        _, *shares = on_ranks(workers + 1, program)
         dealt = [None] * 20
         for worker, share in enumerate(shares):
             dealt[worker::workers] = share
@@ -229,7 +217,7 @@ def test_lengths_are_those_of_the_shares(workers):
         assert lengths == (taken, len(part), -(-taken // 4))
         return part
 
-    parts = on_ranks(workers, program)
+    parts = on_ranks(workers + 1, program)
     assert once(parts, 10)
 
 
@@ -260,7 +248,7 @@ def test_a_loader_makes_batches_of_a_share(assignment, drop_last):
         optimizer.close()
         return batches
 
-    nothing, *shares = on_ranks(2, program)
+    nothing, *shares = on_ranks(3, program)
     assert nothing == []
     seen = [index for batches in shares for batch in batches for index in batch]
     assert len(seen) == len(set(seen))
@@ -285,7 +273,7 @@ def test_whole_batches_of_another_sampler_are_dealt_out(assignment):
         optimizer.close()
         return epochs, optimizer.report().samples
 
-    (_, samples), *shares = on_ranks(3, program)
+    (_, samples), *shares = on_ranks(4, program)
     assert samples == 60
     alone = batches_of(wrapped(None))
     for epoch in range(2):
@@ -312,7 +300,7 @@ def test_the_elements_of_a_random_sampler_are_the_same_on_all_ranks(assignment, 
         optimizer.close()
         return epochs
 
-    _, *shares = on_ranks(3, program)
+    _, *shares = on_ranks(4, program)
     alone = nt.ShardSampler(make(), seed=2, optimizer=wrapped(None))
     epochs = [list(alone) for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -354,7 +342,7 @@ def test_an_epoch_is_ordered_once_however_many_leases_it_has():
         optimizer.close()
         return inner.times
 
-    assert on_ranks(1, program) == [0, 1]
+    assert on_ranks(2, program) == [0, 1]
 
 
 def test_shuffling_what_has_an_order_of_its_own_is_refused():
@@ -386,7 +374,7 @@ def test_processes_of_a_loader_fetch_what_the_rank_has_taken():
         optimizer.close()
         return epochs, optimizer.report().samples
 
-    (_, samples), (epochs, _) = on_ranks(1, program)
+    (_, samples), (epochs, _) = on_ranks(2, program)
     assert samples == 48
     for epoch in epochs:
         assert sorted(epoch) == [index * index for index in range(24)]
@@ -434,7 +422,7 @@ def interrupted(assignment, stops, *, size=37, servers=1, workers=2):
         optimizer.close()
         return rest, after
 
-    return on_ranks(workers, first, servers=servers), on_ranks(workers, second, servers=servers)
+    return on_ranks(workers + servers, first), on_ranks(workers + servers, second)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -484,9 +472,9 @@ def test_a_worker_that_is_first_gets_no_lease_before_the_book_is_there():
         optimizer.close()
         return seen
 
-    before = on_ranks(2, lambda world: program(world, resume=False))
+    before = on_ranks(3, lambda world: program(world, resume=False))
     after = on_ranks(
-        2,
+        3,
         lambda world: program(world, resume=True),
         prepare=lambda cluster: gates.append(cluster.hold(2, "send JOIN")),
     )
@@ -523,7 +511,7 @@ def test_the_state_of_another_number_of_workers_is_refused_and_both_are_named():
             nt.ShardSampler(range(10), optimizer=optimizer).load_state_dict(saved)
         optimizer.close()
 
-    on_ranks(2, program)
+    on_ranks(3, program)
 
 
 def test_a_loader_that_is_ahead_of_the_loop_is_told_how_far_the_loop_is():
@@ -548,7 +536,7 @@ def test_how_far_the_loop_is_cannot_be_told_to_the_book():
             sampler.state_dict(taken=4)
         optimizer.close()
 
-    on_ranks(1, program)
+    on_ranks(2, program)
 
 
 # --- leaving the loop, stopping, dying ---------------------------------------------------------------------
@@ -565,7 +553,7 @@ def test_after_a_break_the_next_epoch_is_whole(assignment):
         optimizer.close()
         return share
 
-    _, *shares = on_ranks(2, program)
+    _, *shares = on_ranks(3, program)
     assert once(shares, 24)
 
 
@@ -588,7 +576,7 @@ def test_a_break_in_mid_lease_holds_up_nobody_and_the_others_take_the_rest(wrapp
         optimizer.close()
         return share
 
-    _, one, others = on_ranks(2, program)
+    _, one, others = on_ranks(3, program)
     assert len(one) == 1
     assert len(set(one + others)) == len(one + others)
     if wrapper == "Downpour":
@@ -609,7 +597,7 @@ def test_stopping_in_mid_epoch_ends_the_loops(wrapper, assignment):
         optimizer.close()
         return epochs
 
-    _, *shares = on_ranks(2, program)
+    _, *shares = on_ranks(3, program)
     for first, second in shares:
         assert len(first) < 100
         assert second == []
@@ -634,7 +622,7 @@ def test_a_slow_worker_gets_less_of_a_dynamic_epoch():
         optimizer.close()
         return share
 
-    _, fast, slow = on_ranks(2, program)
+    _, fast, slow = on_ranks(3, program)
     assert once([fast, slow], 64)
     assert len(slow) < 24 < 40 <= len(fast)
 
@@ -655,7 +643,7 @@ def test_what_a_dead_worker_had_is_given_out_again():
         return share, following
 
     server, dead, (share, following) = on_ranks(
-        2, program, prepare=lambda cluster: cluster.fail(1, "send EXCHANGE", 3)
+        3, program, prepare=lambda cluster: cluster.fail(1, "send EXCHANGE", 3)
     )
     assert isinstance(dead, InjectedFault)
     assert server == ([], [])
@@ -674,7 +662,7 @@ def test_with_a_barrier_the_death_of_a_worker_holds_up_nobody(wrapper, assignmen
         optimizer.close()
         return epochs
 
-    _, dead, *living = on_ranks(3, program, prepare=lambda cluster: cluster.fail(1, "send EXCHANGE", 2))
+    _, dead, *living = on_ranks(4, program, prepare=lambda cluster: cluster.fail(1, "send EXCHANGE", 2))
     assert isinstance(dead, InjectedFault)
     if assignment == "static":  # its share goes without
         assert all([len(epoch) for epoch in epochs] == [10, 10, 10] for epochs in living)
@@ -699,7 +687,7 @@ def test_an_epoch_over_a_loader_with_a_sampler_begins_once():
         ended = server and {peer.epochs for peer in server.peers.values()}
         return epochs, optimizer.report().samples, ended
 
-    (nothing, samples, ended), *shares = on_ranks(2, program)
+    (nothing, samples, ended), *shares = on_ranks(3, program)
     assert nothing == [[], [], []]
     assert samples == 60
     assert ended == {3}
@@ -718,7 +706,7 @@ def test_every_worker_takes_its_part_of_an_iterable(loop):
         optimizer.close()
         return epochs, optimizer.report().samples
 
-    (nothing, samples), *shares = on_ranks(3, program)
+    (nothing, samples), *shares = on_ranks(4, program)
     assert nothing == [[], []]
     assert samples == 22
     for epoch in range(2):
@@ -734,7 +722,7 @@ def test_a_loader_without_processes_loops_over_an_iterable():
         optimizer.close()
         return epochs
 
-    nothing, *shares = on_ranks(2, program)
+    nothing, *shares = on_ranks(3, program)
     assert nothing == [[], []]
     for epoch in range(2):
         assert once([epochs[epoch] for epochs in shares], 11)
@@ -750,7 +738,7 @@ def test_processes_of_a_loader_take_parts_of_an_iterable_of_their_own():
         optimizer.close()
         return epochs, optimizer.report().samples
 
-    (nothing, samples), (epochs, _) = on_ranks(1, program)
+    (nothing, samples), (epochs, _) = on_ranks(2, program)
     assert nothing == [[], []]
     assert samples == 26
     assert [sorted(epoch) for epoch in epochs] == [list(range(13))] * 2

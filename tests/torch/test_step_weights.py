@@ -9,27 +9,15 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.testing import MemoryCluster
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 from tests.programs import torch_weights as cases  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
-
-TIMEOUT_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-def on_ranks(program, workers=1):
-    with MemoryCluster(1 + workers) as cluster:
-        return cluster.run(program, TIMEOUT_S)
 
 
 def trainee(world=None, wrapper=None, **options):
@@ -58,7 +46,7 @@ def test_a_step_weighs_the_samples_that_the_loop_has_got(name, loop, assignment)
     def program(world):
         return cases.compared(make, loop, world=world, assignment=assignment, **options)
 
-    _, (weights, expected) = on_ranks(program)
+    _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
     assert len(weights) >= 3
 
@@ -79,7 +67,7 @@ def test_epoch_counts_when_it_yields(loop):
     def program(world):
         return cases.compared(cases.sampled, loop, world=world, through_epoch=True)
 
-    _, (weights, expected) = on_ranks(program)
+    _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
 
 
@@ -93,7 +81,7 @@ def test_a_sampler_without_a_loader_counts_what_it_gives():
         optimizer.close()
         return weights
 
-    assert on_ranks(program)[1] == [3, 3, 3]
+    assert on_ranks(2, program)[1] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}])
@@ -105,7 +93,7 @@ def test_an_iterable_weighs_what_the_loop_has_got(options):
 
         return cases.compared(make, cases.every_batch, world=world)
 
-    _, (weights, expected) = on_ranks(program)
+    _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
     assert set(weights) == ({1} if not options else {4} if "drop_last" in options else {2, 4})
 
@@ -133,7 +121,7 @@ def test_files_weigh_their_batches(tmp_path, assignment, loader):
 
         return cases.compared(make, loop, world=world, assignment=assignment)
 
-    _, (weights, expected) = on_ranks(program)
+    _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
     assert 3 in weights or 7 in weights
 
@@ -149,7 +137,7 @@ def test_a_loop_of_its_own_weighs_one():
         optimizer.close()
         return weights
 
-    assert on_ranks(program)[1] == [1, 1]
+    assert on_ranks(2, program)[1] == [1, 1]
 
 
 def test_samples_that_are_only_looked_at_do_not_count():
@@ -167,7 +155,7 @@ def test_samples_that_are_only_looked_at_do_not_count():
         optimizer.close()
         return weights
 
-    assert on_ranks(program)[1] == [2, 3, 5]
+    assert on_ranks(2, program)[1] == [2, 3, 5]
 
 
 # --- the mean ----------------------------------------------------------------------------------------------
@@ -187,7 +175,7 @@ def test_the_mean_is_that_of_all_samples():
         return center
 
     # The slope of (0 - target)**2 is 0 and -2: their mean over samples is -0.5, times 0.5.
-    assert on_ranks(program, workers=2)[0] == 0.25
+    assert on_ranks(3, program)[0] == 0.25
 
 
 def test_the_noise_scale_is_in_samples():
@@ -202,7 +190,7 @@ def test_the_noise_scale_is_in_samples():
 
         return run
 
-    one, eight = (on_ranks(program(batch), workers=2)[0] for batch in (1, 8))
+    one, eight = (on_ranks(3, program(batch))[0] for batch in (1, 8))
     # Gradients -2 and -6 for each of 3 numbers: |mean|^2 = 48, the mean of |g|^2 is 60.
     assert one == pytest.approx((60 - 48) / (1 - 1 / 2) / (2 * 48 - 60))
     assert eight == pytest.approx(8 * one)
@@ -221,7 +209,7 @@ def test_a_weight_that_is_set_counts_instead():
         optimizer.close()
         return weights
 
-    assert on_ranks(program)[1] == [2, 7, 0.5, 2]
+    assert on_ranks(2, program)[1] == [2, 7, 0.5, 2]
 
 
 def test_the_weight_is_by_samples_until_it_is_set():

@@ -106,7 +106,6 @@ def test_a_rank_that_vanishes_ends_all(case):
 def test_a_rank_that_exits_leaves_in_good_order_and_its_status_is_the_jobs(case, status):
     ended = job(case)
     assert (ended.status, ended.left) == (status, [])
-    assert ended.seconds < ended.limit_s
 
 
 @pytest.mark.extended
@@ -126,7 +125,6 @@ def test_a_worker_that_exits_with_a_status_ends_a_long_training():
 def test_a_worker_whose_script_ends_early_leaves_in_good_order(case):
     ended = job(case)
     assert (ended.status, ended.err, ended.left) == (0, "", [])
-    assert ended.seconds < ended.limit_s
 
 
 DIFFERENCES = {

@@ -19,16 +19,12 @@ from nnlo_common.testing import MemoryCluster
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.helpers.torch_cases import same, values  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
 BATCHES, EPOCHS, BATCH = 10, 2, 6
 X, Y = cases.data()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def batch(index):
@@ -46,21 +42,6 @@ def adamw_of(model):
 
 def fused_of(model):
     return torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-
-
-def values(model):
-    return [param.detach().clone() for param in model.parameters()]
-
-
-def same(first, second):
-    """Whether two nests of containers hold equal things, and tensors of equal bits."""
-    if torch.is_tensor(first):
-        return torch.is_tensor(second) and first.dtype == second.dtype and torch.equal(first, second)
-    if isinstance(first, dict):
-        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    return type(first) is type(second) and first == second
 
 
 # -- models -------------------------------------------------------------------------------------------

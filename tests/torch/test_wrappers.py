@@ -34,11 +34,6 @@ WRAPPERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def weights(model):
     return torch.cat([p.detach().float().flatten() for p in model.parameters()]).numpy().copy()
 

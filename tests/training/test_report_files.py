@@ -1,4 +1,4 @@
-"""What ranks write: files whole or not at all, traces, and what a process uses."""
+"""Traces, what a process uses, and how long it has waited."""
 
 from __future__ import annotations
 
@@ -6,38 +6,9 @@ import json
 import time
 from types import SimpleNamespace
 
-import pytest
-
-from nnlo_common import ConfigurationError
-from nnlo_common.base._whole_files import of_rank, usable, whole
 from nnlo_common.training._observer import Observed
 from nnlo_common.training.report._process_usage import Usage
 from nnlo_common.training.report._timeline import Trace
-
-
-def test_a_file_is_replaced_only_when_all_is_written(tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text("old")
-
-    def write_half():
-        with whole(path) as fresh:
-            fresh.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_half()
-    assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
-    with whole(path) as fresh:
-        fresh.write_text("new")
-    assert [one.read_text() for one in tmp_path.iterdir()] == ["new"]
-
-
-def test_a_folder_is_made_and_what_cannot_be_written_is_named(tmp_path):
-    path = of_rank(tmp_path / "a" / "b.json", 3)
-    assert usable("Timeline('a/b.json')", path) == path
-    assert path.parent.is_dir()
-    with pytest.raises(ConfigurationError, match=r"Timeline\('x'\) cannot write .* \(it is a folder\)"):
-        usable("Timeline('x')", tmp_path)
 
 
 def test_a_trace_is_valid_after_every_write(tmp_path):
