@@ -419,6 +419,51 @@ def test_what_runs_when_the_time_is_up_is_trained_again(tmp_path, size):
     assert [status for status, _, _ in found(first).values()] == ["COMPLETED"] * 15
 
 
+def completed(coordinator, team, run):
+    """What is answered when a team has trained a trial."""
+    space = keras_tuner.HyperParameters()
+    space.Float("x", -1, 1, step=0.5)
+    result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space.get_config()}
+    assert coordinator.handle(team, Note(run, RESULT, result)) == []
+    return coordinator.handle(team, Done(run, "complete", (0.0,)))
+
+
+def test_what_was_complete_when_others_were_broken_off_counts(tmp_path):
+    tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
+    tuner.oracle.verbose = 0
+    coordinator = Coordinator(OracleTrials(tuner), blocks=2)
+    first, second = (post.message.run for post in coordinator.begin())
+    assert len(coordinator.interrupt("the time is up")) == 2
+    assert completed(coordinator, 0, first) == []
+    ends = coordinator.handle(1, Done(second, "halted", error="broken off"))
+    assert [(post.team, post.message.interrupted) for post in ends] == [
+        (0, "the time is up"),
+        (1, "the time is up"),
+    ]
+    assert [one.status for one in tuner.oracle.trials.values()] == ["COMPLETED", "RUNNING"]
+
+
+def test_an_oracle_that_computes_is_asked_again_but_not_for_ever(tmp_path):
+    class Computing(keras_tuner.oracles.RandomSearchOracle):
+        patience = 3
+
+        def populate_space(self, trial_id):
+            self.patience -= 1
+            return super().populate_space(trial_id) if self.patience == 0 else {"status": "IDLE"}
+
+    tuner = Formula(Computing("loss", max_trials=2, seed=1), directory=tmp_path, project_name="p")
+    tuner.oracle.verbose = 0
+    coordinator = Coordinator(source := OracleTrials(tuner), blocks=1)
+    assert [coordinator.begin(), coordinator.look()] == [[], []]
+    (start,) = coordinator.look()
+    posts = completed(coordinator, 0, start.message.run)
+    while not coordinator.over:
+        posts = coordinator.look()
+    assert [type(post.message) for post in posts] == [End]
+    assert "the oracle waits for a trial, but none is running" in str(source.failure)
+    assert posts[0].message.trials[0]["failure"] == ["RuntimeError", str(source.failure)]
+
+
 def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
     tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
     tuner.oracle.verbose = 0
@@ -430,10 +475,7 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
     def trained(posts, seconds):
         now_s[0] += seconds
         (run,) = [post.message.run for post in posts]
-        space = tuner.oracle.get_space().get_config()
-        result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space}
-        assert coordinator.handle(0, Note(run, RESULT, result)) == []
-        return coordinator.handle(0, Done(run, "complete", (0.0,)))
+        return completed(coordinator, 0, run)
 
     posts = trained(trained(coordinator.begin(), 30.0), 20.0)
     assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
