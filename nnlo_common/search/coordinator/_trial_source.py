@@ -41,10 +41,7 @@ class TrialSource(ABC):
     def take(self, block: int, *, first: bool, living: int) -> Any:
         """Return the next trial for a block, which has a `number`; None if there is none now.
 
-        Args:
-            block: the block.
-            first: whether no block has a trial yet.
-            living: how many blocks there are.
+        `first`: no block has a trial yet; `living`: how many blocks there are.
         """
 
     def think(self, living: int) -> bool:  # noqa: ARG002
@@ -85,10 +82,7 @@ class TrialSource(ABC):
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:
         """Take in the end of a trial.
 
-        Args:
-            running: the trial.
-            interrupted: whether trials are broken off that the same command trains again.
-            stopped: whether trials are broken off for whatever reason.
+        `stopped`: trials are broken off; `interrupted`: they are, and the same command trains them again.
         """
 
     @abstractmethod

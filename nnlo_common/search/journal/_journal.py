@@ -98,15 +98,12 @@ class Journal(SearchRecord):
         self._file = self._path.open("a")
 
     def begun(self, trial: FrozenTrial) -> None:
-        """A trial has begun."""
         self._write({"trial": trial.number, "user": trial.user_attrs})
 
     def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
-        """A parameter was chosen."""
         self._write({"trial": trial, "name": name, "value": value, "distribution": distribution})
 
     def queued(self, trial: FrozenTrial, failed: FrozenTrial) -> None:
-        """A trial waits that is to repeat a failed one."""
         params, user = packed(failed)["params"], trial.user_attrs
         self._write({"trial": trial.number, "queued": params, "user": user, "instead": failed.number})
 
@@ -116,7 +113,6 @@ class Journal(SearchRecord):
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Nothing more will come."""
         self._file.close()
         release_lock(self._lock)
 

@@ -261,28 +261,9 @@ class RunOutcome(SearchMessage):
 
 
 _KINDS: dict[str, type[SearchMessage]] = {
-    kind.__name__: kind
-    for kind in (
-        ParameterRequest,
-        PruneRequest,
-        TrialReport,
-        Note,
-        Done,
-        Start,
-        RequestAnswer,
-        Choose,
-        Chosen,
-        Halt,
-        Recall,
-        End,
-        Left,
-        LossReported,
-        ParameterValue,
-        PruneVerdict,
-        Text,
-        Alarm,
-        RunOutcome,
-    )
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, SearchMessage)
 }
 _TUPLES = {"values", "sent", "trials", "news", "members"}
 

@@ -81,18 +81,13 @@ class EvolutionarySampler(BaseSampler):
         self._random = np.random.default_rng()
 
     def infer_relative_search_space(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
+        self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Return nothing: each parameter is made when it is asked for, so that conditional ones are, too."""
         return {}
 
     def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return nothing."""
         return {}
@@ -120,11 +115,7 @@ class EvolutionarySampler(BaseSampler):
         )
 
     def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         parents = self._parents.get(trial.number)
         known = [] if parents is None else _values(parents, param_name, param_distribution)
@@ -137,11 +128,7 @@ class EvolutionarySampler(BaseSampler):
         return scale.value(self._number([scale.position(value) for value in known], parents))
 
     def after_trial(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
         self._parents.pop(trial.number, None)
 
