@@ -43,16 +43,17 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._module import running
     from nnlo_common.commands.train._plan import Plan, all_metrics, rises, stop_rules
     from nnlo_common.search import optimize
-    from nnlo_common.search._coordinator_mail import Death, Letters
-    from nnlo_common.search._meeting import meeting
-    from nnlo_common.search._messages import Done, End, Halt, Message, Note, Start
-    from nnlo_common.search._optimize import agree
-    from nnlo_common.search._search import cut_teams
+    from nnlo_common.search._partition import agree, cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._choosers import Post
-    from nnlo_common.search.coordinator._coordinator import SIGNAL
+    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+    from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+    from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.coordinator._trial_source import TrialSource
+    from nnlo_common.search.messages._connection import connect_search
+    from nnlo_common.search.messages._search_messages import End, Note, Start
+    from nnlo_common.search.messages._team_events import Death, TeamMessage
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -65,11 +66,13 @@ __all__ = [
     "assigned",
     "Batches",
     "brief",
+    "CheckpointManager",
     "ConfigurationError",
+    "connect_search",
+    "Coordinator",
     "cut_teams",
     "Death",
     "DivisibleWorld",
-    "Done",
     "DynSGD",
     "End",
     "end_of",
@@ -78,18 +81,13 @@ __all__ = [
     "EpochLog",
     "EXIT_CODE",
     "Files",
-    "Halt",
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
     "Interrupts",
     "is_live",
-    "CheckpointManager",
     "launched",
     "LeasedBatches",
-    "Letters",
-    "meeting",
-    "Message",
     "Meter",
     "Moves",
     "Moving",
@@ -100,7 +98,6 @@ __all__ = [
     "padded",
     "Plan",
     "portion",
-    "Post",
     "PRESENT",
     "quoted_samplers",
     "random_numbers",
@@ -108,12 +105,15 @@ __all__ = [
     "Reading",
     "rises",
     "run_block",
+    "run_coordinator",
     "running",
+    "RunningTrial",
     "say",
     "Screen",
     "See",
     "seed_of",
     "seed_random",
+    "Session",
     "share",
     "SIGNAL",
     "spaced",
@@ -122,9 +122,10 @@ __all__ = [
     "Start",
     "stop_rules",
     "table",
-    "Session",
+    "TeamMessage",
     "TimeLeft",
     "Trace",
+    "TrialSource",
     "unpacked_tree",
     "unwired",
     "usable",
@@ -137,33 +138,33 @@ __all__ = [
 ]
 
 _LATER = {
-    "agree": "nnlo_common.search._optimize",
+    "agree": "nnlo_common.search._partition",
     "all_metrics": "nnlo_common.commands.train._plan",
     "brief": "nnlo_common.commands.train._job",
-    "cut_teams": "nnlo_common.search._search",
-    "Death": "nnlo_common.search._coordinator_mail",
-    "Done": "nnlo_common.search._messages",
-    "End": "nnlo_common.search._messages",
+    "connect_search": "nnlo_common.search.messages._connection",
+    "Coordinator": "nnlo_common.search.coordinator._coordinator",
+    "cut_teams": "nnlo_common.search._partition",
+    "Death": "nnlo_common.search.messages._team_events",
+    "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
-    "Halt": "nnlo_common.search._messages",
-    "Letters": "nnlo_common.search._coordinator_mail",
-    "meeting": "nnlo_common.search._meeting",
-    "Message": "nnlo_common.search._messages",
-    "Note": "nnlo_common.search._messages",
+    "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
     "Plan": "nnlo_common.commands.train._plan",
-    "Post": "nnlo_common.search.coordinator._choosers",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "rises": "nnlo_common.commands.train._plan",
     "run_block": "nnlo_common.search.block._block",
+    "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
     "running": "nnlo_common.commands.train._module",
+    "RunningTrial": "nnlo_common.search.coordinator._running_trial",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
-    "Start": "nnlo_common.search._messages",
+    "Start": "nnlo_common.search.messages._search_messages",
     "stop_rules": "nnlo_common.commands.train._plan",
+    "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
+    "TrialSource": "nnlo_common.search.coordinator._trial_source",
 }
 
 

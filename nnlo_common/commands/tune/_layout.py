@@ -11,7 +11,7 @@ from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.commands.train._devices import see_gpu
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._wording import in_flags
-from nnlo_common.search._optimize import cut_blocks
+from nnlo_common.search._partition import cut_blocks
 
 __all__ = ["Layout", "share_hosts"]
 

@@ -14,7 +14,7 @@ from nnlo_common.commands.train._options import Given, Kind, Option, nearest
 from nnlo_common.commands.train._parser import given_by
 from nnlo_common.commands.train._settings import OPTIONS, Settings, option, settings_of
 from nnlo_common.commands.tune._wording import in_flags
-from nnlo_common.search._conflicts import refuse_conflicts
+from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 
