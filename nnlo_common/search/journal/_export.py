@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
-from nnlo_common.search._compat import study_number
+from nnlo_common.search._compat import has_no_name, study_number
 from nnlo_common.search.coordinator._endings import end_in
 from nnlo_common.search.journal._record import Record
 
@@ -67,7 +67,7 @@ class Export(Record):
     def __init__(self, path: str | Path, study: optuna.Study, *, journal: str | Path | None = None) -> None:
         self._path = usable(f"export={str(path)!r}", exportable(path))
         self._study, self._journal = study, journal and str(Path(journal).absolute())
-        nameless = study.study_name.startswith("no-name")  # Optuna's, another each time
+        nameless = has_no_name(study)
         self._name = self._path.stem if nameless else study.study_name
         self._storage: BaseStorage | None = None
         self._study_id = -1
