@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._whole_files import usable, whole
-from nnlo_common.search._compat import is_pickle, number_in, storage_of
+from nnlo_common.search._compat import has_no_name, is_pickle, number_in, storage_of
 from nnlo_common.search.coordinator._endings import end_in
 from nnlo_common.search.journal._queued import Queued
 
@@ -161,7 +161,7 @@ class Journal(Record):
     def __init__(self, path: str | Path, study: optuna.Study) -> None:
         self._path = usable(f"journal={str(path)!r}", Path(path))
         self._head = {"study": [direction.name for direction in study.directions], "name": study.study_name}
-        if study.study_name.startswith("no-name"):  # Optuna's, another each time
+        if has_no_name(study):
             self._head["name"] = ""
         self._lock = self._path.with_name(f".{self._path.name}.in-use")
         hold_lock(self._lock, f"searching with the journal {path}", "journal")
