@@ -211,7 +211,7 @@ def test_optimizers_that_hold_others_are_refused(make, words):
 def apply_as_fit_does(optimizer, gradients):
     """Step; a LossScaleOptimizer on JAX can do so only with its state outside."""
     if BACKEND != "jax":
-        optimizer.apply(gradients, list(optimizer._trainable_variables))
+        optimizer.apply(gradients, list(optimizer.inner_optimizer._trainable_variables))
         return
     variables, state = list(optimizer._trainable_variables), list(optimizer.variables)
     after = optimizer.stateless_apply([v.value for v in state], gradients, [v.value for v in variables])
@@ -219,6 +219,7 @@ def apply_as_fit_does(optimizer, gradients):
         variable.assign(value)
 
 
+@since("keras", "3.9", "a loss scale has the count of the optimizer in it")
 @pytest.mark.parametrize("gradient", [[1.0, 6.0], [np.inf, 1.0], [np.nan, 1.0]])
 def test_the_loss_scale_leaves_steps_out_that_overflow(gradient):
     def make(inner):
