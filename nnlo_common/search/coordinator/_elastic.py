@@ -27,7 +27,7 @@ _FAILS_ANYWAY = ("died", "NaN")
 
 
 class ElasticPolicy:
-    """Who helps whom.
+    """Decides which idle teams help which trial.
 
     Args:
         roster: the teams.
