@@ -65,16 +65,17 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._run_plan import RunPlan
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
-    from nnlo_common.search._coordinator_mail import Death, Letters
-    from nnlo_common.search._meeting import meeting
-    from nnlo_common.search._messages import Done, End, Halt, Message, Note, Start
-    from nnlo_common.search._optimize import agree
-    from nnlo_common.search._search import cut_teams
+    from nnlo_common.search._partition import agree, cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._choosers import Post
-    from nnlo_common.search.coordinator._coordinator import SIGNAL
+    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+    from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+    from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.coordinator._trial_source import TrialSource
+    from nnlo_common.search.messages._connection import connect_search
+    from nnlo_common.search.messages._search_messages import End, Note, Start
+    from nnlo_common.search.messages._team_events import Death, TeamMessage
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -90,10 +91,11 @@ __all__ = [
     "check_position",
     "CheckpointManager",
     "ConfigurationError",
+    "connect_search",
+    "Coordinator",
     "cut_teams",
     "Death",
     "DivisibleWorld",
-    "Done",
     "DynSGD",
     "End",
     "end_of",
@@ -104,7 +106,6 @@ __all__ = [
     "EXIT_CODE",
     "FileBatches",
     "Files",
-    "Halt",
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
@@ -115,9 +116,6 @@ __all__ = [
     "Lease",
     "LeasedBatches",
     "LedgerClient",
-    "Letters",
-    "meeting",
-    "Message",
     "Meter",
     "mixins",
     "Moves",
@@ -130,7 +128,6 @@ __all__ = [
     "padded",
     "Periodic",
     "portion",
-    "Post",
     "PRESENT",
     "Query",
     "quoted_samplers",
@@ -138,7 +135,9 @@ __all__ = [
     "RankWorld",
     "Reading",
     "run_block",
+    "run_coordinator",
     "running",
+    "RunningTrial",
     "RunPlan",
     "SampledData",
     "say",
@@ -154,9 +153,11 @@ __all__ = [
     "split",
     "Start",
     "table",
+    "TeamMessage",
     "TimeLeft",
     "Trace",
     "Trainer",
+    "TrialSource",
     "unpacked_tree",
     "unwired",
     "usable",
@@ -168,31 +169,31 @@ __all__ = [
 ]
 
 _LATER = {
-    "agree": "nnlo_common.search._optimize",
+    "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
-    "cut_teams": "nnlo_common.search._search",
-    "Death": "nnlo_common.search._coordinator_mail",
-    "Done": "nnlo_common.search._messages",
-    "End": "nnlo_common.search._messages",
+    "connect_search": "nnlo_common.search.messages._connection",
+    "Coordinator": "nnlo_common.search.coordinator._coordinator",
+    "cut_teams": "nnlo_common.search._partition",
+    "Death": "nnlo_common.search.messages._team_events",
+    "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
-    "Halt": "nnlo_common.search._messages",
-    "Letters": "nnlo_common.search._coordinator_mail",
-    "meeting": "nnlo_common.search._meeting",
-    "Message": "nnlo_common.search._messages",
-    "Note": "nnlo_common.search._messages",
+    "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
-    "RunPlan": "nnlo_common.commands.train._run_plan",
-    "Post": "nnlo_common.search.coordinator._choosers",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "run_block": "nnlo_common.search.block._block",
+    "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
     "running": "nnlo_common.commands.train._python_file",
+    "RunningTrial": "nnlo_common.search.coordinator._running_trial",
+    "RunPlan": "nnlo_common.commands.train._run_plan",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
-    "Start": "nnlo_common.search._messages",
-    "Trainer": "nnlo_common.commands.train._trainer",
+    "Start": "nnlo_common.search.messages._search_messages",
+    "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
+    "Trainer": "nnlo_common.commands.train._trainer",
+    "TrialSource": "nnlo_common.search.coordinator._trial_source",
 }
 
 

@@ -40,7 +40,7 @@ def moving_layers(model: Any, places: Mapping[int, slice]) -> dict[Any, Moving]:
     found = {}
     norm = keras.layers.BatchNormalization
     for layer in layers_of(model):
-        if isinstance(layer, norm) and not layer.renorm and _calls_that_of(layer, norm):
+        if isinstance(layer, norm) and not getattr(layer, "renorm", False) and _calls_that_of(layer, norm):
             mean, variance = (places.get(id(one)) for one in (layer.moving_mean, layer.moving_variance))
             if mean is not None and variance is not None:
                 found[layer] = Moving(mean, variance)

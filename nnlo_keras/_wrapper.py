@@ -299,7 +299,7 @@ def _refuse(optimizer: Any, wrapper: str) -> None:
             f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer "
             "in it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
         )
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise ConfigurationError(
             f"{wrapper} cannot wrap a MultiOptimizer, which has no learning rate of its own and steps all "
             "variables or none; wrap one optimizer for all variables"

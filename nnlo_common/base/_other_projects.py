@@ -33,7 +33,7 @@ class OtherProject:
         ...     return array._size
         >>> size_of(())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        nnlo_common.base._errors.ConfigurationError: numpy ... has changed: tuple has no _size any more...
+        nnlo_common.ConfigurationError: numpy ... has changed: tuple has no _size any more, ...
     """
 
     def __init__(self, package: str, compat: str) -> None:

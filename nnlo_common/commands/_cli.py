@@ -65,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
-    if options.version and parser.speaks:
-        print(f"nnlo {__version__}")
-    if options.version:
-        return 0
+    if vars(options).pop("version"):  # what is left are the options of the command
+        if parser.speaks:
+            print(f"nnlo {__version__}")
+        parser.exit()
     if options.command is None:
         parser.print_help()
         return 0

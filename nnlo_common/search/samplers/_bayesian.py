@@ -16,8 +16,8 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.search._compat import LEAST_NOISE, tell_noise
-from nnlo_common.search.coordinator._endings import SECONDS
-from nnlo_common.search.coordinator._spread import noise_of_means
+from nnlo_common.search.coordinator._trial_results import SECONDS
+from nnlo_common.search.samplers._fold_noise import noise_of_means
 
 __all__ = ["BayesianSampler"]
 
@@ -66,7 +66,6 @@ class BayesianSampler(BaseSampler):
         )
 
     def reseed_rng(self) -> None:
-        """Draw other random numbers from now on."""
         self.tpe.reseed_rng()
         if self.process is not None:
             self.process.reseed_rng()
@@ -74,13 +73,11 @@ class BayesianSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that are chosen together."""
         return self._chooser(study).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose these parameters."""
         chooser, began_s = self._chooser(study), time.perf_counter()
         values = chooser.sample_relative(study, trial, search_space)
         if chooser is self.process:
@@ -92,18 +89,15 @@ class BayesianSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Choose one parameter by itself."""
         chooser = self._chooser(study)
         return chooser.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Prepare a trial."""
         self._chooser(study).before_trial(study, trial)
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Take note of a trial's end."""
         self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
 
     def _chooser(self, study: optuna.Study) -> BaseSampler:

@@ -12,50 +12,50 @@ from contextlib import contextmanager, suppress
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import Mail
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Told, from_text, to_text
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import LossReported, from_text, to_text
 
-__all__ = ["told_once"]
+__all__ = ["report_loss_once"]
 
-# Each waits for those before it; letters between ranks that never wrote to each other take a while.
+# Each waits for those before it; first messages between two ranks take a while.
 _TURN_S, _LAST_TURN, _DELIVERY_S = 0.4, 25, 0.3
 
 
 @contextmanager
-def told_once(
-    mailbox: Mailbox, mail: Mail, world: RankWorld, *, hosts: Sequence[str], goes_on: str
+def report_loss_once(
+    channel: RankChannel, mail: Mail, world: RankWorld, *, hosts: Sequence[str], goes_on: str
 ) -> Iterator[None]:
-    """Let one rank only tell that a rank has died which the search cannot do without.
+    """Let only one rank report the death of a rank that the search needs.
 
     Args:
-        mailbox: what this rank has heard from the others.
-        mail: its letter box.
+        channel: this rank's, to the others.
+        mail: this rank's.
         world: all ranks, dead ones too.
         hosts: of every rank.
         goes_on: what the same command would do.
 
     Raises:
-        PeerLostError: it has, there.
+        PeerLostError: such a rank has died.
     """
     try:
         yield
     except PeerLostError as lost:
         end = PeerLostError(lost.rank, f"on {hosts[lost.rank]} {lost.problem}. {goes_on}")
-        end.said = not _is_to_tell(mail, world.rank, world.size, told=mailbox.told or lost.said)
+        end.said = not _reports(mail, world.rank, world.size, told=channel.told or lost.said)
         raise end from lost.__cause__
 
 
-def _is_to_tell(mail: Mail, rank: int, size: int, *, told: bool) -> bool:
-    """Say whether this rank is to tell it, unless another one has; the others then hear that it does."""
+def _reports(mail: Mail, rank: int, size: int, *, told: bool) -> bool:
+    """Say whether this rank reports it: unless another has. If so the others are told."""
     until_s = time.monotonic() + _TURN_S * max(0, min(rank - 1, _LAST_TURN))
     while not told and (left_s := until_s - time.monotonic()) > 0:
-        letter = mail.receive(left_s)
-        told = isinstance(letter, tuple) and isinstance(from_text(letter[1]), Told)
+        received = mail.receive(left_s)
+        told = isinstance(received, tuple) and isinstance(from_text(received[1]), LossReported)
     if told:
         return False
     for peer in range(size):
         if peer != rank:
-            mail.send(peer, to_text(Told(-1)))
+            mail.send(peer, to_text(LossReported(-1)))
     with suppress(PeerLostError):  # of whom has heard it, and ended
         mail.receive(_DELIVERY_S)
     return True

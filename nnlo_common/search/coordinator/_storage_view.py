@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from nnlo_common.search._compat import has_no_name, loop_begins, storage_of, study_number
 from nnlo_common.search.samplers._seeding import Seeded
 
-__all__ = ["Seen", "ask_at_this_moment"]
+__all__ = ["StorageView", "ask_at_this_moment"]
 
 
 def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, FrozenTrial]) -> Trial:
@@ -39,7 +39,7 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
 
     moment = optuna.Study(
         study.study_name,
-        cast(BaseStorage, Seen(study, as_it_was)),
+        cast(BaseStorage, StorageView(study, as_it_was)),
         Seeded(study.sampler, seed),
         # Some learn from the first trials that they are asked about, and which these are is a matter of time.
         copy.deepcopy(study.pruner),
@@ -52,7 +52,7 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
     return trial
 
 
-class Seen:
+class StorageView:
     """A storage of which only some trials are seen, or as they were.
 
     Args:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from nnlo_common.search._messages import Done
 from nnlo_common.search.coordinator._roster import Roster
-from nnlo_common.search.coordinator._running_trial import UnderWay
+from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._time_left import TimeLeft
+from nnlo_common.search.messages._search_messages import Done
 
-__all__ = ["Tail"]
+__all__ = ["ElasticPolicy"]
 
 # A trial that has had so much of the time of the longest so far is about to end.
 _ENDS_SOON = 0.75
@@ -26,8 +26,8 @@ _ENDS_SOON = 0.75
 _FAILS_ANYWAY = ("died", "NaN")
 
 
-class Tail:
-    """Who helps whom.
+class ElasticPolicy:
+    """Decides which idle teams help which trial.
 
     Args:
         roster: the teams.
@@ -40,9 +40,9 @@ class Tail:
         self._lonely: set[int] = set()  # numbers of trials that are not helped
         self._mourning = False
 
-    def folds(self, trials: Iterable[UnderWay]) -> list[tuple[int, UnderWay]]:
+    def folds(self, trials: Iterable[RunningTrial]) -> list[tuple[int, RunningTrial]]:
         """Return idle teams, each with a trial of which it is to train a fold that waits."""
-        waiting = [under for under in trials for _ in under.waiting]
+        waiting = [running for running in trials for _ in running.waiting]
         return list(zip(self._roster.idle_teams, waiting, strict=False))
 
     def recalls(self, now_s: float) -> list[int]:
@@ -50,9 +50,9 @@ class Tail:
         wanted = 0 if self._mourning else len(self._roster.idle_teams) - len(self._recalled)
         training = self._roster.training.items()
         helped = sorted(
-            (self._roster.strength(team), -under.began_s, team)
-            for team, under in training
-            if team not in self._recalled and self._is_to_be_helped(under, now_s)
+            (self._roster.strength(team), -running.began_s, team)
+            for team, running in training
+            if team not in self._recalled and self._is_to_be_helped(running, now_s)
         )
         teams = [team for _, _, team in helped[: max(0, wanted)]]
         self._recalled.update(teams)
@@ -66,16 +66,16 @@ class Tail:
             return []
         return idle[: math.ceil(len(idle) / leaving)]
 
-    def ended(self, team: int, under: UnderWay, message: Done) -> bool:
+    def ended(self, team: int, running: RunningTrial, message: Done) -> bool:
         """Take in that a team has ended its run; say whether it is to go on without those who joined it.
 
         That a training fails may be because of them: it is not fit for so many. Without them it fails.
         """
         self._recalled.discard(team)
-        company = self._roster.strength(team) > 1 and message.state == "failed" and not under.halted
+        company = self._roster.strength(team) > 1 and message.state == "failed" and not running.halted
         if not company or message.failure in _FAILS_ANYWAY:
             return False
-        self._lonely.add(under.trial.number)
+        self._lonely.add(running.trial.number)
         self._roster.part(team)
         return True
 
@@ -83,7 +83,7 @@ class Tail:
         """A rank has died."""
         self._mourning = True
 
-    def _is_to_be_helped(self, under: UnderWay, now_s: float) -> bool:
-        if under.halted or under.trial.number in self._lonely:
+    def _is_to_be_helped(self, running: RunningTrial, now_s: float) -> bool:
+        if running.halted or running.trial.number in self._lonely:
             return False
-        return not _ENDS_SOON * self._time.longest_s < now_s - under.began_s < self._time.longest_s
+        return not _ENDS_SOON * self._time.longest_s < now_s - running.began_s < self._time.longest_s

@@ -13,25 +13,19 @@ from nnlo_common.plugin import (
     EXIT_CODE,
     SIGNAL,
     ConfigurationError,
-    Death,
+    Coordinator,
     DivisibleWorld,
     End,
-    Interrupts,
-    Letters,
     TimeLeft,
     agree,
+    connect_search,
     cut_teams,
-    meeting,
     run_block,
+    run_coordinator,
 )
-from nnlo_keras.tune._dispatch import Dispatch
+from nnlo_keras.tune._oracle_trials import OracleTrials
 
 __all__ = ["search_over"]
-
-# How long an oracle that has nothing to say, though nobody trains, is left to think.
-_THINKING_S = 0.05
-# How long the coordinator waits for letters before it looks for signals.
-_LOOK_EVERY_S = 0.2
 
 
 def search_over(
@@ -72,16 +66,17 @@ def search_over(
     teams = cut_teams(blocks, folds)
     failure: Exception | None
     goes_on = f"The same command goes on from {tuner.project_dir}"
-    with meeting(world, teams, goes_on=goes_on) as here:
+    with connect_search(world, teams, goes_on=goes_on) as here:
         if world.rank == 0:
             each = len(teams) // len(blocks)
-            dispatch = Dispatch(
-                tuner, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
+            source = OracleTrials(tuner, folds)
+            coordinator = Coordinator(
+                source, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
             )
-            _coordinate(here.letters, dispatch, here.interrupts)
-            failure, interrupted = dispatch.failure, dispatch.interrupted
+            run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
+            failure, interrupted = source.failure, coordinator.interrupted
         else:
-            end = run_block(here.mailbox, world, train)
+            end = run_block(here.channel, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
     release()
     if failure is not None:
@@ -101,20 +96,6 @@ def _claim(tuner: Any, world: DivisibleWorld) -> None:
             problem = str(error)
     if problem := world.gather_text(problem)[0]:
         raise ConfigurationError(problem)
-
-
-def _coordinate(letters: Letters, dispatch: Dispatch, interrupts: Interrupts) -> None:
-    """Hand out the trials until the search has ended."""
-    letters.deliver(dispatch.ask())
-    while not dispatch.over:
-        letter = letters.receive(_THINKING_S if dispatch.idle else _LOOK_EVERY_S)
-        if isinstance(letter, Death):
-            letters.deliver(dispatch.lost(letter))
-        elif letter is not None:
-            letters.deliver(dispatch.handle(*letter))
-        elif dispatch.idle:
-            letters.deliver(dispatch.ask())
-        letters.deliver(dispatch.interrupt(SIGNAL) if interrupts.came else dispatch.look())
 
 
 def _take_over(tuner: Any, end: End) -> Exception | None:

@@ -6,14 +6,14 @@ equally long, so that blocks end at once, it may take one for each block.
 
 from __future__ import annotations
 
-__all__ = ["Ahead"]
+__all__ = ["LookAhead"]
 
 _BLOCKS_PER_AHEAD = 8
 # Optuna's samplers choose by chance until they know so many results, so nothing is lost with these.
 _BY_CHANCE = 10
 
 
-class Ahead:
+class LookAhead:
     """Learns how many trials to choose ahead.
 
     At first, when nothing is known of results, these are up to ten. Over as many trials as there are blocks
@@ -28,7 +28,7 @@ class Ahead:
         most: how many trials to choose ahead at most; None: as many as blocks.
 
     Example:
-        >>> ahead = Ahead(16)
+        >>> ahead = LookAhead(16)
         >>> for ready in [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] + 6 * [0]:  # all blocks end at once
         ...     ahead.taken(ready)
         >>> ahead.depth

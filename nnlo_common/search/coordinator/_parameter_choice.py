@@ -1,55 +1,37 @@
-"""Choosers of the next trial's parameters, and the time when they choose; pure, as the coordinator is.
+"""Choice of the next trial's parameters: where, and when; pure, as the coordinator is.
 
-    Here      the coordinator's rank, when a block asks, or ahead while all blocks train
-    InOrder   the same, trial k as soon as trial k - blocks has been told, whatever the blocks' pace
-    Afar      search ranks, several trials at the same time; see `_afar.py`
+    LocalChooser      on the coordinator's rank, when a block asks, or ahead while all blocks train
+    LockstepChooser   the same, trial k as soon as trial k - blocks is told, whatever the blocks' pace
+    RemoteChooser     on search ranks, several trials at the same time; see `_remote_choice.py`
 
-A chooser begins trials in the study, and keeps those that no block has begun yet.
+A chooser begins trials in the study, and keeps those that no block has begun yet. Which block gets them, and
+when, `_coordinator.py` says.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, Trial
 
+from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search._compat import number_in, storage_of
-from nnlo_common.search._messages import Done, Message
-from nnlo_common.search.coordinator._lookahead import Ahead
-from nnlo_common.search.coordinator._running_trial import UnderWay
-from nnlo_common.search.coordinator._study_snapshots import ask_at_this_moment
+from nnlo_common.search.coordinator._look_ahead import LookAhead
+from nnlo_common.search.coordinator._storage_view import ask_at_this_moment
+from nnlo_common.search.messages._search_messages import Chosen
+from nnlo_common.search.messages._team_events import TeamMessage
 from nnlo_common.search.samplers._grid import Grid
 
-__all__ = ["Here", "InOrder", "Post"]
+__all__ = ["LocalChooser", "LockstepChooser"]
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Action: a message to a team.
-
-    Attributes:
-        team: its index; those of the search ranks come after those of the blocks.
-        message: what it says.
-        leader_only: whether it is for the leader alone; else each rank of the team gets it.
-        made_of: the teams that are one from now on; empty: as it has been.
-    """
-
-    team: int
-    message: Message
-    leader_only: bool = False
-    made_of: tuple[int, ...] = ()
-
-
-class Here:
+class LocalChooser:
     """Chooses on this rank.
 
     Attributes:
         left: how many trials are still to be begun in the study.
-        cut: whether nothing counts that ends from now on: for those who tell in order.
 
     Args:
         study: the study.
@@ -58,10 +40,10 @@ class Here:
     """
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int) -> None:
-        self.left, self.cut = n_trials, False
+        self.left = n_trials
         self._study, self._blocks = study, blocks
         self._ready: deque[Trial] = deque()  # for whoever ends next
-        self._ahead = Ahead(blocks)
+        self._ahead = LookAhead(blocks)
 
     @property
     def open(self) -> int:
@@ -97,14 +79,10 @@ class Here:
         _ = self._ready[-1].relative_params  # or Optuna would choose them when the first is asked for
         return True
 
-    def ended(self, under: UnderWay) -> Iterator[UnderWay]:
-        """A trial has ended; give the ended trials that are to be told now, one after another."""
-        yield under
+    def told(self, number: int) -> None:
+        """The study has been told of a trial's end."""
 
-    def told(self) -> None:
-        """A trial has been told."""
-
-    def orders(self, idle: int, living: int) -> list[Post]:  # noqa: ARG002
+    def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
         """Return what search ranks are to do.
 
         Args:
@@ -112,6 +90,14 @@ class Here:
             living: how many blocks there are.
         """
         return []
+
+    def chosen(self, team: int, message: Chosen) -> None:
+        """A search rank has chosen."""
+        raise ProtocolError(f"team {team} sent {message!r}, but there are no search ranks")
+
+    def lost(self, team: int) -> int:
+        """A search rank has died; return how many are left."""
+        raise ProtocolError(f"team {team} has died, but there are no search ranks")
 
     def withdraw(self) -> list[Trial]:
         """Begin no more; return what was begun in the study without a block."""
@@ -130,7 +116,7 @@ class Here:
         return self._study.ask()
 
 
-class InOrder(Here):
+class LockstepChooser(LocalChooser):
     """Chooses so that a search repeats: trial k when trials 0 to k - blocks are told, in this order.
 
     Which block trains it and how fast does not matter, nor does what those trials do that begin or run
@@ -147,8 +133,7 @@ class InOrder(Here):
         super().__init__(study, blocks, n_trials)
         self._seed = seed
         self._begun: dict[int, FrozenTrial] = {}  # those not told, as others see them, in order
-        self._held: dict[int, UnderWay] = {}  # those that have ended before one before them
-        self.told()
+        self._fill()
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
         """Return the next trial; None if one must end before that is not the block's."""
@@ -158,19 +143,12 @@ class InOrder(Here):
         """Choose nothing: it is too early."""
         return False
 
-    def ended(self, under: UnderWay) -> Iterator[UnderWay]:
-        """A trial has ended; give those that may be told now."""
-        self._held[under.trial.number] = under
-        while self._begun and (number := next(iter(self._begun))) in self._held:
-            one = self._held.pop(number)
-            if self.cut:  # whether it ended in time was chance
-                one.ending = Done(0, "halted", error="broken off: an earlier trial was the last")
-            self.cut |= one.result.state == "halted"
-            del self._begun[number]
-            yield one
+    def told(self, number: int) -> None:
+        """Choose what is due now that the study has been told of a trial's end."""
+        del self._begun[number]
+        self._fill()
 
-    def told(self) -> None:
-        """Choose what is due now that a trial has been told."""
+    def _fill(self) -> None:
         while self.left and len(self._begun) < self._blocks:
             trial = self._ask()
             # A copy, because Optuna's trial writes what it suggests into what it has got from the storage.
@@ -178,7 +156,6 @@ class InOrder(Here):
             self._ready.append(trial)
 
     def withdraw(self) -> list[Trial]:
-        """Begin no more."""
         withdrawn = super().withdraw()
         for trial in withdrawn:
             del self._begun[trial.number]

@@ -11,19 +11,20 @@ from optuna.trial import Trial
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.search._compat import chosen_together, number_in, storage_of
-from nnlo_common.search._messages import Choose, Chosen
-from nnlo_common.search.coordinator._choosers import Here, Post
-from nnlo_common.search.coordinator._lookahead import Ahead
-from nnlo_common.search.journal._record import packed
+from nnlo_common.search.coordinator._look_ahead import LookAhead
+from nnlo_common.search.coordinator._parameter_choice import LocalChooser
+from nnlo_common.search.journal._packed_trial import packed
+from nnlo_common.search.messages._search_messages import Choose, Chosen
+from nnlo_common.search.messages._team_events import TeamMessage
 
-__all__ = ["Afar"]
+__all__ = ["RemoteChooser"]
 
 
-class Afar(Here):
+class RemoteChooser(LocalChooser):
     """Lets search ranks choose; on this rank once none is left.
 
-    What is chosen afar is what the sampler chooses together. The rest, parameters that not all trials have
-    among them, is chosen on this rank when a block asks.
+    They choose what the sampler chooses together. The rest, parameters that not all trials have among them,
+    is chosen on this rank when a block asks.
 
     Args:
         study: the study.
@@ -34,7 +35,7 @@ class Afar(Here):
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int, searchers: Sequence[int]) -> None:
         super().__init__(study, blocks, n_trials)
-        self._ahead = Ahead(blocks, most=blocks + len(searchers))
+        self._ahead = LookAhead(blocks, most=blocks + len(searchers))
         self._idle = deque(searchers)
         self._busy: dict[int, Trial] = {}  # by search rank
         self._again: deque[Trial] = deque()  # those that a search rank has died over
@@ -43,12 +44,10 @@ class Afar(Here):
 
     @property
     def pending(self) -> bool:
-        """Whether something is chosen, or being chosen, that a block is to begin."""
         return bool(self._ready or self._busy or self._again)
 
     @property
     def open(self) -> int:
-        """How many trials no block has begun."""
         return super().open + len(self._busy) + len(self._again)
 
     def take(self, block: int, *, first: bool) -> Trial | None:
@@ -68,25 +67,20 @@ class Afar(Here):
         """Choose ahead, if there are no search ranks left to do it."""
         return not self._known and super().think(living)
 
-    def orders(self, idle: int, living: int) -> list[Post]:
-        """Give idle search ranks a trial to choose for, if it will be needed."""
-        posts = []
+    def orders(self, idle: int, living: int) -> list[TeamMessage]:
+        messages = []
         wanted = max(idle, self._ahead.depth if living > 1 else 0)
         while self._idle:
             if not self._again and (not self.left or len(self._ready) + len(self._busy) >= wanted):
                 break
             trial = self._again.popleft() if self._again else self._ask()
             team = self._idle.popleft()
-            posts.append(Post(team, Choose(trial.number, self._known[team].news(), bool(self._busy))))
+            choose = Choose(trial.number, self._known[team].news(), bool(self._busy))
+            messages.append(TeamMessage(team, choose))
             self._busy[team] = trial
-        return posts
+        return messages
 
     def chosen(self, team: int, message: Chosen) -> None:
-        """A search rank has chosen.
-
-        Raises:
-            NNLOError: its sampler has failed.
-        """
         if message.problem:
             raise NNLOError(message.problem)
         self._idle.append(team)
@@ -101,7 +95,6 @@ class Afar(Here):
         self._ready.append(trial)
 
     def lost(self, team: int) -> int:
-        """A search rank has died; return how many are left."""
         del self._known[team]
         if team in self._idle:
             self._idle.remove(team)
@@ -113,7 +106,6 @@ class Afar(Here):
         return len(self._known)
 
     def withdraw(self) -> list[Trial]:
-        """Begin no more."""
         withdrawn = [*super().withdraw(), *self._busy.values(), *self._again]
         self._busy.clear()
         self._again.clear()

@@ -1,9 +1,9 @@
-"""One rank's letters, sorted by run and by what they are; an alarm ends every wait.
+"""A rank's channel to the coordinator and its partners: messages sorted by run and kind, alarms first.
 
 Requirements that shaped this module:
 
-* A rank of a block may be one run behind its partners, so letters about later ones are kept and letters
-  about earlier ones, of which nobody is in need any more, are dropped.
+* A rank of a block may be one run behind its partners, so messages about later ones are kept, and those
+  about earlier ones dropped.
 * Nobody waits for a rank that has left its objective by an error. That rank sends an alarm, and whoever
   waits for anything within the same run looks out for it. A rank that is dead is everybody's alarm.
 """
@@ -17,19 +17,30 @@ from typing import TypeVar
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
-from nnlo_common.search._messages import Alarm, End, Halt, Message, Recall, Start, Told, from_text, to_text
+from nnlo_common.search.messages._search_messages import (
+    Alarm,
+    Choose,
+    End,
+    Halt,
+    LossReported,
+    Recall,
+    SearchMessage,
+    Start,
+    from_text,
+    to_text,
+)
 
-__all__ = ["DIED", "Mailbox"]
+__all__ = ["DIED", "RankChannel"]
 
 #: What has become of the rank that coordinates.
 DIED = "has died, which coordinated the search"
 
-_M = TypeVar("_M", bound=Message)
-_Box = deque[tuple[int, Message]]
+_M = TypeVar("_M", bound=SearchMessage)
+_Box = deque[tuple[int, SearchMessage]]
 
 
-class Mailbox:
-    """One rank's letters.
+class RankChannel:
+    """The messages to and from one rank.
 
     Attributes:
         members: the ranks that train together.
@@ -40,7 +51,7 @@ class Mailbox:
         told: whether another rank tells the user that the coordinator has.
 
     Args:
-        mail: this rank's letter box.
+        mail: this rank's.
         coordinator: the rank that hands out trials.
         members: as of the attribute, to begin with.
         rank: as of the attribute, to begin with.
@@ -49,8 +60,8 @@ class Mailbox:
     def __init__(self, mail: Mail, coordinator: int, members: Sequence[int], rank: int) -> None:
         self._mail, self._coordinator = mail, coordinator
         self.members, self.rank = tuple(members), rank
-        self._boxes: dict[int, dict[type[Message], _Box]] = {}
-        self._orders: deque[Start | End] = deque()
+        self._boxes: dict[int, dict[type[SearchMessage], _Box]] = {}
+        self._orders: deque[Start | End | Choose] = deque()
         self.run, self.halted = -1, ""
         self._dead: set[int] = set()
         self.lost: set[int] = set()
@@ -58,7 +69,7 @@ class Mailbox:
 
     @property
     def recalled(self) -> bool:
-        """Whether the coordinator has asked, as far as letters have been taken in, to leave this run."""
+        """Whether the coordinator has asked, as far as messages have been taken in, to leave this run."""
         return bool(self._pending(Recall))
 
     def regroup(self, members: Sequence[int]) -> None:
@@ -66,8 +77,8 @@ class Mailbox:
         self.rank, self.members = members.index(self.members[self.rank]), tuple(members)
         self._look_for_lost()
 
-    def next_order(self) -> Start | End:
-        """Wait for the next run, or for the end."""
+    def next_order(self) -> Start | End | Choose:
+        """Wait for the next run, the next choice, or the end."""
         while not self._orders:
             self.take_in(None)
         order = self._orders.popleft()
@@ -77,12 +88,12 @@ class Mailbox:
                 del self._boxes[old]
         return order
 
-    def tell_coordinator(self, message: Message) -> None:
-        """Write to the coordinator."""
+    def tell_coordinator(self, message: SearchMessage) -> None:
+        """Send a message to the coordinator."""
         self._mail.send(self._coordinator, to_text(message))
 
-    def tell_partners(self, message: Message) -> None:
-        """Write to all other ranks of the block."""
+    def tell_partners(self, message: SearchMessage) -> None:
+        """Send a message to all other ranks of the block."""
         text = to_text(message)
         for member, peer in enumerate(self.members):
             if member != self.rank:
@@ -117,7 +128,7 @@ class Mailbox:
                 raise PeerLostError(self._coordinator, f"has halted the trial: {halt.reason}")
 
     def wait(self, kind: type[_M]) -> _M:
-        """Wait for the next letter of a kind about this run.
+        """Wait for the next message of a kind about this run.
 
         Raises:
             PeerLostError: it will not come.
@@ -132,7 +143,7 @@ class Mailbox:
             self.take_in(None)
 
     def taken(self, kind: type[_M]) -> tuple[int, _M] | None:
-        """Return a letter of a kind about this run that is there, with its sender in the block."""
+        """Return a message of a kind about this run that is there, with its sender in the block."""
         box = self._pending(kind)
         if not box:
             return None
@@ -141,26 +152,26 @@ class Mailbox:
         return (self.members.index(peer) if peer in self.members else -1), message
 
     def take_in(self, timeout_s: float | None) -> bool:
-        """Put away the next letter; False if there was none in time.
+        """Put away the next message; False if there was none in time.
 
         Raises:
             PeerLostError: the coordinator has died.
         """
-        letter = None if self._orphaned else self._mail.receive(timeout_s)
-        if isinstance(letter, Lost):
-            self._dead.add(letter.rank)
+        received = None if self._orphaned else self._mail.receive(timeout_s)
+        if isinstance(received, Lost):
+            self._dead.add(received.rank)
             self._look_for_lost()
-            self._orphaned = letter.rank == self._coordinator
-        message = from_text(letter[1]) if isinstance(letter, tuple) else None
-        if isinstance(message, Told):
+            self._orphaned = received.rank == self._coordinator
+        message = from_text(received[1]) if isinstance(received, tuple) else None
+        if isinstance(message, LossReported):
             self._orphaned = self.told = True
         if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
             raise PeerLostError(self._coordinator, DIED)
         if message is None:
-            return letter is not None
-        assert isinstance(letter, tuple)  # or it would hold no message
-        peer, _ = letter
-        if isinstance(message, (Start, End)):
+            return received is not None
+        assert isinstance(received, tuple)  # or it would hold no message
+        peer, _ = received
+        if isinstance(message, (Start, End, Choose)):
             self._orders.append(message)
         elif message.run >= self.run:
             boxes = self._boxes.setdefault(message.run, defaultdict(deque))
@@ -170,5 +181,5 @@ class Mailbox:
     def _look_for_lost(self) -> None:
         self.lost = {member for member, peer in enumerate(self.members) if peer in self._dead}
 
-    def _pending(self, kind: type[Message]) -> _Box:
+    def _pending(self, kind: type[SearchMessage]) -> _Box:
         return self._boxes.setdefault(self.run, defaultdict(deque))[kind]

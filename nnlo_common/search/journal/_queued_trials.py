@@ -10,12 +10,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.search._compat import FIXED, number_in, storage_of
-from nnlo_common.search.coordinator._endings import end_in
+from nnlo_common.search.journal._packed_trial import end_in
 
-__all__ = ["Queued"]
+__all__ = ["QueuedTrials"]
 
 
-class Queued:
+class QueuedTrials:
     """The trials that wait in a study, each of which one trial of a journal may be.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from optuna.trial import FrozenTrial
 
-from nnlo_common.search.coordinator._endings import FOLDS
+from nnlo_common.search.coordinator._trial_results import FOLDS
 
 __all__ = ["noise_of_means"]
 

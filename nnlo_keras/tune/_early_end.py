@@ -9,14 +9,14 @@ import keras
 
 from nnlo_common.plugin import EXIT_CODE, Interrupts, TimeLeft
 
-__all__ = ["Leaving", "OutOfTimeError"]
+__all__ = ["EarlyEnd", "OutOfTimeError"]
 
 
 class OutOfTimeError(BaseException):
     """The search is to end here; no fault of a trial, which keras-tuner would take an `Exception` for."""
 
 
-class Leaving(keras.callbacks.Callback):
+class EarlyEnd(keras.callbacks.Callback):
     """Leaves a trial; the directory has all that the same command needs to go on.
 
     Args:

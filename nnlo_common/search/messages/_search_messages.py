@@ -1,9 +1,12 @@
 """Messages between the ranks of a search: one line of JSON each.
 
-    leader of a block ─► coordinator     Suggest, Verdict, Report, Note, Done;  Left of every rank
-    coordinator ─► ranks of a block      Start, Halt, End;  Answer and Recall to the leader only
-    coordinator ─► a search rank         Choose, End;  back: Chosen, Left
-    within a block                       Said, Judged, Text, Alarm, Outcome
+    leader of a block ─► coordinator     ParameterRequest, PruneRequest, TrialReport, Note, Done
+    every rank ─► coordinator            Left
+    coordinator ─► ranks of a block      Start, Halt, End
+    coordinator ─► leader of a block     RequestAnswer, Recall
+    coordinator ─► a search rank         Choose, End;  back: Chosen
+    within a block                       ParameterValue, PruneVerdict, Text, Alarm, RunOutcome
+    any rank ─► all others               LossReported
 
 JSON writes a float with as many digits as it takes to read the same float again, so values arrive exactly.
 Parameters travel as Optuna's internal numbers (a choice is its index), so no choice has to be written.
@@ -17,32 +20,33 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
-    "Alarm",
-    "Answer",
+    "SearchMessage",
+    "ParameterRequest",
+    "PruneRequest",
+    "TrialReport",
+    "Note",
+    "Done",
+    "Start",
+    "RequestAnswer",
+    "Halt",
+    "Recall",
+    "End",
     "Choose",
     "Chosen",
-    "Done",
-    "End",
-    "Halt",
-    "Judged",
     "Left",
-    "Message",
-    "Note",
-    "Outcome",
-    "Recall",
-    "Report",
-    "Said",
-    "Start",
-    "Suggest",
+    "LossReported",
+    "ParameterValue",
+    "PruneVerdict",
     "Text",
-    "Verdict",
+    "Alarm",
+    "RunOutcome",
     "from_text",
     "to_text",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SearchMessage:
     """What every message has.
 
     Attributes:
@@ -53,7 +57,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggest(Message):
+class ParameterRequest(SearchMessage):
     """A parameter is wanted; `distribution` is Optuna's, as JSON."""
 
     name: str
@@ -61,12 +65,12 @@ class Suggest(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Message):
+class PruneRequest(SearchMessage):
     """Whether to prune is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Message):
+class TrialReport(SearchMessage):
     """An intermediate value."""
 
     value: float
@@ -74,7 +78,7 @@ class Report(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Note(Message):
+class Note(SearchMessage):
     """An attribute of the user's, or the value of a constraint."""
 
     key: str
@@ -83,7 +87,7 @@ class Note(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Done(Message):
+class Done(SearchMessage):
     """The ranks have ended the run, and all of them wait for the next.
 
     Attributes:
@@ -100,7 +104,7 @@ class Done(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Start(Message):
+class Start(SearchMessage):
     """Train a trial, or one fold of it.
 
     Attributes:
@@ -125,7 +129,7 @@ class Start(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Message):
+class RequestAnswer(SearchMessage):
     """What was wanted: the internal number of a parameter, or whether to prune.
 
     Attributes:
@@ -138,19 +142,19 @@ class Answer(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Halt(Message):
+class Halt(SearchMessage):
     """Break the run off."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Recall(Message):
+class Recall(SearchMessage):
     """Leave the run after its next checkpoint: more ranks are to go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class End(Message):
+class End(SearchMessage):
     """The search is over.
 
     Attributes:
@@ -163,7 +167,7 @@ class End(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(Message):
+class Choose(SearchMessage):
     """Choose parameters for a trial, whose number `run` is.
 
     Attributes:
@@ -176,7 +180,7 @@ class Choose(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Message):
+class Chosen(SearchMessage):
     """What was chosen together for a trial.
 
     Attributes:
@@ -191,17 +195,17 @@ class Chosen(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Left(Message):
+class Left(SearchMessage):
     """This rank knows that the search is over, and writes no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Message):
+class LossReported(SearchMessage):
     """This rank tells the user why the search cannot go on, so nobody else need to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said(Message):
+class ParameterValue(SearchMessage):
     """The parameter that the leader has got when it called `call`."""
 
     call: str
@@ -209,7 +213,7 @@ class Said(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Message):
+class PruneVerdict(SearchMessage):
     """What the leader has been answered when it asked whether to prune for the `index`-th time."""
 
     index: int
@@ -217,7 +221,7 @@ class Judged(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Message):
+class Text(SearchMessage):
     """A rank's part in the `index`-th gathering of a run."""
 
     index: int
@@ -225,7 +229,7 @@ class Text(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm(Message):
+class Alarm(SearchMessage):
     """A rank has left the objective by an error, so nobody must wait for it.
 
     Attributes:
@@ -238,7 +242,7 @@ class Alarm(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Message):
+class RunOutcome(SearchMessage):
     """How one rank has ended a run.
 
     Attributes:
@@ -246,7 +250,7 @@ class Outcome(Message):
         values: what the objective returned.
         error: what happened.
         failure: as of `Done`.
-        sent: how many messages it has sent, door by door, to each rank of the block.
+        sent: how many messages it has sent, endpoint by endpoint, to each rank of the block.
     """
 
     state: str
@@ -256,44 +260,25 @@ class Outcome(Message):
     sent: tuple[Sequence[int], ...]
 
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Suggest,
-        Verdict,
-        Report,
-        Note,
-        Done,
-        Start,
-        Answer,
-        Choose,
-        Chosen,
-        Halt,
-        Recall,
-        End,
-        Left,
-        Told,
-        Said,
-        Judged,
-        Text,
-        Alarm,
-        Outcome,
-    )
+_KINDS: dict[str, type[SearchMessage]] = {
+    name: kind
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, SearchMessage)
 }
 _TUPLES = {"values", "sent", "trials", "news", "members"}
 
 
-def to_text(message: Message) -> str:
+def to_text(message: SearchMessage) -> str:
     """Return a message as one line.
 
     Example:
-        >>> to_text(Answer(3, 0.1))
-        '{"kind": "Answer", "run": 3, "value": 0.1, "problem": ""}'
+        >>> to_text(RequestAnswer(3, 0.1))
+        '{"kind": "RequestAnswer", "run": 3, "value": 0.1, "problem": ""}'
     """
     return json.dumps({"kind": type(message).__name__, **asdict(message)})
 
 
-def from_text(text: str) -> Message:
+def from_text(text: str) -> SearchMessage:
     """Return the message that was written so.
 
     Example:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import optuna
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
 
@@ -27,9 +27,7 @@ __all__ = [
     "NAME",
     "SECONDS",
     "SPREAD",
-    "Failures",
-    "bring_up",
-    "end_in",
+    "FailurePolicy",
     "keep_folds",
     "log_best",
     "mean",
@@ -54,10 +52,10 @@ HELPERS = "nnlo:helpers"
 _LOG = optuna.logging.get_logger("optuna.study")
 _BROKEN, _KEPT = 1.0, -1.0
 
-Outcomes = Sequence[tuple[float, ...] | None]
+FoldValues = Sequence[tuple[float, ...] | None]
 
 
-def mean(outcomes: Outcomes) -> tuple[float, ...]:
+def mean(outcomes: FoldValues) -> tuple[float, ...]:
     """Return the mean over the folds, for each objective; of a single fold its very value."""
     known = [values for values in outcomes if values is not None]
     if len(known) == 1:
@@ -66,7 +64,7 @@ def mean(outcomes: Outcomes) -> tuple[float, ...]:
     return tuple(sum(values) / len(values) for values in zip(*known, strict=True))
 
 
-def keep_folds(trial: Trial, outcomes: Outcomes) -> None:
+def keep_folds(trial: Trial, outcomes: FoldValues) -> None:
     """Keep the value of each fold with the trial, and how far they are apart."""
     plain = [values[0] if values is not None and len(values) == 1 else values for values in outcomes]
     trial.set_user_attr(FOLDS, [list(one) if isinstance(one, tuple) else one for one in plain])
@@ -76,7 +74,7 @@ def keep_folds(trial: Trial, outcomes: Outcomes) -> None:
         trial.set_user_attr(SPREAD, spreads if len(spreads) > 1 else spreads[0])
 
 
-class Failures:
+class FailurePolicy:
     """What a failed trial tells the sampler.
 
     Args:
@@ -122,7 +120,7 @@ class Failures:
 
 
 def tell(
-    study: optuna.Study, trial: Trial, state: str, values: Sequence[float] | None, failures: Failures
+    study: optuna.Study, trial: Trial, state: str, values: Sequence[float] | None, failures: FailurePolicy
 ) -> None:
     """Tell the study how a trial has ended.
 
@@ -156,32 +154,3 @@ def log_best(study: optuna.Study) -> None:
     except ValueError:  # none keeps all constraints
         return
     _LOG.info("Best is trial %d with value: %s and parameters: %s.", best.number, best.value, best.params)
-
-
-def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Let a trial that waits or runs in a storage end as `trial` has ended elsewhere.
-
-    Args:
-        storage: which.
-        there: its number in the storage.
-        trial: how it has ended.
-    """
-    if storage.get_trial(there).state is TrialState.WAITING:
-        storage.set_trial_state_values(there, TrialState.RUNNING)
-    bring_up(storage, there, trial)
-    storage.set_trial_state_values(there, trial.state, trial.values)
-
-
-def bring_up(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Give a trial in a storage what `trial` has got elsewhere, its state and values apart."""
-    known = storage.get_trial(there)
-    for name, distribution in trial.distributions.items():
-        if name not in known.params:
-            value = distribution.to_internal_repr(trial.params[name])
-            storage.set_trial_param(there, name, value, distribution)
-    for step, value in trial.intermediate_values.items():
-        storage.set_trial_intermediate_value(there, step, value)
-    for key, kept in trial.user_attrs.items():
-        storage.set_trial_user_attr(there, key, kept)
-    for key, kept in trial.system_attrs.items():
-        storage.set_trial_system_attr(there, key, kept)
