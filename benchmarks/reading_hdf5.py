@@ -116,14 +116,13 @@ def stream(folder: Path, gigabytes: float, *, leased: bool) -> bool:
 
 def all_leased(batches: Batches, epochs: int) -> Iterator[Any]:
     """Yield the batches that a single worker leases from a server that answers at once."""
-    ledger = Leases(batches.size, [0], unit=batches.window_size)
 
-    def ask(do: str, **content: int) -> dict[str, Any]:
-        assert do == "take"
-        lease = ledger.ask(0, content["epoch"], content["unused"])
-        return {"lease": [lease.epoch, lease.start, lease.stop] if isinstance(lease, Lease) else None}
+    class Alone(Leases):
+        def take(self, epoch: int, unused: int) -> Lease | None:
+            lease = self.ask(0, epoch, unused)
+            return lease if isinstance(lease, Lease) else None
 
-    mine = LeasedBatches(batches, ask)
+    mine = LeasedBatches(batches, Alone(batches.size, [0], unit=batches.window_size))
     for epoch in range(epochs):
         while mine.more(epoch):
             yield mine.take(epoch)[0]

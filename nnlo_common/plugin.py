@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
 from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
@@ -18,6 +17,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import padded
+from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
@@ -29,6 +29,7 @@ from nnlo_common.data import (
     FileBatches,
     Files,
     HDF5Source,
+    Lease,
     LeasedBatches,
     Reading,
     epoch_order,
@@ -36,8 +37,17 @@ from nnlo_common.data import (
     share,
 )
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.protocol import Moves, Moving
-from nnlo_common.training._event_loop import Watch
+from nnlo_common.protocol import (
+    AnswerT,
+    EpochMeanQuery,
+    LedgerClient,
+    Moves,
+    Moving,
+    NoteQuery,
+    Query,
+    SampledData,
+)
+from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
@@ -55,16 +65,17 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._run_plan import RunPlan
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
-    from nnlo_common.search._coordinator_mail import Death, Letters
-    from nnlo_common.search._meeting import meeting
-    from nnlo_common.search._messages import Done, End, Halt, Message, Note, Start
-    from nnlo_common.search._optimize import agree
-    from nnlo_common.search._search import cut_teams
+    from nnlo_common.search._partition import agree, cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._choosers import Post
-    from nnlo_common.search.coordinator._coordinator import SIGNAL
+    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+    from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+    from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+    from nnlo_common.search.coordinator._trial_source import TrialSource
+    from nnlo_common.search.messages._connection import connect_search
+    from nnlo_common.search.messages._search_messages import End, Note, Start
+    from nnlo_common.search.messages._team_events import Death, TeamMessage
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -72,62 +83,69 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
-    "algorithms",
+    "AnswerT",
     "assigned",
     "BatchOptions",
     "brief",
     "check_assignment",
     "check_position",
+    "CheckpointManager",
     "ConfigurationError",
+    "connect_search",
+    "Coordinator",
     "cut_teams",
     "Death",
     "DivisibleWorld",
-    "Done",
     "DynSGD",
     "End",
     "end_of",
     "engine",
     "epoch_order",
     "EpochLog",
+    "EpochMeanQuery",
     "EXIT_CODE",
     "FileBatches",
     "Files",
-    "Halt",
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
     "Interrupts",
     "is_live",
     "is_number",
-    "CheckpointManager",
     "launched",
+    "Lease",
     "LeasedBatches",
-    "Letters",
-    "meeting",
-    "Message",
+    "LedgerClient",
     "Meter",
     "mixins",
     "Moves",
     "Moving",
     "Note",
+    "NoteQuery",
     "optimize",
+    "OtherProject",
     "packed_tree",
     "padded",
-    "RunPlan",
+    "Periodic",
     "portion",
-    "Post",
     "PRESENT",
+    "Query",
     "quoted_samplers",
     "random_numbers",
     "RankWorld",
     "Reading",
     "run_block",
+    "run_coordinator",
     "running",
+    "RunningTrial",
+    "RunPlan",
+    "SampledData",
     "say",
     "Screen",
     "See",
     "seed_of",
     "seed_random",
+    "Session",
     "share",
     "SIGNAL",
     "spaced",
@@ -135,47 +153,47 @@ __all__ = [
     "split",
     "Start",
     "table",
-    "Session",
+    "TeamMessage",
     "TimeLeft",
     "Trace",
     "Trainer",
+    "TrialSource",
     "unpacked_tree",
     "unwired",
     "usable",
     "Vector",
     "vectors_in_turn",
     "warn",
-    "Watch",
     "whole",
     "whole_number",
 ]
 
 _LATER = {
-    "agree": "nnlo_common.search._optimize",
+    "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
-    "cut_teams": "nnlo_common.search._search",
-    "Death": "nnlo_common.search._coordinator_mail",
-    "Done": "nnlo_common.search._messages",
-    "End": "nnlo_common.search._messages",
+    "connect_search": "nnlo_common.search.messages._connection",
+    "Coordinator": "nnlo_common.search.coordinator._coordinator",
+    "cut_teams": "nnlo_common.search._partition",
+    "Death": "nnlo_common.search.messages._team_events",
+    "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
-    "Halt": "nnlo_common.search._messages",
-    "Letters": "nnlo_common.search._coordinator_mail",
-    "meeting": "nnlo_common.search._meeting",
-    "Message": "nnlo_common.search._messages",
-    "Note": "nnlo_common.search._messages",
+    "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
-    "RunPlan": "nnlo_common.commands.train._run_plan",
-    "Post": "nnlo_common.search.coordinator._choosers",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "run_block": "nnlo_common.search.block._block",
+    "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
     "running": "nnlo_common.commands.train._python_file",
+    "RunningTrial": "nnlo_common.search.coordinator._running_trial",
+    "RunPlan": "nnlo_common.commands.train._run_plan",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
-    "Start": "nnlo_common.search._messages",
-    "Trainer": "nnlo_common.commands.train._trainer",
+    "Start": "nnlo_common.search.messages._search_messages",
+    "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
+    "Trainer": "nnlo_common.commands.train._trainer",
+    "TrialSource": "nnlo_common.search.coordinator._trial_source",
 }
 
 

@@ -17,7 +17,6 @@ __all__ = [
     "refuse_loading",
     "restored_first",
     "undisturbed",
-    "unvalidated",
 ]
 
 #: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
@@ -91,7 +90,7 @@ def undisturbed(callbacks: Sequence[Any], ours: Any) -> bool:
 
 
 def _foreign(callback: Any) -> bool:
-    of_keras = type(callback).__module__.startswith("keras.src.callbacks.")
+    of_keras = type(callback).__module__.startswith("keras.")
     return isinstance(callback, keras.callbacks.LambdaCallback) or not (
         of_keras or isinstance(callback, RankCallback)
     )
@@ -99,16 +98,6 @@ def _foreign(callback: Any) -> bool:
 
 def _overrides(callback: Any, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(keras.callbacks.Callback, hook)
-
-
-def unvalidated(model: Any) -> list[Callable[[], object]]:
-    """Put the validation of a worker's `fit` to rest; return what undoes it."""
-    model._should_eval = lambda *_: False
-
-    def validate_again() -> None:
-        del model._should_eval
-
-    return [validate_again]
 
 
 def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from nnlo_common import ConfigurationError, Report
+from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
-from nnlo_keras._callback_lists import (
-    drop_center_callbacks,
-    refuse_loading,
-    restored_first,
-    undisturbed,
-    unvalidated,
-)
+from nnlo_keras._callback_lists import drop_center_callbacks, refuse_loading, restored_first, undisturbed
 from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._compat import begin_with, callbacks_of_fit, first_epoch, strategy_of, unvalidated
 from nnlo_keras._exchanges import Exchanges
-from nnlo_keras._fitting import container_of
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._rates import Rates
 from nnlo_keras._sequence_feed import SequenceFeed
@@ -68,14 +61,14 @@ class Distribute(keras.callbacks.Callback):
         self._epochs_left = range(0)
         self._feed: SequenceFeed | None = None  # where `fit` trains on an H5Sequence
         self._rank_callbacks: list[RankCallback] = []
-        self._report = Report()
+        self._report = TrainingReport()
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
         return type(self)(stall_timeout_s=self._stall_timeout_s, world=self._world)
 
     @property
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """What this rank has seen of the last training."""
         return self._report if self._team is None else self._team.report()
 
@@ -123,7 +116,7 @@ class Distribute(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Put callbacks to rest that are not for this rank; none of them has begun yet."""
         super().set_model(model)
-        container, wrapper = container_of(sys._getframe(1)), any_wrapper_in(model)
+        container, wrapper = callbacks_of_fit(), any_wrapper_in(model)
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
@@ -145,16 +138,16 @@ class Distribute(keras.callbacks.Callback):
         for wrapper in wrappers.values():
             wrapper.mode, wrapper.attached = StepMode.ALONE, True
             wrapper.several = world is not None and world.size > 1
-        container = container_of(sys._getframe(1))
+        container = callbacks_of_fit()
         callbacks = [] if container is None else container.callbacks
         self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
-        self._feed, self._epochs_left = SequenceFeed.of(sys._getframe(1)), range(0)
+        self._feed, self._epochs_left = SequenceFeed.of_fit(), range(0)
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
             raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
         else:
-            build(self.model, sys._getframe(1))
+            build(self.model)
             assign_variables(self.model, wrappers)
             self._take_part(world, container, list(wrappers.values()))
         for one in self._rank_callbacks:
@@ -237,7 +230,7 @@ class Distribute(keras.callbacks.Callback):
             self._restore += served.take_over(container, self)
             return
         local = wrappers[0].mode is StepMode.LOCAL
-        sizes = BatchSizes.of(sys._getframe(1), self.model, steps_matter=local)
+        sizes = BatchSizes.of(self.model, steps_matter=local)
         exchanging = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
         self._served, self._exchanges = None, exchanging
         if self._statistics is not None:
@@ -247,7 +240,7 @@ class Distribute(keras.callbacks.Callback):
             self._restore += self._feed.lease(self.model, team)
 
     def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
-        if getattr(self.model, "_distribute_strategy", None) is not None:
+        if strategy_of(self.model) is not None:
             raise ConfigurationError(
                 "a TensorFlow distribution strategy is around this model; take it away: nnlo distributes the "
                 "training, with one replica on each rank"
@@ -306,9 +299,9 @@ class Distribute(keras.callbacks.Callback):
 
     def _agree_on_first_epoch(self, team: Session) -> None:
         """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
-        restored = {"epoch": self.model._initial_epoch or 0}
+        restored = {"epoch": first_epoch(self.model)}
         first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
-        self.model._initial_epoch = int(first) or None
+        begin_with(self.model, int(first))
 
     def _pass_epochs(self, team: Session) -> None:
         """Be there in the epochs that this rank has stopped before, as far as others wait for it in them."""

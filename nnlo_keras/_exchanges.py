@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Session, Vector
+from nnlo_common.plugin import NoteQuery, Session, Vector
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callbacks._rank_callback import numbers
 from nnlo_keras._rates import Rates
@@ -142,7 +142,7 @@ class Exchanges:
             self._change_gradient()
             self._team.add_weight(self._taken_weight())
         values = numbers(logs) if self.in_epoch else {}  # nothing was left for this worker
-        self._team.ask({"ask": "note", "epoch": epoch, "values": values, "weight": self.in_epoch or 1})
+        self._team.ask(NoteQuery(epoch=epoch, values=values, weight=self.in_epoch or 1))
         self._team.end_epoch()
         self._weights.detach()
         if left:

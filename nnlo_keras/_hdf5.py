@@ -15,7 +15,9 @@ from nnlo_common.plugin import (
     FileBatches,
     Files,
     LeasedBatches,
+    LedgerClient,
     RankWorld,
+    SampledData,
     Session,
     assigned,
     launched,
@@ -141,13 +143,14 @@ class H5Sequence(keras.utils.PyDataset):
     def lease_from(self, team: Session) -> LeasedBatches:
         """Return what leases batches in a training; `fed` says that they are trained on."""
         self.fed = True
-        return LeasedBatches(self._batches, lambda do, **content: self.ask_ledger(team, do, **content))
+        return LeasedBatches(self._batches, self.ledger(team))
 
-    def ask_ledger(self, team: Session, do: str, **content: Any) -> Mapping[str, Any]:
-        """Ask the server's ledger of leases."""
+    def ledger(self, team: Session) -> LedgerClient:
+        """Return what asks the server's ledger of leases."""
         batches = self._batches
-        facts = {"size": batches.size, "unit": batches.window_size, "order": batches.order}
-        return team.ask({"ask": "lease", "do": do, "sampler": "H5Sequence", **facts, **content})
+        return LedgerClient(
+            team.ask, SampledData("H5Sequence", batches.size, batches.window_size, batches.order)
+        )
 
     def on_epoch_begin(self) -> None:
         """Begin an epoch: what was looked at before has not been trained on."""

@@ -1,4 +1,4 @@
-"""Feed of `fit` from an `H5Sequence`: turns its epochs, and hands it leased batches.
+"""SequenceFeed `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
 
 Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
 own, in which nobody may ask a server. So it is given one sample, again and again, and its training function
@@ -15,7 +15,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import LeasedBatches, Session
-from nnlo_keras._fitting import batches_of
+from nnlo_keras._compat import data_of_fit, end_epoch, sequence_of, set_length
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["SequenceFeed"]
@@ -39,10 +39,10 @@ class SequenceFeed:
         self.idle = False
 
     @classmethod
-    def of(cls, frame: Any) -> SequenceFeed | None:
-        """Find the data of the `fit` that has called what runs in `frame`; None if it is no H5Sequence."""
-        batches = batches_of(frame)
-        data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
+    def of_fit(cls) -> SequenceFeed | None:
+        """Find the data of the `fit` that has called, directly or not; None if it is no H5Sequence."""
+        batches = data_of_fit()
+        data = sequence_of(batches)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 
     def lease(self, model: Any, team: Session) -> list[Callable[[], object]]:
@@ -79,33 +79,33 @@ class SequenceFeed:
         if self._leases is not None:
             state["leases"] = self._leases.left()
         if self._data.dynamic and team is not None and team.member.role == "server 0":
-            state["ledger"] = self._data.ask_ledger(team, "read")["state"]
+            state["ledger"] = self._data.ledger(team).state()
         return state
 
     def load(self, state: Mapping[str, Any], team: Session | None) -> None:
         """Go on there; call it before any rank leases."""
         self._data.load(state)
         if "ledger" in state and team is not None:
-            self._data.ask_ledger(team, "write", state=state["ledger"])
+            self._data.ledger(team).load(state["ledger"])
 
     def go_on(self, state: Mapping[str, Any] | None) -> None:
         """Let `fit` make the batches of this epoch that are left, from the `state` that was loaded."""
         if state is not None and self._leases is not None and "leases" in state:
             self._leases.resume(state["leases"])
         if self.has_position:
-            self._fit._num_batches = len(self._data)
+            set_length(self._fit, len(self._data))
 
     def begin_epoch(self, epoch: int) -> None:
         """Turn to the next epoch; not to one before that of `fit`, which may have been resumed."""
         self._data.turn_to(epoch)
         if self._leases is not None:
-            self._fit._num_batches = len(self._data)
+            set_length(self._fit, len(self._data))
             self.idle = not self._leases.more(self._data.epoch)
 
     def end_batch(self) -> None:
         """End the epoch if nothing is left of it."""
         if self._leases is not None and (self.idle or not self._leases.more(self._data.epoch)):
-            self._fit._num_batches = self._fit._steps_seen
+            end_epoch(self._fit)
 
     # -- what takes the place of a training function --------------------------------------------------
 

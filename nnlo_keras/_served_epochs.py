@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.plugin import Session, Vector
+from nnlo_common.plugin import NoteQuery, Session, Vector
 from nnlo_keras._callback_lists import last_of, own_logs
 from nnlo_keras._callbacks._rank_callback import RankCallback
-from nnlo_keras._fitting import serving
 from nnlo_keras._rates import Rates
+from nnlo_keras._serving import serving
 from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]
@@ -87,5 +87,5 @@ class ServedEpochs:
                 self._team.last_round()
             for one in self._callbacks:
                 one.after_serving()
-            self._logs = dict(self._team.ask({"ask": "note", "epoch": self._epoch, "values": {}})["means"])
+            self._logs = dict(self._team.ask(NoteQuery(epoch=self._epoch, values={}, weight=0)).means)
         return self._logs

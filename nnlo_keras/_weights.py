@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Moves, Vector, unwired
 from nnlo_keras._center_steps import stepper
-from nnlo_keras._fitting import synchronise
+from nnlo_keras._compat import synchronise
 from nnlo_keras._flat_variables import flat_variables
 from nnlo_keras._training_calls import TrainingCalls, moving_layers
 from nnlo_keras._variable_layout import averaged, layout_of
@@ -179,9 +179,9 @@ class Statistics:
 
     def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:  # noqa: ARG002 - a protocol's
         """Count from here; these layers keep no count."""
-        self.resume(np.zeros(len(self._moving)))
+        self.set_since(np.zeros(len(self._moving)))
 
-    def resume(self, since: npt.NDArray[np.float64]) -> None:
+    def set_since(self, since: npt.NDArray[np.float64]) -> None:
         """Go on where so many updates had been made since the last `mark`."""
         self._before = since
         if self._calls is not None:

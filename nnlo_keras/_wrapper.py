@@ -11,6 +11,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, launched, mixins
+from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
@@ -113,7 +114,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
         if self.mode is StepMode.ACCUMULATE:
-            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            variables = self.owned if trainable_variables is None else trainable_variables
             self._accumulate(grads, variables)
             self._step_locally(grads, variables)
             return None
@@ -121,14 +122,15 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it
-        given = {self._var_key(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        given = {id(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        owned = dict.fromkeys(id(variable) for variable in self.owned)
         for variable in variables:
-            if self._var_key(variable) not in self._trainable_variables_indices:
+            if id(variable) not in owned:
                 raise ConfigurationError(
                     f"{type(self).__name__} got a gradient of {variable.path!r}, which it was not built for; "
                     "build it with all variables that it is to train before fit() begins"
                 )
-        self.sum.add([given.get(self._var_key(variable)) for variable in self._trainable_variables])
+        self.sum.add([given.get(identity) for identity in owned])
 
     def _step_locally(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Move the weights of this worker until the next centre comes."""
@@ -159,7 +161,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     @property
     def owned(self) -> list[Any]:
         """The variables that it was built for."""
-        return list(self._trainable_variables)
+        return trained_by(self)
 
     # -- what others ask of an optimizer --------------------------------------------------------------
 
@@ -167,11 +169,11 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """Its own, the wrapped optimizer's, and those of an optimizer for local steps."""
         local = [] if self.local_optimizer is None else self.local_optimizer.variables
-        return [*self._variables, *self.inner_optimizer.variables, *local]
+        return [*super().variables, *self.inner_optimizer.variables, *local]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""
-        own = len(self._variables)
+        own = len(super().variables)
         inner = own + len(self.inner_optimizer.variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:inner])
@@ -245,7 +247,7 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
 def _serialized(optimizer: Any) -> dict[str, Any]:
     one: dict[str, Any] = keras.optimizers.serialize(optimizer)
     # On the torch back end Keras names modules that exist only where torch is installed.
-    if str(one.get("module", "")).startswith("keras.src.backend."):
+    if module_of_back_end(str(one.get("module", ""))):
         one = {**one, "module": "keras.optimizers", "registered_name": None}
         one["class_name"] = type(optimizer).__name__
     return one
@@ -297,7 +299,7 @@ def _refuse(optimizer: Any, wrapper: str) -> None:
             f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer "
             "in it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
         )
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise ConfigurationError(
             f"{wrapper} cannot wrap a MultiOptimizer, which has no learning rate of its own and steps all "
             "variables or none; wrap one optimizer for all variables"

@@ -8,14 +8,15 @@ not count: its statistics are averaged as any other buffer is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnlo_common import FlatVector, Layout, Segment
 from nnlo_common.plugin import Moves, Moving
+from nnlo_torch._compat import BatchNorm
 
 __all__ = ["FlatBuffers"]
 
@@ -78,7 +79,7 @@ class FlatBuffers:
                 _count(layer).fill_(int(total))
         self._marked, self._decay = self._totals(), self._decays()
 
-    def resume(self, since: npt.NDArray[np.float64]) -> None:
+    def set_since(self, since: npt.NDArray[np.float64]) -> None:
         """Go on where so many updates had been made since the last `mark`."""
         self._marked, self._decay = self._totals() - since, self._decays()
 
@@ -90,20 +91,17 @@ class FlatBuffers:
         return np.array([np.nan if one is None else 1.0 - one for one in momenta], np.float64)
 
 
-def _counting(
-    modules: Sequence[torch.nn.Module], places: dict[int, slice]
-) -> dict[_BatchNorm, tuple[slice, slice]]:
+def _counting(modules: Sequence[torch.nn.Module], places: dict[int, slice]) -> dict[Any, tuple[slice, slice]]:
     """Return the layers that count how often they move their statistics, and where these lie."""
     found = {}
     for layer in dict.fromkeys(part for module in modules for part in module.modules()):
-        if isinstance(layer, _BatchNorm) and layer.num_batches_tracked is not None:
+        if isinstance(layer, BatchNorm) and layer.num_batches_tracked is not None:
             mean, variance = (places.get(id(one)) for one in (layer.running_mean, layer.running_var))
             if mean is not None and variance is not None:
                 found[layer] = mean, variance
     return found
 
 
-def _count(layer: _BatchNorm) -> torch.Tensor:
-    count = layer.num_batches_tracked
-    assert count is not None  # `_counting` has looked
+def _count(layer: Any) -> torch.Tensor:
+    count: torch.Tensor = layer.num_batches_tracked  # `_counting` has seen that there is one
     return count

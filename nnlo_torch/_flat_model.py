@@ -27,6 +27,7 @@ import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common.plugin import PRESENT, padded, vectors_in_turn
+from nnlo_torch._compat import copy_all
 
 __all__ = ["FlatModel", "Storage", "named_parameters"]
 
@@ -121,7 +122,7 @@ class FlatModel:
                 places.append(place)
                 made.append(gradient.detach() if gradient.requires_grad else gradient)
         if places:
-            torch._foreach_copy_(places, made)
+            copy_all(places, made)
         for block in self._blocks:
             block.host_gradient.copy_(block.gradient)
         self.gradient.vector[self.marks] = present

@@ -10,7 +10,18 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import BatchOptions, FileBatches, Files, HDF5Source, LeasedBatches, Reading
+from nnlo_common.plugin import (
+    AnswerT,
+    BatchOptions,
+    FileBatches,
+    Files,
+    HDF5Source,
+    LeasedBatches,
+    LedgerClient,
+    Query,
+    Reading,
+    SampledData,
+)
 from nnlo_torch._sampler import training_of
 from nnlo_torch._wrapper import Wrapper
 
@@ -174,7 +185,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         if self._leasing(training) is not None and training is not None:
             state["epoch"] -= self._running
             if training.role == "server 0":
-                state["ledger"] = self._ask("read")["state"]
+                state["ledger"] = self._ledger().state()
             elif self._leased is not None:
                 state["leases"] = self._leased.left() if self._left is None else list(self._left)
         elif begun or not self._running:
@@ -190,7 +201,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         if self._leasing(training) is not None:
             self._left = state["leases"]
             if "ledger" in state:
-                self._ask("write", state=state["ledger"])
+                self._ledger().load(state["ledger"])
 
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
@@ -223,14 +234,18 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             return None
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
-            self._leased = LeasedBatches(self._batches, self._ask)
+            self._leased = LeasedBatches(self._batches, self._ledger())
         return self._leased
 
-    def _ask(self, do: str, **content: Any) -> Mapping[str, Any]:
+    def _ledger(self) -> LedgerClient:
+        batches = self._batches
+        data = SampledData(self._name, batches.size, batches.window_size, batches.order)
+        return LedgerClient(self._ask, data)
+
+    def _ask(self, query: Query[AnswerT]) -> AnswerT:
         training = self._training()
         assert training is not None  # or nobody would lease
-        facts = {"size": self._batches.size, "unit": self._batches.window_size, "order": self._batches.order}
-        return training.ask({"ask": "lease", "do": do, "sampler": self._name, **facts, **content})
+        return training.ask(query)
 
     def _take_part(self, training: Wrapper | None) -> None:
         """Take this rank's positions, which are known when the training is."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from nnlo_common import ConfigurationError, Report
-from nnlo_common.plugin import See, Session, Watch, say, speaks, whole
+from nnlo_common import ConfigurationError, TrainingReport
+from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
@@ -36,7 +36,7 @@ class Participation:
     _team: Session | None
     _model: torch.nn.Module | None
     _found: list[torch.nn.Module] | None
-    _watch: Watch | None
+    _watch: Periodic | None
     _forget_end: Callable[[], None]
 
     def _begin_participation(self) -> None:
@@ -223,10 +223,10 @@ class Participation:
         self._samplers += 1
         return self._samplers
 
-    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the first server something; samplers do."""
         assert self._team is not None  # nobody asks where there is nobody else
-        return self._team.ask(content)
+        return self._team.ask(query)
 
     def before_epoch_ends(self, call: Callable[[], object]) -> None:
         """Have `call` called each time this rank ends an epoch; samplers do."""
@@ -236,7 +236,7 @@ class Participation:
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call something from time to time: where this rank serves, while it does; alone, between steps."""
         if self._team is None:
-            self._watch = Watch(call, every_s)
+            self._watch = Periodic(call, every_s)
         else:
             self._team.watch(call, every_s)
 
@@ -250,10 +250,10 @@ class Participation:
         if self._team is not None:
             self._team.observe(see)
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what this rank has seen so far."""
         if self._team is None:
-            return Report(steps=self._steps, samples=self._samples)
+            return TrainingReport(steps=self._steps, samples=self._samples)
         return self._team.report()
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import is_number, mixins
+from nnlo_torch._compat import stepped
 from nnlo_torch._participation import Participation
 
 __all__ = ["local_of", "momentum_of", "refuse"]
@@ -58,7 +59,7 @@ def local_of(
             f"lacks {len(given - own)} of yours; make both of the same parameters"
         )
     # Nothing steps it on a server, nor alone; schedulers are not to warn of that.
-    local._opt_called = True  # type: ignore[attr-defined]
+    stepped(local)
     return 0.0, local
 
 

@@ -11,6 +11,9 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
+    Lease,
+    LedgerClient,
+    SampledData,
     check_assignment,
     check_position,
     epoch_order,
@@ -141,7 +144,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                     "handed out; use num_workers=0, or assignment='static', to go on in mid-epoch"
                 )
             if training.role == "server 0":
-                state["ledger"] = self._ask(training, "read")["state"]
+                state["ledger"] = self._ledger(training).state()
             elif self._rest is not None or self._lease:
                 state["lease"] = list(self._lease if self._rest is None else self._rest)
         elif self._running or self._taken:
@@ -160,7 +163,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         if training is not None and training.size > 1:
             self._name(training)
             if "ledger" in state:
-                self._ask(training, "write", state=state["ledger"])
+                self._ledger(training).load(state["ledger"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -177,10 +180,10 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         while True:
             if lease is None:
                 self._lease = []
-                lease = self._ask(training, "take", epoch=self.epoch)["lease"]
+                lease = self._ledger(training).take(self.epoch)
             if lease is None:
                 return
-            epoch, start, stop = lease
+            epoch, start, stop = lease.epoch, lease.start, lease.stop
             if epoch not in orders:
                 orders[epoch] = self._elements(epoch)
             for position in range(start, stop):
@@ -192,24 +195,23 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 yield orders[epoch][position]
             lease = None
 
-    def _resumed(self, training: Wrapper) -> list[int] | None:
+    def _resumed(self, training: Wrapper) -> Lease | None:
         """The rest of a lease that this rank had when it was saved, unless it was given back since."""
         rest, self._rest = self._rest, None
         if rest is None:
             return None
-        held = self._ask(training, "held")["leases"]
-        return rest if held and (held[-1][0], held[-1][2]) == (rest[0], rest[2]) else None
+        held, lease = self._ledger(training).held(), Lease(*rest)
+        return lease if held and (held[-1].epoch, held[-1].stop) == (lease.epoch, lease.stop) else None
 
     def _give_back(self) -> None:
         """Leave to others what a break has left of a lease."""
         training, lease, self._lease = self._training(), self._lease, []
         if lease and training is not None:
-            self._ask(training, "give back", left=lease[2] - lease[1])
+            self._ledger(training).give_back(lease[2] - lease[1])
 
-    def _ask(self, training: Wrapper, what: str, **content: Any) -> Mapping[str, Any]:
-        size, unit, order = self._size, self._unit, f"seed {self._seed}, shuffled {self._shuffle}"
-        facts = {"sampler": self._name(training), "size": size, "unit": unit, "order": order}
-        return training.ask({"ask": "lease", "do": what, **facts, **content})
+    def _ledger(self, training: Wrapper) -> LedgerClient:
+        order = f"seed {self._seed}, shuffled {self._shuffle}"
+        return LedgerClient(training.ask, SampledData(self._name(training), self._size, self._unit, order))
 
     def _name(self, training: Wrapper) -> str:
         """What the ledger in which this sampler's leases are is called; it begins its own count of epochs."""

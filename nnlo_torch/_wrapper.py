@@ -6,14 +6,13 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from typing import Any, ClassVar
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
+from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import local_of, momentum_of, refuse
@@ -141,14 +140,16 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
 
+    @without_hooks  # of which the global ones would be called twice
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step with the gradients that lie in the parameters."""
         # The global hooks are called by your optimizer, if it steps here.
         steps_here = self._team is None or self.algorithm.optimizer_runs == "worker"
-        before, after = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        first, last = ([], []) if steps_here else global_hooks()
+        before, after = hooks_of(self, "step")
         args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
         kwargs: dict[str, Any] = {}
-        for hook in chain(() if steps_here else _global_optimizer_pre_hooks.values(), before.values()):
+        for hook in (*first, *before):
             changed = hook(self, args, kwargs)
             if changed is not None:
                 if not isinstance(changed, tuple) or len(changed) != 2:
@@ -158,12 +159,9 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                     )
                 args, kwargs = changed
         result = self._step(*args[1:], **kwargs)
-        for hook in chain(after.values(), () if steps_here else _global_optimizer_post_hooks.values()):
+        for hook in (*after, *last):
             hook(self, args, kwargs)
         return result
-
-    # Keeps torch from wrapping it in hooks of its own, of which the global ones would be called twice.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._agreed = False
@@ -221,21 +219,23 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
+        before, after = hooks_of(self, "state_dict")
+        for hook in before:
+            hook(self)
         state = self.optimizer.state_dict()
-        for after in self._optimizer_state_dict_post_hooks.values():
-            state = after(self, state) or state
+        for hook in after:
+            state = hook(self, state) or state
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state."""
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
+        before, after = hooks_of(self, "load_state_dict")
+        for hook in before:
+            state_dict = hook(self, state_dict) or state_dict
         self.optimizer.load_state_dict(state_dict)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        for hook in after:
+            hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("optimizer", "algorithm", "local", "weight")

@@ -17,12 +17,11 @@ from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
 from nnlo_common.data.hdf5._samples import HDF5Source, Reading
-from nnlo_common.data.leasing._lease import WAIT, Answer, Lease, Waiting
+from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ledger import Leases
 from nnlo_common.data.leasing._reader import LeasedBatches
 
 __all__ = [
-    "Answer",
     "Arrays",
     "Batches",
     "BatchOptions",
@@ -42,6 +41,6 @@ __all__ = [
     "share",
     "Source",
     "Staging",
+    "Unanswered",
     "WAIT",
-    "Waiting",
 ]

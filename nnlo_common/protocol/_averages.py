@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._moving import Moves, Moving, MovingAverages, weighted
-from nnlo_common.protocol._queries import Answer, Query
+from nnlo_common.protocol._queries import Answers
+from nnlo_common.protocol._query_messages import AverageAnswer, AverageQuery, Query
 
 __all__ = ["Averages"]
 
@@ -24,9 +25,6 @@ class Averages:
 
     `views` counts how often a rank has met all others to see the centre. Who goes on from there may bring its
     next vector before others have asked what the average was there; for them it does not count yet.
-
-    A question may say more of its vector: it is this rank's `start`, which does not count itself; or it is
-    what all get `instead` of an average. It may say that the rank `takes` the answer, to go on from it.
 
     Args:
         start: the average before anybody has brought anything.
@@ -49,21 +47,25 @@ class Averages:
         self._views, self._earlier = 0, self._start
         self._answer: Vector | None = None  # as long as it does not change
 
-    def ask(self, question: Query) -> list[Answer]:
-        """Take a vector, if one was brought, and return the average."""
-        content, views = question.content, question.content["views"]
-        if question.numbers is not None and question.numbers.size:
-            vector = question.numbers[: self._start.size].copy()
-            if content.get("start"):
-                self._begun[question.rank] = vector
-            else:
-                self._take(question, vector)
-        answer = self._current() if views >= self._views else self._earlier
-        if content.get("takes"):
-            self._begun[question.rank] = answer[: self._start.size]
-        return [Answer(question.rank, {}, answer)]
+    @property
+    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
+        """What is answered."""
+        return {AverageQuery: self.ask}
 
-    def gone(self, rank: int, *, lost: bool) -> list[Answer]:
+    def ask(self, rank: int, query: AverageQuery) -> Answers:
+        """Take a vector, if one was brought, and return the average."""
+        if query.numbers.size:
+            vector = query.numbers[: self._start.size].copy()
+            if query.start:
+                self._begun[rank] = vector
+            else:
+                self._take(rank, query, vector)
+        answer = self._current() if query.views >= self._views else self._earlier
+        if query.takes:
+            self._begun[rank] = answer[: self._start.size]
+        return [(rank, AverageAnswer(numbers=answer))]
+
+    def gone(self, rank: int, *, lost: bool) -> Answers:
         """Keep what a worker has brought that has left; of a dead one only the updates that it has made."""
         if lost:
             self._begun.pop(rank, None)
@@ -99,20 +101,18 @@ class Averages:
         if others:
             self._moving.replace(self._start, self._moving.result()[1])
 
-    def _take(self, question: Query, vector: Vector) -> None:
-        rank, content, numbers = question.rank, question.content, question.numbers
-        assert numbers is not None  # or there would be no vector
-        if content["views"] > self._views:
-            self._views, self._earlier = content["views"], self._current()
-        wired = numbers[self._start.size :]
+    def _take(self, rank: int, query: AverageQuery, vector: Vector) -> None:
+        if query.views > self._views:
+            self._views, self._earlier = query.views, self._current()
+        wired = query.numbers[self._start.size :]
         moves = Moves.unwired(wired) if wired.size else Moves.none(self._layers)
-        if content.get("instead"):  # of what others have brought
+        if query.instead:  # of what others have brought
             self._last.clear()
             self._moving.replace(vector, moves.total)
         elif self._layers:
             start = self._begun.get(rank, self._start)
-            self._moving.add(rank, content.get("epoch", 0), content["weight"], (vector, moves), start)
-        self._last[rank] = content["weight"], vector
+            self._moving.add(rank, query.epoch, query.weight, (vector, moves), start)
+        self._last[rank] = query.weight, vector
         self._begun[rank] = vector
         self._answer = None
 

@@ -10,10 +10,10 @@ from nnlo_common.algorithms import CenterRule
 from nnlo_common.protocol._messages import Kind, Message
 from nnlo_common.protocol._worker_records import AWAITED, Peers, Standing
 
-__all__ = ["Records", "refused", "violated"]
+__all__ = ["ServerRecords", "refused", "violated"]
 
 
-class Records(Protocol):
+class ServerRecords(Protocol):
     """What a server knows, as far as it is checked."""
 
     rule: CenterRule
@@ -28,7 +28,7 @@ class Records(Protocol):
         """The requests that workers may send."""
 
 
-def refused(server: Records, message: Message) -> str | None:
+def refused(server: ServerRecords, message: Message) -> str | None:
     """Return why the protocol does not allow this request now, if it does not."""
     kind, size = message.kind, server.rule.center.size
     peer = server.peers.get(message.sender)
@@ -55,7 +55,7 @@ def refused(server: Records, message: Message) -> str | None:
     return f"rank {message.sender} {problem}"
 
 
-def violated(server: Records, waiting: Sequence[int]) -> str | None:
+def violated(server: ServerRecords, waiting: Sequence[int]) -> str | None:
     """Return the first invariant that does not hold of the server's records.
 
     Args:

@@ -19,7 +19,7 @@ class Kind(enum.IntEnum):
     """What a message means; the numbers are on the wire and never change."""
 
     JOIN = 1
-    """Worker: let me in. Answered by CENTER, or by ACK if I resume with parameters of my own."""
+    """Worker: let me in. Answered by CENTER, or by ACK if I keep parameters of my own."""
     EXCHANGE = 2
     """Worker: a contribution, and I want the reply. Answered by CENTER."""
     PUSH = 3
@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     PAUSE = 15
     """Worker: I am at a batch boundary and ask for nothing before the answer. Answered by PAUSED."""
     PAUSED = 16
-    """Server: all workers are at a batch boundary, nothing is under way; or, with `resume`: go on first."""
+    """Server: all workers are at a batch boundary, nothing is under way; or, `called_off`: go on first."""
 
 
 #: Requests that get no reply.
@@ -68,16 +68,14 @@ class Message(NamedTuple):
     Attributes:
         kind: what it means.
         sender: the rank that sent it.
-        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a resume; to
+        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; to
             pause, the last one's once more. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last took it.
-        weight: requests: the sender's share in a mean; replies: the learning rate that workers are to take
-            over, 0 if none.
+        scalar: read it as `share` in requests, as `rate` in replies.
         shard: which piece of the centre this is about.
         stop: replies: finish training now.
-        resume: JOIN: I have parameters of my own and keep them. VIEW: I go on from what I get.
-            PULL of another server: I shall not ask again. PAUSED: the pause is called off.
+        mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `called_off`, by the kind.
         samples: requests: how many samples the sender has taken so far.
         vector: the numbers, if the kind has any.
         pause: replies: pause at your next batch boundary.
@@ -88,13 +86,43 @@ class Message(NamedTuple):
     sequence: int
     clock: int = 0
     pulled_at: int = 0
-    weight: float = 1.0
+    scalar: float = 1.0
     shard: int = 0
     stop: bool = False
-    resume: bool = False
+    mark: bool = False
     samples: int = 0
     vector: Vector | None = None
     pause: bool = False
+
+    @property
+    def share(self) -> float:
+        """Requests: the sender's share in a mean."""
+        return self.scalar
+
+    @property
+    def rate(self) -> float:
+        """Replies: the learning rate that workers are to take over; 0: none."""
+        return self.scalar
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """JOIN: I have parameters of my own and keep them."""
+        return self.mark
+
+    @property
+    def refreshes(self) -> bool:
+        """VIEW: I go on from what I get; who does not only looks."""
+        return self.mark
+
+    @property
+    def last_pull(self) -> bool:
+        """PULL of another server: I shall not ask again."""
+        return self.mark
+
+    @property
+    def called_off(self) -> bool:
+        """PAUSED: there is no pause; go on first, as others wait for you."""
+        return self.mark
 
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"
@@ -122,14 +150,14 @@ def encode(message: Message, frame: Frame) -> int:
         _MAGIC,
         _VERSION,
         message.kind,
-        message.stop | message.resume << 1 | message.pause << 2,
+        message.stop | message.mark << 1 | message.pause << 2,
         message.sender,
         message.shard,
         message.sequence,
         message.clock,
         message.pulled_at,
         size,
-        message.weight,
+        message.scalar,
         message.samples,
     )
     return HEADER_BYTES + 4 * size
@@ -151,7 +179,7 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
             "does anybody else send on this communicator?"
         )
     fields = _HEADER.unpack(frame.header)
-    magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, weight, samples = fields
+    magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, scalar, samples = fields
     if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
         raise ProtocolError(
             f"received a message that starts with {bytes(frame.bytes[:6])!r}; expected {_MAGIC!r}, version "
@@ -169,7 +197,7 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
         sequence,
         clock,
         pulled_at,
-        weight,
+        scalar,
         shard,
         bool(flags & 1),
         bool(flags & 2),

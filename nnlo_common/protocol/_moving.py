@@ -72,7 +72,7 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _Brought:
     """What a rank has brought to a round: of each layer the updates and the decay, and the statistics.
 
     A decay that is not known is nan.
@@ -109,7 +109,7 @@ class MovingAverages:
         self._owner, self._variances = owner[self.places], variances[self.places]
         self._values: _Numbers = start[self.places].astype(np.float64)
         self._totals: _Numbers = np.zeros(len(layers)) if totals is None else np.array(totals, np.float64)
-        self._round: dict[int, _Part] = {}
+        self._round: dict[int, _Brought] = {}
         self._epoch = 0  # of the round
 
     def add(self, rank: int, epoch: int, weight: float, brought: tuple[Vector, Moves], start: Vector) -> None:
@@ -119,7 +119,7 @@ class MovingAverages:
         vector, moves = brought
         vector, start = vector[self.places], start[self.places]
         decay = self._decay(moves, vector, start)
-        self._round[rank] = _Part(weight, moves.since, decay, np.isnan(moves.decay), vector, start)
+        self._round[rank] = _Brought(weight, moves.since, decay, np.isnan(moves.decay), vector, start)
         self._epoch = max(epoch, self._epoch)
 
     def replace(self, vector: Vector, totals: _Numbers) -> None:
@@ -149,7 +149,7 @@ class MovingAverages:
         require("moving averages", state, values=self._values, totals=self._totals, epoch=int, round=Mapping)
         self._values, self._totals = state["values"].copy(), state["totals"].copy()
         self._epoch = state["epoch"]
-        self._round = {int(rank): _Part(*part) for rank, part in state["round"].items()}
+        self._round = {int(rank): _Brought(*part) for rank, part in state["round"].items()}
 
     def _close(self) -> None:
         self._values, self._totals = self.result()
@@ -168,7 +168,7 @@ class MovingAverages:
         known[self._owner[odd]] = False
         return np.where(known, decay, np.nan)
 
-    def _combined(self, parts: Sequence[_Part]) -> tuple[_Numbers, _Numbers]:
+    def _combined(self, parts: Sequence[_Brought]) -> tuple[_Numbers, _Numbers]:
         decays = np.array([part.decay for part in parts])
         since = np.array([part.since for part in parts])
         cumulative = np.array([part.cumulative for part in parts])
@@ -189,7 +189,7 @@ class MovingAverages:
             values = np.where(self._values == parts[0].start, parts[0].vector, values)
         return values, self._totals + np.where(since > 0, since, 0.0).sum(axis=0)
 
-    def _new(self, part: _Part) -> _Numbers:
+    def _new(self, part: _Brought) -> _Numbers:
         """Return the mean of what was new."""
         decay = part.decay[self._owner]
         new: _Numbers = (part.vector - decay * part.start) / (1 - decay)

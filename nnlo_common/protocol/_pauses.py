@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Collection
 
 from nnlo_common.protocol._events import Received
 from nnlo_common.protocol._worker_records import Peers, Standing
@@ -22,7 +23,8 @@ class Pauses:
         wanted: workers are to pause; replies say so.
         made: how many pauses all have made together.
         waiting: the requests to pause that are not answered.
-        allowed: says whether the server is where all may pause; a death, too, lets all pause only there.
+        before_epoch: all may pause only while not all have finished so many epochs: where the server is at
+            the place of the script where those are who ask. A death, too, lets all pause only there.
 
     Args:
         peers: all workers.
@@ -31,7 +33,7 @@ class Pauses:
     def __init__(self, peers: Peers) -> None:
         self.wanted, self.made = False, 0
         self.waiting: list[Received] = []
-        self.allowed: Callable[[], bool] = lambda: True
+        self.before_epoch = math.inf
         self._peers = peers
 
     def called_off(self, contributed: Collection[int]) -> list[Received]:
@@ -56,7 +58,7 @@ class Pauses:
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
         waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)
-        if not ranks or not waits or not self.allowed():
+        if not ranks or not waits or self._peers.have_finished(self.before_epoch):
             return []
         done, self.waiting, self.wanted = self.waiting, [], False
         self.made += 1

@@ -25,7 +25,7 @@ def kept(message: Message) -> State:
         "sequence": message.sequence,
         "clock": message.clock,
         "pulled_at": message.pulled_at,
-        "weight": message.weight,
+        "weight": message.scalar,
         "shard": message.shard,
         "samples": message.samples,
         "vector": None if message.vector is None else message.vector.copy(),
@@ -48,8 +48,9 @@ def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
     frame = Frame(size)
     if vector is not None:
         np.copyto(frame.vector, vector)
-    fields = {**state, "kind": Kind[state["kind"]], "vector": None if vector is None else frame.vector}
-    return Received(Message(**fields), frame)
+    fields = {name: state[name] for name in numbers}
+    kept_vector = None if vector is None else frame.vector
+    return Received(Message(Kind[state["kind"]], scalar=state["weight"], vector=kept_vector, **fields), frame)
 
 
 def restored_peers(owner: str, state: Mapping[str, Any]) -> dict[int, Peer]:

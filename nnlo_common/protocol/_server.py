@@ -15,7 +15,7 @@ from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
-from nnlo_common.protocol._waiting_requests import Waiting
+from nnlo_common.protocol._waiting_requests import WaitingRequests
 from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
@@ -69,7 +69,7 @@ class Server:
         self.stopping, self.rate = False, 0.0
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
-        self._waiting = Waiting(self.peers)
+        self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # of other servers, who each want the centre of an epoch's end
         self._holder: int | None = None  # who has the lock
@@ -212,7 +212,7 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
-        if not event.message.resume:
+        if not event.message.keeps_parameters:
             peer.sequence = 0  # of one that was saved, and has begun anew
         self._waiting.joins.append(event)
         return [*self._admit(), *self.answer_pauses()]
@@ -302,8 +302,8 @@ class Server:
                 break
             joins.remove(event)
             self.peers[event.message.sender].standing = Standing.TRAINING
-            resumes = event.message.resume
-            actions.append(self._reply(event, with_vector=False) if resumes else self._center_to(event))
+            keeps = event.message.keeps_parameters
+            actions.append(self._reply(event, with_vector=False) if keeps else self._center_to(event))
         return actions
 
     def _grant(self) -> list[Action]:
@@ -323,7 +323,7 @@ class Server:
         self._waiting.views = [event for event in self._waiting.views if event not in shown]
         for event in shown:
             # Who goes on from it begins an epoch; the others evaluate.
-            self.peers[event.message.sender].views += not event.message.resume
+            self.peers[event.message.sender].views += not event.message.refreshes
         return [self._center_to(event) for event in shown]
 
     def _answer_calls(self) -> list[Action]:
@@ -331,7 +331,7 @@ class Server:
         ready = [event for event in self._calls if self.peers.have_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
-            self.other_servers[event.message.sender] += math.inf if event.message.resume else 1
+            self.other_servers[event.message.sender] += math.inf if event.message.last_pull else 1
         return [self._center_to(event) for event in ready]
 
     def answer_pauses(self) -> list[Action]:
@@ -343,10 +343,10 @@ class Server:
             return []
         contributed = {event.message.sender for event in self._waiting.contributions}
         off = self.pauses.called_off(contributed) if self.shard == 0 else []
-        sent_on: list[Action] = [self._paused(event, go_on=True) for event in off]
+        sent_on: list[Action] = [self._paused(event, called_off=True) for event in off]
         if contributed or self._waiting.locks or self._holder is not None:
             return sent_on
-        return [*sent_on, *(self._paused(event, go_on=False) for event in self.pauses.complete())]
+        return [*sent_on, *(self._paused(event, called_off=False) for event in self.pauses.complete())]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
@@ -378,7 +378,7 @@ class Server:
             if (options := self.peers[message.sender].options) is not None:
                 self.rule.configure(options)
             staleness = clock - message.pulled_at
-            contributions.append(Contribution(message.sender, message.vector, staleness, message.weight))
+            contributions.append(Contribution(message.sender, message.vector, staleness, message.share))
             self.staleness[staleness] += 1
         self.rule.commit(contributions)
         for event in events:
@@ -401,11 +401,11 @@ class Server:
         vector = event.frame.vector[: self.rule.center.size] if with_vector else None
         return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector)
 
-    def _paused(self, event: Received, *, go_on: bool) -> Send:
-        return self._answer(event, Kind.PAUSED, resume=go_on)
+    def _paused(self, event: Received, *, called_off: bool) -> Send:
+        return self._answer(event, Kind.PAUSED, mark=called_off)
 
     def _answer(
-        self, event: Received, kind: Kind, *, vector: Vector | None = None, resume: bool = False
+        self, event: Received, kind: Kind, *, vector: Vector | None = None, mark: bool = False
     ) -> Send:
         request = event.message
         if request.sender in self.peers:
@@ -415,11 +415,11 @@ class Server:
             self.rank,
             request.sequence,
             self.rule.clock,
-            weight=self.rate,
+            scalar=self.rate,
             shard=self.shard,
             stop=self.stopping,
             vector=vector,
-            resume=resume,
+            mark=mark,
             pause=self.pauses.wanted,
         )
         return Send(request.sender, reply, event.frame)

@@ -87,7 +87,7 @@ class ShardClient:
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
         self.pause_requested = self.pausing = self.paused = self.put_off = False
-        self.resumes = False
+        self.keeps_parameters = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # where a look at the centre goes
@@ -228,12 +228,12 @@ class ShardClient:
         message = event.message
         self.story.tell("received", message)
         if self.phase is Phase.JOINING and message.sequence == 0:
-            self._check_reply(message, Kind.ACK if self.resumes else Kind.CENTER)
+            self._check_reply(message, Kind.ACK if self.keeps_parameters else Kind.CENTER)
             return self._welcome(event)
         if message.kind is Kind.PAUSED and self.pausing:
             self._check_reply(message, Kind.PAUSED)
             self._note(message)
-            self.pausing, self.paused, self.put_off = False, not message.resume, message.resume
+            self.pausing, self.paused, self.put_off = False, not message.called_off, message.called_off
             return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
@@ -346,7 +346,7 @@ class ShardClient:
         self.rule.load(state["rule"])
         self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
         self._earlier = state["earlier"]
-        self.resumes = True
+        self.keeps_parameters = True
         self._asked.extend((Kind[name], sequence) for name, sequence in state["asked"])
         for item in state["replies"]:
             self._replies.append(restored(f"worker rank {self.rank}", item, self.parameters.size))
@@ -373,7 +373,7 @@ class ShardClient:
     def _note(self, message: Message) -> None:
         """Take what every reply says besides its numbers."""
         self.stop_requested |= message.stop
-        self.rate, self.pause_requested = message.weight, message.pause
+        self.rate, self.pause_requested = message.rate, message.pause
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING
@@ -455,7 +455,7 @@ class ShardClient:
             self._share(kind),
             self.shard.index,
             False,
-            (joining and self.resumes) or (kind is Kind.VIEW and self._refreshes),
+            (joining and self.keeps_parameters) or (kind is Kind.VIEW and self._refreshes),
             self.samples,
             vector,
         )

@@ -9,10 +9,10 @@ from nnlo_common.protocol._events import Received
 from nnlo_common.protocol._pauses import Pauses
 from nnlo_common.protocol._worker_records import Peers
 
-__all__ = ["Waiting"]
+__all__ = ["WaitingRequests"]
 
 
-class Waiting:
+class WaitingRequests:
     """Who waits for what.
 
     Attributes:

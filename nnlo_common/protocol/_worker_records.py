@@ -84,7 +84,7 @@ class Peers(dict[int, Peer]):
         """Whether every worker has asked to join, or never will."""
         return all(peer.standing is not Standing.EXPECTED for peer in self.values())
 
-    def have_finished(self, epoch: int) -> bool:
+    def have_finished(self, epoch: float) -> bool:
         """Whether every worker that is still there has finished `epoch` epochs."""
         return all(self[rank].epochs >= epoch for rank in self.awaited())
 

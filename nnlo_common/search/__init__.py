@@ -1,7 +1,7 @@
 """Hyper-parameter search over blocks of ranks, each of which trains one trial; needs Optuna.
 
 Holds: `coordinator/` (a state machine that hands out trials), `block/` (the ranks that train them),
-`samplers/`, `journal/` (results on disk), and the letters between them.
+`messages/` between the two, `samplers/`, `journal/` (results on disk).
 May import: all rooms but `commands`.
 Must not know: frameworks.
 """

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol import QUERY_NUMBERS
+from nnlo_common.protocol import QUERY_NUMBERS, AverageQuery, BroadcastQuery, LastRoundQuery, MeanQuery
 from nnlo_common.training._model_vectors import Buffers, Model
 from nnlo_common.training._roles import TeamPart
 
@@ -47,31 +47,29 @@ class Collectives:
 
     def meet(self) -> None:
         """Wait for all ranks."""
-        self.part.ask({"ask": "mean", "values": {}, "weight": 0})
+        self.part.ask(MeanQuery(values={}, weight=0))
 
     def agree_on_last_round(self, gathered: int) -> bool:
         """Return whether any rank has steps that no round has had; all ranks call it."""
-        question = {"ask": "last round", "values": {"gathered": float(gathered)}, "weight": 1}
-        return bool(self.part.ask(question)[0]["means"]["gathered"])
+        return bool(self.part.ask(LastRoundQuery(values={"gathered": gathered}, weight=1)).means["gathered"])
 
     def end_last_round(self) -> None:
         """Wait until all workers have made it."""
-        self.part.ask({"ask": "last round", "values": {}, "weight": 0})
+        self.part.ask(LastRoundQuery(values={}, weight=0))
 
     def mean(self, values: Mapping[str, float], weight: float, epochs: int) -> dict[str, float]:
         """Return the means over all ranks after so many epochs; each gets the same."""
-        question = {"ask": "mean", "values": dict(values), "weight": weight, "epochs": epochs}
-        return dict(self.part.ask(question)[0]["means"])
+        return dict(self.part.ask(MeanQuery(values=dict(values), weight=weight, epochs=epochs)).means)
 
     def copied(self, values: Mapping[str, Any], vector: Vector | None) -> dict[str, Any]:
         """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
-        answer, _ = self.part.ask({"ask": "copy", "values": dict(values)})
+        brought = dict(self.part.ask(BroadcastQuery(values=dict(values))).values)
         for start in range(0, 0 if vector is None else vector.size, _PIECE):
             assert vector is not None  # or there would be no piece
             piece = vector[start : start + _PIECE]
-            _, numbers = self.part.ask({"ask": "copy", "values": {}}, piece if self._speaks else None)
-            np.copyto(piece, numbers)
-        return dict(answer["values"])
+            query = BroadcastQuery(values={}, numbers=piece) if self._speaks else BroadcastQuery(values={})
+            np.copyto(piece, self.part.ask(query).numbers)
+        return brought
 
     def tell_start(self) -> None:
         """Say what this rank's statistics are before it moves them."""
@@ -99,7 +97,7 @@ class Collectives:
         """Go on where `state` was returned."""
         require("the buffers", state, moves=self.state()["moves"])
         if self._buffers is not None:
-            self._buffers.resume(state["moves"])
+            self._buffers.set_since(state["moves"])
 
     def take_center(self) -> Vector:
         """Give the model the centre as it is now; return a copy of its parameters."""
@@ -137,18 +135,18 @@ class Collectives:
             yield
         finally:
             self._write(self._buffers, own)
-            self._buffers.resume(since)
+            self._buffers.set_since(since)
 
     def _bring(self, buffers: Buffers, **facts: Any) -> None:
         buffers.gather()
         numbers = np.concatenate([buffers.flat.vector, buffers.moves().wired()])
-        self.part.ask({"ask": "average", "views": self.views, **facts}, numbers)
+        self.part.ask(AverageQuery(views=self.views, numbers=numbers, **facts))
         buffers.mark()
 
-    def _averages(self, **facts: Any) -> tuple[Vector, npt.NDArray[np.float64]]:
+    def _averages(self, *, takes: bool = False) -> tuple[Vector, npt.NDArray[np.float64]]:
         """Return the buffers of all, and how often layers have moved their statistics."""
         assert self._buffers is not None  # or there would be no averages
-        _, numbers = self.part.ask({"ask": "average", "weight": 0, "views": self.views, **facts})
+        numbers = self.part.ask(AverageQuery(views=self.views, takes=takes)).numbers
         size = self._buffers.flat.vector.size
         return numbers[:size], numbers[size:].copy().view(np.float64)
 

@@ -11,11 +11,11 @@ from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, Event, Lost, Received, Release, Send, Wait
 
-__all__ = ["Watch", "perform", "serve", "work"]
+__all__ = ["Periodic", "perform", "serve", "work"]
 
 
 @dataclass(slots=True)
-class Watch:
+class Periodic:
     """Something to do from time to time while a server waits for messages.
 
     Attributes:
@@ -76,7 +76,7 @@ def serve(
     endpoint: Endpoint,
     handle: Callable[[Event], None],
     until: Callable[[], bool],
-    watches: Iterable[Watch] = (),
+    watches: Iterable[Periodic] = (),
 ) -> None:
     """Hand every event to `handle` until `until()` holds, which is asked before each."""
     watches = tuple(watches)

@@ -20,23 +20,16 @@ from nnlo_common.cluster.transport._endpoint import Link, RankWorld
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
     Averages,
-    Copies,
-    Counter,
-    EpochMeans,
-    Means,
-    Notes,
     QueryClient,
-    QueryService,
     Server,
     Shard,
-    Told,
     Worker,
 )
-from nnlo_common.training._lease_service import Leasing
-from nnlo_common.training._plan import Plan, agree
+from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._roles import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Member", "assigned", "join", "launched", "within"]
@@ -108,7 +101,7 @@ def assigned(world: RankWorld, servers: int) -> Assignment:
     return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
 
 
-def join(world: RankWorld, plan: Plan) -> Member:
+def join(world: RankWorld, plan: TrainingPlan) -> Member:
     """Take up this rank's part (collective).
 
     Raises:
@@ -155,7 +148,7 @@ def join(world: RankWorld, plan: Plan) -> Member:
     )
 
 
-def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> WorkerRank:
+def _join_as_worker(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> WorkerRank:
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
     links.append(_query_link(plan, shards, cell.servers[0], serving=False))
     worker = Worker(
@@ -173,7 +166,7 @@ def _join_as_worker(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard
 
 
 def _join_as_server(
-    world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[ServerRank, Server]:
     index = cell.servers.index(world.rank)
     mine, others = shards[index], [shard for shard in shards if shard.index != index]
@@ -185,14 +178,13 @@ def _join_as_server(
         ]
     center = plan.parameters.vector[mine.place]
     rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
-    queries: QueryService | QueryClient
+    service: TrainingQueries | None = None
     if index == 0:
         asking = [*cell.workers, *cell.servers[1:]]
         links += [_query_link(plan, shards, rank, serving=True) for rank in asking]
-        queries = _queries(world, plan, cell, shards, rule)
+        service = _service(plan, cell, shards, rule, survives_loss=world.survives_loss)
     else:
         links.append(_query_link(plan, shards, cell.servers[0], serving=False))
-        queries = _query_client(world, plan, cell, shards)
     server = Server(
         rule,
         cell.workers,
@@ -214,43 +206,37 @@ def _join_as_server(
         parameters,
         mine.place,
         others,
-        queries=queries,
+        queries=service or _query_client(world, plan, cell, shards),
+        service=service,
         stall_detector=stall_detector,
         drop=world.drop,
     )
     return serving, server
 
 
-def _queries(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard], rule: CenterRule) -> QueryService:
-    ranks = [*cell.servers, *cell.workers]
+def _service(
+    plan: TrainingPlan, cell: Cell, shards: list[Shard], rule: CenterRule, *, survives_loss: bool
+) -> TrainingQueries:
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
-    counters: dict[str, Counter] = {
-        "mean": Means(ranks),
-        "last round": Means(ranks),
-        "average": Averages(start, plan.moving, plan.updates),
-        "note": Notes(),
-        "epoch mean": EpochMeans(cell.workers),
-        "copy": Copies(ranks, world.rank),
-        "checkpoint": Told(),
-        # Where workers wait for each other in their steps, none may wait outside of them for another's.
-        "lease": Leasing(cell.workers, patient=world.survives_loss and rule.quorum(2) == 1),
-    }
-    return QueryService(world.rank, len(shards), ranks, counters)
+    averages = Averages(start, plan.moving, plan.updates)
+    # Where workers wait for each other in their steps, none may wait outside of them for another's.
+    patient = survives_loss and rule.quorum(2) == 1
+    return TrainingQueries(cell.servers, cell.workers, len(shards), averages, patient=patient)
 
 
-def _query_client(world: RankWorld, plan: Plan, cell: Cell, shards: list[Shard]) -> QueryClient:
+def _query_client(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> QueryClient:
     return QueryClient(world.rank, cell.servers[0], len(shards), _buffered(plan))
 
 
-def _buffered(plan: Plan) -> int:
+def _buffered(plan: TrainingPlan) -> int:
     # Of each layer that moves statistics three counts travel, each of them as wide as two numbers.
     return 0 if plan.buffers is None else plan.buffers.vector.size + 6 * len(plan.moving)
 
 
-def _link(plan: Plan, peer: int, shard: Shard, *, serving: bool) -> Link:
+def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
     size = max(shard.place.stop - shard.place.start, plan.options)
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 
-def _query_link(plan: Plan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+def _query_link(plan: TrainingPlan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
     return Link(peer, len(shards), QUERY_NUMBERS + _buffered(plan), 1, serving)

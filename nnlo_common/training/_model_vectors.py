@@ -66,7 +66,7 @@ class Buffers(Protocol):
     def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:
         """Count from here, with these counts of all updates where layers keep one."""
 
-    def resume(self, since: npt.NDArray[np.float64]) -> None:
+    def set_since(self, since: npt.NDArray[np.float64]) -> None:
         """Go on where so many updates had been made since the last `mark`."""
 
     def gather(self) -> None:

@@ -16,9 +16,9 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.training._joining import Member, join, launched
-from nnlo_common.training._plan import Plan
+from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._replay_log import Recording
-from nnlo_common.training._roles import Alone, Part, Report, say
+from nnlo_common.training._roles import Alone, RankPart, TrainingReport, say
 from nnlo_common.training._stall_detector import check_stall_timeout
 
 __all__ = ["Participant"]
@@ -81,7 +81,7 @@ class Participant:
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
-        self._part: Part | None = None
+        self._part: RankPart | None = None
         self._member: Member | None = None
         self._recording: Recording | None = None  # on a server
         self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
@@ -150,7 +150,7 @@ class Participant:
         if self._part is not None:
             say(self.role, text)
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what this rank has seen so far; also after the `with` block."""
         return self._running.report() if self._part is None else self._part.report()
 
@@ -196,7 +196,7 @@ class Participant:
             running.end_epoch()
 
     @property
-    def _running(self) -> Part:
+    def _running(self) -> RankPart:
         if self._part is None or self._over:
             raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
         return self._part
@@ -205,13 +205,13 @@ class Participant:
         layout = self._flat.layout
         return fitted(optimizer, layout, slice(0, layout.size) if place is None else place)
 
-    def _plan(self, plain: VectorOptimizer) -> Plan:
+    def _plan(self, plain: VectorOptimizer) -> TrainingPlan:
         given, runs = self.optimizer, self.algorithm.optimizer_runs
 
         def at_center(place: slice) -> VectorOptimizer | None:
             return self._fitted(given, place) if runs == "center" and given is not None else None
 
-        return Plan(
+        return TrainingPlan(
             algorithm=self.algorithm,
             parameters=self._flat,
             gradient=self._gradient,

@@ -22,7 +22,7 @@ from nnlo_common.base._layout import Layout
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
 
-__all__ = ["Plan", "agree"]
+__all__ = ["TrainingPlan", "agree"]
 
 # What is to be the same on all ranks, in the order in which it is compared; what is said of the first rank's.
 _SAME = {
@@ -35,7 +35,7 @@ _SAME = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What a rank brings along; equal on all ranks but for the numbers in the vectors.
 
     Attributes:
@@ -77,7 +77,7 @@ class Plan:
     record: bool = False
 
 
-def agree(world: RankWorld, plan: Plan) -> None:
+def agree(world: RankWorld, plan: TrainingPlan) -> None:
     """Refuse, on all ranks alike, to train different models or algorithms together (collective).
 
     Raises:
@@ -92,7 +92,7 @@ def agree(world: RankWorld, plan: Plan) -> None:
             )
 
 
-def _facts(world: RankWorld, plan: Plan) -> dict[str, Any]:
+def _facts(world: RankWorld, plan: TrainingPlan) -> dict[str, Any]:
     facts = {
         "host": world.host,
         "algorithm": plan.algorithm.describe(),

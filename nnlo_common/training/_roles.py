@@ -9,16 +9,16 @@ from typing import Any, Protocol, TypeAlias
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
-from nnlo_common.protocol import check_weight
+from nnlo_common.protocol import AnswerT, Query, check_weight
 
-__all__ = ["Alone", "LocalStep", "Part", "Report", "TeamPart", "say", "speaks"]
+__all__ = ["Alone", "LocalStep", "RankPart", "TrainingReport", "TeamPart", "say", "speaks"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TrainingReport:
     """What a rank has seen of a training.
 
     Attributes:
@@ -52,7 +52,7 @@ def say(role: str, text: str) -> None:
         print(text, flush=True)
 
 
-class Part(Protocol):
+class RankPart(Protocol):
     """What a rank does at each turn of an ordinary training loop."""
 
     def start(self) -> None:
@@ -77,14 +77,14 @@ class Part(Protocol):
     def stop(self) -> None:
         """Let training end; only the rank that holds the centre decides that."""
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """What was seen so far."""
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Leave in good order; `last` is done while the others can still be asked."""
 
 
-class TeamPart(Part, Protocol):
+class TeamPart(RankPart, Protocol):
     """What a rank can do besides where it is one of several."""
 
     def look(self, into: Vector) -> None:
@@ -93,44 +93,15 @@ class TeamPart(Part, Protocol):
     def view(self, into: Vector) -> None:
         """Copy the centre into `into` as it is once all have finished the epoch; all ranks get the same."""
 
-    def ask(
-        self, content: Mapping[str, Any], numbers: Vector | None = None
-    ) -> tuple[Mapping[str, Any], Vector]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service."""
-
-    @property
-    def due(self) -> bool:
-        """Whether the next step has to be made; others may be passed."""
-
-    def due_within(self, steps: int) -> bool:
-        """Whether one of the next steps exchanges."""
-
-    @property
-    def gathered(self) -> int:
-        """How many steps were made since the last contribution."""
-
-    def add_weight(self, weight: float) -> None:
-        """Let the next contribution count for more in a mean, for steps that were passed."""
 
     def last_round(self) -> None:
         """Contribute the steps since the last round, where the algorithm trains in rounds."""
 
-    def use_gradient(self, gradient: FlatVector) -> None:
-        """Take the next gradient from another vector; this one may still travel."""
-
-    def pass_step(self) -> None:
-        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
-
     @property
     def told_rate(self) -> float:
         """The learning rate that the first server tells workers; 0: none."""
-
-    def tell_rate(self, rate: float) -> None:
-        """On a server: tell workers a learning rate with all replies from now on; 0: none any more."""
-
-    @property
-    def pause_requested(self) -> bool:
-        """Whether this worker is to pause at its next batch boundary."""
 
     def pause(self) -> bool:
         """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
@@ -140,21 +111,6 @@ class TeamPart(Part, Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; call it before `start`."""
-
-    def load_for_others(self, state: Mapping[str, Any]) -> None:
-        """Go on with the centre of `state`, but with other workers; call it before `start`."""
-
-    def configure(self, values: Vector) -> None:
-        """Tell the servers what to step this rank's contributions with from now on."""
-
-    def set_local_rate(self, rate: float) -> None:
-        """Set the learning rate of the optimizer that moves a worker's parameters, where one does."""
-
-    def count_samples(self, total: int) -> None:
-        """Tell, with the next messages, how many samples this rank has taken so far."""
-
-    def watch(self, call: Callable[[], object], every_s: float) -> None:
-        """Do something from time to time while this rank serves."""
 
 
 class Alone:
@@ -190,9 +146,9 @@ class Alone:
         """Make no more steps."""
         self.stopped = True
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return the steps made."""
-        return Report(steps=self._steps)
+        return TrainingReport(steps=self._steps)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Nobody has to be told."""

@@ -1,9 +1,10 @@
-"""The part of a server: it holds one shard of the centre, and the first server runs the query service."""
+"""The part of a server: it holds one shard of the centre, and serves it while workers train."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -14,45 +15,60 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,
-    Averages,
+    Answers,
+    AnswerT,
     Event,
+    GoodbyeQuery,
     Kind,
+    LeaveQuery,
     Lost,
-    Means,
     Message,
+    Query,
     QueryClient,
-    QueryService,
     Received,
     Server,
     Shard,
     Standing,
-    Told,
 )
-from nnlo_common.training._event_loop import Watch, perform, serve
-from nnlo_common.training._lease_service import Leasing
-from nnlo_common.training._roles import LocalStep, Report
+from nnlo_common.training._event_loop import Periodic, perform, serve
+from nnlo_common.training._roles import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
+from nnlo_common.training._training_queries import ALIKE, TrainingQueries
 
 __all__ = ["ServerRank"]
 
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
+_NEVER = 0  # which all have finished
 _OF_STEPS = (*_CONTRIBUTIONS, Kind.LOCK)
-_ALIKE = "call evaluate() and mean() on all ranks alike, not behind a question for the rank or the role"
-_NO_NUMBERS: Vector = np.zeros(0, np.float32)
+
+
+class Keeper(Protocol):
+    """Whoever saves what a server has."""
+
+    def all_pause(self) -> None:
+        """All workers pause, and nothing else has been handled since."""
+
+    def look(self) -> None:
+        """The server serves, and does not wait for an answer; called now and then."""
 
 
 class ServerRank:
     """Holds one shard of the centre; between epochs its parameters are the whole centre.
 
     Args:
-        endpoint: this rank's door.
+        endpoint: this rank's.
         server: the state machine; its centre is a view of `parameters`.
         parameters: the model's parameters on this rank.
         place: which part of them the server holds.
         others: the shards that other servers hold.
-        queries: the query service, on the first server; on the others a query client who asks it.
+        queries: how it asks the query service.
+        service: that one itself, on the first server.
         stall_detector: who is heard when.
         drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
+
+    Attributes:
+        keeper: who saves what it has; None: nobody does.
+        service: the query service, on the first server.
     """
 
     def __init__(
@@ -63,28 +79,26 @@ class ServerRank:
         place: slice,
         others: Sequence[Shard],
         *,
-        queries: QueryService | QueryClient,
+        queries: TrainingQueries | QueryClient,
+        service: TrainingQueries | None,
         stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._endpoint, self._server, self._parameters, self._queries = endpoint, server, parameters, queries
+        self._endpoint, self._server, self._parameters = endpoint, server, parameters
+        self._queries = queries
+        self.service = service
         self._others = {shard.index: shard for shard in others}
         self._epochs = self._views = self._pulls = 0
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
-        self._meeting = ""  # what this server waits in for all workers to do the same, between epochs
+        self._in_view = False  # it waits, between epochs, for all workers to look at the centre
         self._stall_detector, self._drop = stall_detector, drop
         self._dropped: set[int] = set()
         self._losses: list[str] = []
-        self._watches = [Watch(self._look, LOOK_EVERY_S)]
-        self._may_pause = self._in_epoch = False
-        server.pauses.allowed = self._all_may_pause
+        self._watches = [Periodic(self._look, LOOK_EVERY_S)]
+        server.pauses.before_epoch = _NEVER
         self._pauses = 0
-        #: Called when all workers pause, before anything else is handled.
-        self.on_pause: Callable[[], object] | None = None
-        #: Called now and then while this rank serves, unless it waits for an answer.
-        self.on_look: Callable[[], object] | None = None
-        self._asking = False
+        self.keeper: Keeper | None = None
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -100,40 +114,17 @@ class ServerRank:
         """Do nothing: the epoch is served when it ends."""
         return False
 
-    @property
-    def due(self) -> bool:
-        """A server makes no steps."""
-        return False
-
-    def due_within(self, steps: int) -> bool:  # noqa: ARG002
-        """A server makes no steps."""
-        return False
-
-    @property
-    def gathered(self) -> int:
-        """A server makes no steps."""
-        return 0
-
-    def add_weight(self, weight: float) -> None:
-        """Do nothing: a server contributes nothing."""
-
     def last_round(self) -> None:
         """Take the other servers' parts of the centre once more, as the last round has left them."""
         self._assemble(after_epoch=self._epochs)
 
-    def use_gradient(self, gradient: FlatVector) -> None:
-        """Do nothing: a server has none."""
-
-    def pass_step(self) -> None:
-        """Do nothing."""
-
     def end_epoch(self) -> None:
         """Serve until every worker that is still there has finished one more epoch."""
         self._epochs += 1
-        self._may_pause = self._in_epoch = True
-        self._answer_pauses()
+        # Who asks to pause after the end of this epoch pauses when this server has ended it, too.
+        self._let_pause(before_epoch=self._epochs)
         self._serve(self._epoch_over)
-        self._may_pause = self._in_epoch = False
+        self._server.pauses.before_epoch = _NEVER
         self._assemble()
 
     def point(self) -> Vector:
@@ -156,29 +147,17 @@ class ServerRank:
     def view(self, into: Vector) -> None:
         """Serve until every worker has been shown the centre of this epoch's end, which is copied, too."""
         self._views += 1
-        self._meeting = "view"
+        self._in_view = True
         self._serve(lambda: self._server.peers.have_viewed(self._views))
-        self._meeting = ""
+        self._in_view = False
         self.look(into)
 
-    def ask(
-        self, content: Mapping[str, Any], numbers: Vector | None = None
-    ) -> tuple[Mapping[str, Any], Vector]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and serve until the answer is there."""
-        queries = self._queries
-        if isinstance(queries, QueryService):
-            self._meeting = content["ask"]
-            perform(self._endpoint, queries.ask_here(content, numbers))
-            self._serve(lambda: queries.own is not None)
-            self._meeting = ""
-            assert queries.own is not None  # it has been waited for
-            return queries.own.content, _NO_NUMBERS if queries.own.numbers is None else queries.own.numbers
-        perform(self._endpoint, [next(queries.ask(content, numbers))])
-        self._asking = True
-        self._serve(lambda: queries.answer is not None)
-        self._asking = False
-        assert queries.answer is not None  # it has been waited for
-        return queries.answer
+        perform(self._endpoint, self._queries.ask(query))
+        self._serve(lambda: self._queries.answer is not None)
+        answer: Any = self._queries.answer
+        return cast("AnswerT", answer)
 
     @property
     def told_rate(self) -> float:
@@ -189,14 +168,6 @@ class ServerRank:
         """Tell workers a learning rate, with all replies from now on; 0: none any more."""
         self._server.set_rate(rate)
 
-    def configure(self, values: Vector) -> None:
-        """Do nothing: a server contributes nothing."""
-
-    @property
-    def pause_requested(self) -> bool:
-        """A server is not asked: it is told when all workers pause."""
-        return False
-
     def want_pause(self) -> None:
         """Ask all workers for a pause, in the next reply to each; only the first server's word counts."""
         self._server.pauses.wanted = True
@@ -204,10 +175,10 @@ class ServerRank:
 
     def pause(self) -> bool:
         """Serve, between epochs, until all workers pause."""
-        pauses, self._may_pause = self._server.pauses.made, True
-        self._answer_pauses()
+        pauses = self._server.pauses.made
+        self._let_pause(before_epoch=math.inf)
         self._serve(lambda: self._server.pauses.made > pauses)
-        self._may_pause = False
+        self._server.pauses.before_epoch = _NEVER
         return True
 
     @property
@@ -225,27 +196,19 @@ class ServerRank:
         """Return all workers."""
         return set(self._server.peers)
 
-    def lost(self) -> set[int]:
-        """Return the workers that have died."""
-        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
-
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until something holds."""
         self._serve(condition)
 
-    def answer(self, call: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        """Have questions about checkpoints answered; on the first server, where they are asked."""
-        told = self._queries.counters["checkpoint"] if isinstance(self._queries, QueryService) else None
-        if isinstance(told, Told):
-            told.call = call
+    def tell(self, answers: Answers) -> None:
+        """Hand out answers of the query service."""
+        assert self.service is not None  # whose answers these are
+        perform(self._endpoint, self.service.tell(answers))
 
     def state(self) -> State:
         """Return everything that the next commit depends on; exact in a pause."""
-        averages = self._queries.counters["average"] if isinstance(self._queries, QueryService) else None
-        return {
-            "server": self._server.state(),
-            "averages": averages.state() if isinstance(averages, Averages) else None,
-        }
+        averages = None if self.service is None else self.service.averages.state()
+        return {"server": self._server.state(), "averages": averages}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; call it before `start`."""
@@ -258,23 +221,17 @@ class ServerRank:
         self._server.load_for_others(state["server"])
         self._go_on(state, others=True)
 
-    def set_local_rate(self, rate: float) -> None:
-        """Do nothing: a server makes no steps of its own."""
-
-    def count_samples(self, total: int) -> None:
-        """Do nothing: a server takes no samples."""
-
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._watches[1:] = [Watch(call, every_s)]
+        self._watches[1:] = [Periodic(call, every_s)]
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what the shard has seen."""
         staleness, peers = self._server.staleness, self._server.peers.values()
         count = sum(staleness.values())
         mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
         noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
-        return Report(
+        return TrainingReport(
             samples=sum(peer.samples for peer in peers),
             exchanges=count,
             dropped=sum(peer.dropped for peer in peers),
@@ -284,19 +241,13 @@ class ServerRank:
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Serve until every worker has left; `last` is done before this rank's door closes."""
-        queries, rank = self._queries, self._server.rank
-        if isinstance(queries, QueryService):
-            perform(self._endpoint, queries.gone(rank))
-        else:
-            self.ask({"ask": "leave"})
+        """Serve until every worker has left; `last` is done before it cannot be asked any more."""
+        self.ask(LeaveQuery())
         self._serve(lambda: self._server.finished)
         self._assemble(for_good=True)
         last()
-        if isinstance(queries, QueryService):
-            self._serve(lambda: queries.present == {rank})
-        else:
-            self.ask({"ask": "goodbye"})
+        self.ask(GoodbyeQuery())
+        self._serve(lambda: self.service is None or not self.service.present)
         self._endpoint.close()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
@@ -304,19 +255,12 @@ class ServerRank:
         self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
         for other_server in self._server.other_servers:
             self._server.other_servers[other_server] = self._pulls
-        averages = self._queries.counters["average"] if isinstance(self._queries, QueryService) else None
-        if isinstance(averages, Averages) and state["averages"] is not None:
-            averages.load(state["averages"], others=others)
+        if self.service is not None and state["averages"] is not None:
+            self.service.averages.load(state["averages"], others=others)
 
-    def _all_may_pause(self) -> bool:
-        """Whether this server is at the place of the script where those are who ask to pause.
-
-        Who asks after the end of an epoch pauses when this server has ended it, too.
-        """
-        return self._may_pause and not (self._in_epoch and self._server.peers.have_finished(self._epochs))
-
-    def _answer_pauses(self) -> None:
-        """Let those pause who have asked before this server got there."""
+    def _let_pause(self, *, before_epoch: float) -> None:
+        """Let all pause while not all have finished so many epochs; some may have asked before."""
+        self._server.pauses.before_epoch = before_epoch
         perform(self._endpoint, self._server.answer_pauses())
         self._look_for_pause()
 
@@ -326,8 +270,8 @@ class ServerRank:
 
     def _look(self) -> None:
         """Name workers that stall, and give up those who have for too long."""
-        if self.on_look is not None and not self._asking:
-            self.on_look()
+        if self.keeper is not None and not self._queries.busy:
+            self.keeper.look()
         for rank in self._stall_detector.look(self._is_awaited):
             if rank not in self._dropped:
                 self._dropped.add(rank)
@@ -341,7 +285,7 @@ class ServerRank:
     def _is_awaited(self, rank: int) -> bool:
         """Whether it is this worker's turn to say something."""
         peer = self._server.peers[rank]
-        asked = isinstance(self._queries, QueryService) and self._queries.has_asked(rank)
+        asked = self.service is not None and self.service.has_asked(rank)
         return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False, after_epoch: int | None = None) -> None:
@@ -356,7 +300,7 @@ class ServerRank:
         epochs = self._pulls if after_epoch is None else after_epoch
         self._missing = set(self._others)
         for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, resume=for_good)
+            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, mark=for_good)
             self._endpoint.send(shard.server, request)
         self._serve(self._assembled)
 
@@ -373,14 +317,10 @@ class ServerRank:
             self._refuse_absence(event.message)
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
-            if event.message.kind is Kind.LEAVE and isinstance(self._queries, QueryService):
-                self._queries.present.discard(event.message.sender)
-                perform(self._endpoint, self._queries.gone(event.message.sender))
+            if event.message.kind is Kind.LEAVE and self.service is not None:
+                perform(self._endpoint, self.service.left(event.message.sender))
         elif event.message.shard == self._queries.shard:
-            receive = (
-                self._queries.handle if isinstance(self._queries, QueryService) else self._queries.receive
-            )
-            perform(self._endpoint, receive(event))
+            perform(self._endpoint, self._queries.handle(event))
         else:
             self._take_shard(event)
 
@@ -388,14 +328,13 @@ class ServerRank:
         if self._server.pauses.made > self._pauses:
             self._pauses = self._server.pauses.made
             self._let_wait(may_wait=True)
-            if self.on_pause is not None:
-                self.on_pause()
+            if self.keeper is not None:
+                self.keeper.all_pause()
 
     def _let_wait(self, *, may_wait: bool) -> None:
         """Have workers wait for what others may leave behind of an epoch, or not."""
-        leasing = self._queries.counters["lease"] if isinstance(self._queries, QueryService) else None
-        if isinstance(self._queries, QueryService) and isinstance(leasing, Leasing):
-            perform(self._endpoint, self._queries.tell(leasing.let_wait(may_wait=may_wait)))
+        if self.service is not None:
+            perform(self._endpoint, self.service.let_wait(may_wait=may_wait))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None
@@ -410,23 +349,18 @@ class ServerRank:
 
     def _refuse_absence(self, message: Message) -> None:
         """Refuse steps of a worker that this server waits for elsewhere: it will never get there."""
-        if self._meeting in ("view", "mean") and message.kind in _OF_STEPS and not self._server.stopping:
+        in_mean = self.service is not None and self.service.in_mean
+        if (self._in_view or in_mean) and message.kind in _OF_STEPS and not self._server.stopping:
             peer = self._server.peers.get(message.sender)
-            if self._meeting == "mean" or (peer is not None and peer.views < self._views):
+            if in_mean or (peer is not None and peer.views < self._views):
                 raise ConfigurationError(
                     f"rank {self._server.rank} waits for all ranks in evaluate() or mean() after epoch "
-                    f"{self._epochs}, but rank {message.sender} has gone on training; {_ALIKE}"
+                    f"{self._epochs}, but rank {message.sender} has gone on training; {ALIKE}"
                 )
 
     def _epoch_over(self) -> bool:
-        means = self._queries.counters["mean"] if isinstance(self._queries, QueryService) else None
-        if isinstance(means, Means):
-            for rank, part in means.waiting.items():
-                if part.get("epochs", self._epochs) < self._epochs:
-                    raise ConfigurationError(
-                        f"rank {rank} waits for all ranks in evaluate() or mean() after epoch "
-                        f"{part['epochs']}, but rank {self._server.rank} has gone on to the next; {_ALIKE}"
-                    )
+        if self.service is not None:
+            self.service.refuse_absence(self._epochs)
         return self._server.peers.have_finished(self._epochs)
 
     def _lost(self, event: Lost) -> None:
@@ -436,8 +370,7 @@ class ServerRank:
                 self._losses.append(self._stall_detector.report_death(event.rank, len(others)))
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()  # all others may have waited for this one
-            if isinstance(self._queries, QueryService):
-                perform(self._endpoint, self._queries.handle(event))
+            perform(self._endpoint, self._queries.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
                 raise PeerLostError(event.rank, "has died, and with it the last worker")
         elif any(event.rank == shard.server for shard in self._others.values()):

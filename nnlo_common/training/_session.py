@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +21,16 @@ from nnlo_common.base._layout import Layout
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.protocol import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
 from nnlo_common.training._observer import Observed, See
-from nnlo_common.training._plan import Plan
-from nnlo_common.training._roles import Report, TeamPart, speaks
+from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._roles import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import check_stall_timeout
+from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session"]
 
@@ -57,6 +59,7 @@ class Session:
         model: its model.
         algorithm: how workers and centre exchange.
         world: the ranks.
+        serving: its part, if it is a server's.
         broken: a step has failed half-way, so that the training cannot be left in good order.
         over: the training is over.
         before_epoch_ends: called when this worker ends its epoch.
@@ -103,7 +106,7 @@ class Session:
         self._runs, self._options = algorithm.optimizer_runs, options
         self._move, self._moved_outside = local_step, moved_outside
         ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
-        plan = Plan(
+        plan = TrainingPlan(
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
@@ -121,7 +124,9 @@ class Session:
             stall_timeout_s=check_stall_timeout(stall_timeout_s),
         )
         self.member: Member = join(world, plan)
-        self._part = self.member.part
+        part = self._part = self.member.part
+        self.serving = part if isinstance(part, ServerRank) else None
+        self._worker = part if isinstance(part, WorkerRank) else None
         # Where gradients are taken ahead of the parameters, the model has that point.
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=speaks(self.member.role))
@@ -156,7 +161,7 @@ class Session:
         """Ask all to end; what a worker says does not count."""
         self._part.stop()
 
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return what this rank has seen so far."""
         return self._part.report()
 
@@ -166,14 +171,15 @@ class Session:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Do something from time to time while this rank serves."""
-        self._part.watch(call, every_s)
+        if self.serving is not None:
+            self.serving.watch(call, every_s)
 
-    def ask(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the first server."""
         # A server's own questions about leases are answered at once: before it lets in anybody who takes one.
-        if not (self.serves and content["ask"] == "lease"):
+        if not (self.serves and isinstance(query, LedgerQuery)):
             self.start()
-        return self._part.ask(content)[0]
+        return self._part.ask(query)
 
     def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
         """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
@@ -182,7 +188,10 @@ class Session:
 
     def observe(self, see: See) -> None:
         """Have `see` told of everything that this rank does with the others from now on."""
-        self._part = self._collectives.part = cast("TeamPart", Observed(self._part, see))
+        observed: Any = Observed(self._part, see)
+        self._part = self._collectives.part = observed
+        if self._worker is not None:
+            self._worker = observed
 
     # -- the course of a training ---------------------------------------------------------------------
 
@@ -231,6 +240,7 @@ class Session:
             local_step: moves the parameters in their vector; None: as the training has it.
         """
         self.start()
+        worker = self._of_worker()
         if self._runs == "worker":
             self.model.check()
         else:
@@ -241,39 +251,39 @@ class Session:
         self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
         if self._runs == "center":
             self._send_options()
-        self._part.count_samples(self._samples)
+        worker.count_samples(self._samples)
         if local_step is None and self._move is not None:
             local_step = self._local_step
-        self._part.step(weight, local_step)
+        worker.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
         # What was not contributed is added to, where it is.
-        if len(self.model.gradients) > 1 and not self.gathered and self.model.turn():
-            self._part.use_gradient(self.model.gradient)
+        if len(self.model.gradients) > 1 and not worker.gathered and self.model.turn():
+            worker.use_gradient(self.model.gradient)
         self._show()
 
     @property
     def due(self) -> bool:
         """Whether the next step has to be made; others may be passed."""
-        return self._part.due
+        return self._worker is not None and self._worker.due
 
     def due_within(self, steps: int) -> bool:
         """Whether one of the next steps exchanges."""
-        return self._part.due_within(steps)
+        return self._of_worker().due_within(steps)
 
     @property
     def gathered(self) -> int:
         """How many steps were made since the last contribution."""
-        return self._part.gathered
+        return 0 if self._worker is None else self._worker.gathered
 
     def pass_step(self) -> None:
         """Count a step made elsewhere; what is due in it will be done in the next that is made."""
-        self._part.pass_step()
+        self._of_worker().pass_step()
         self._steps_in_epoch += 1
 
     def add_weight(self, weight: float) -> None:
         """Let the next contribution count for more in a mean, for steps that were passed."""
-        self._part.add_weight(weight)
+        self._of_worker().add_weight(weight)
 
     def end_epoch(self) -> None:
         """End the epoch that is open, if one is.
@@ -285,7 +295,7 @@ class Session:
             self._epoch_open = False
             if self.before_epoch_ends is not None:
                 self.before_epoch_ends()
-            self._part.count_samples(self._samples)
+            self._of_worker().count_samples(self._samples)
             self._bring_buffers()
             contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
             if contributes:
@@ -304,7 +314,7 @@ class Session:
         if self._rounds_over or not self.algorithm.trains_in_rounds:
             return
         self._rounds_over = True
-        if not self._collectives.agree_on_last_round(self._part.gathered):
+        if not self._collectives.agree_on_last_round(self.gathered):
             return
         if self.serves:
             self._collectives.end_last_round()
@@ -342,18 +352,20 @@ class Session:
 
         It counts more than what workers have told to step their contributions with, until they tell anew.
         """
-        self._part.tell_rate(rate)
+        if self.serving is not None:
+            self.serving.tell_rate(rate)
 
     def set_local_rate(self, rate: float) -> None:
         """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
-        self._part.set_local_rate(rate)
+        if self._worker is not None:
+            self._worker.set_local_rate(rate)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
     @property
     def pause_requested(self) -> bool:
         """Whether this worker is to pause at its next batch boundary."""
-        return self._part.pause_requested
+        return self._worker is not None and self._worker.pause_requested
 
     def pause(self) -> bool:
         """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
@@ -391,8 +403,8 @@ class Session:
 
     def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
         """Go on after so many epochs, with the centre of a server's `state` but other workers."""
-        if state is not None:
-            self._part.load_for_others(state["part"])
+        if state is not None and self.serving is not None:
+            self.serving.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
         self.model.publish()
@@ -401,11 +413,6 @@ class Session:
     def layout(self) -> Layout:
         """The names, shapes and types of the parameters, to be compared."""
         return self.model.parameters.layout
-
-    @property
-    def serving(self) -> ServerRank | None:
-        """This rank's part, if it is a server's."""
-        return self.member.part if isinstance(self.member.part, ServerRank) else None
 
     # -- the centre on any rank -----------------------------------------------------------------------
 
@@ -465,6 +472,13 @@ class Session:
 
     # -- inside ---------------------------------------------------------------------------------------
 
+    def _of_worker(self) -> WorkerRank:
+        if self._worker is None:
+            raise ConfigurationError(
+                f"rank {self.rank} serves the centre; make steps inside the loop over batches"
+            )
+        return self._worker
+
     def _local_step(self) -> None:
         assert self._move is not None  # or nobody asks for it
         self.model.publish()  # an exchange may have come first
@@ -487,7 +501,7 @@ class Session:
         options = self._options.read()
         if options != self._known_options:
             self._known_options = options
-            self._part.configure(wired(options))
+            self._of_worker().configure(wired(options))
 
     def _bring_buffers(self) -> None:
         """Let this worker's buffers count in the mean of all, if it has trained at all."""

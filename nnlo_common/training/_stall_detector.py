@@ -27,7 +27,7 @@ _UNKNOWN_S = 60.0
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastHeard:
     """What is known of one rank."""
 
     did: Kind | None = None
@@ -69,7 +69,7 @@ class StallDetector:
         self._hosts, self._stall_timeout_s, self._clock = dict(hosts), stall_timeout_s, clock
         self._level = logging.WARNING if tells else logging.DEBUG
         now_s = self._looked_s = clock()
-        self._seen = {rank: _Seen(at_s=now_s, since_s=now_s) for rank in hosts}
+        self._seen = {rank: _LastHeard(at_s=now_s, since_s=now_s) for rank in hosts}
         self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
 
     def heard(self, message: Message) -> None:
@@ -139,7 +139,7 @@ class StallDetector:
         _LOG.log(self._level, "nnlo: %s; it has died. Workers that go on: %d", told, others)
         return f"{told}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
-    def _deadline_s(self, rank: int, seen: _Seen) -> float:
+    def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
         longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]
         return max(_SHORTEST_S, _PATIENCE * longest_s) if longest_s else _UNKNOWN_S
 

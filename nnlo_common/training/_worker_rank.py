@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Action, Activity, QueryClient, Received, Worker
+from nnlo_common.protocol import Action, Activity, AnswerT, Query, QueryClient, Received, Wait, Worker
 from nnlo_common.training._event_loop import work
-from nnlo_common.training._roles import LocalStep, Report
+from nnlo_common.training._roles import LocalStep, TrainingReport
 
 __all__ = ["WorkerRank"]
 
@@ -19,13 +19,13 @@ class WorkerRank:
     """Computes gradients and exchanges with the servers.
 
     Args:
-        endpoint: this rank's door.
+        endpoint: this rank's.
         worker: the state machine.
         queries: asks the query service.
     """
 
     def __init__(self, endpoint: Endpoint, worker: Worker, queries: QueryClient) -> None:
-        self._endpoint, self._worker, self._query_client = endpoint, worker, queries
+        self._endpoint, self._worker, self._queries = endpoint, worker, queries
         self._servers = {shard_client.shard.server for shard_client in worker.shard_clients}
         self._steps = self._samples = 0
 
@@ -100,21 +100,16 @@ class WorkerRank:
         """Copy the centre into `into` as it is once all have finished the epoch."""
         self._work(self._worker.look(into, when_all_are_there=True))
 
-    def ask(
-        self, content: Mapping[str, Any], numbers: Vector | None = None
-    ) -> tuple[Mapping[str, Any], Vector]:
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and wait for the answer."""
-        self._work(self._query_client.ask(content, numbers))
-        assert self._query_client.answer is not None  # the activity ends with it
-        return self._query_client.answer
+        self._work(self._answered(query))
+        answer: Any = self._queries.answer
+        return cast("AnswerT", answer)
 
     @property
     def told_rate(self) -> float:
         """The learning rate that came with the latest reply of the first server; 0: none."""
         return self._worker.rate
-
-    def tell_rate(self, rate: float) -> None:
-        """Do nothing: this rank has no centre."""
 
     @property
     def pause_requested(self) -> bool:
@@ -137,9 +132,6 @@ class WorkerRank:
         self._steps = state["steps"]
         self.count_samples(state["samples"])
 
-    def load_for_others(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: a new worker begins at the centre."""
-
     def configure(self, values: Vector) -> None:
         """Tell the servers what to step this worker's contributions with from now on."""
         self._work(self._worker.configure(values))
@@ -154,12 +146,9 @@ class WorkerRank:
         self._samples = total
         self._worker.count_samples(total)
 
-    def watch(self, call: Callable[[], object], every_s: float) -> None:
-        """Do nothing: this rank never serves."""
-
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """Return the steps made."""
-        return Report(steps=self._steps, samples=self._samples)
+        return TrainingReport(steps=self._steps, samples=self._samples)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Leave; `last` is done before."""
@@ -167,10 +156,15 @@ class WorkerRank:
         self._work(self._worker.leave())
         self._endpoint.close()
 
+    def _answered(self, query: Query[Any]) -> Activity:
+        yield from self._queries.ask(query)
+        while self._queries.busy:
+            yield Wait()
+
     def _work(self, activity: Activity) -> None:
         work(self._endpoint, self._deliver, activity, self._servers)
 
     def _deliver(self, event: Received) -> list[Action]:
-        if event.message.shard == self._query_client.shard:
-            return self._query_client.receive(event)
+        if event.message.shard == self._queries.shard:
+            return self._queries.handle(event)
         return self._worker.deliver(event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._driver import Driver
 from nnlo_keras._callbacks._model_state import ModelState
 from nnlo_keras._callbacks._rank_callback import RankCallback
-from nnlo_keras._fitting import container_of
+from nnlo_keras._compat import begin_with, callbacks_of_fit
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
 
@@ -85,7 +84,7 @@ class Checkpoint(RankCallback):
     def set_model(self, model: Any) -> None:
         """Be the first in the list: an epoch is saved before another callback begins the next."""
         super().set_model(model)
-        container = self._container = container_of(sys._getframe(1))
+        container = self._container = callbacks_of_fit()
         if container is not None:
             container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
             Decisions(container)
@@ -114,7 +113,7 @@ class Checkpoint(RankCallback):
 
     def _resume(self) -> None:
         distribute = self.distribute if self.team else None
-        self._feed = SequenceFeed.of(sys._getframe(1)) if distribute is None else distribute.feed
+        self._feed = SequenceFeed.of_fit() if distribute is None else distribute.feed
         self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
@@ -136,7 +135,7 @@ class Checkpoint(RankCallback):
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
         # What fit looks at when it begins to count epochs.
-        self.model._initial_epoch = self._epoch or None
+        begin_with(self.model, self._epoch)
         interrupts = self._manager.interrupts
         interrupts.__enter__()
         if self._container is not None:  # a fit that fails does not say so
@@ -204,7 +203,7 @@ class Checkpoint(RankCallback):
         if self.team is None:
             self.after_epochs()
             self._manager.finish()
-        self.model._initial_epoch = None
+        begin_with(self.model, None)
         self._manager.interrupts.__exit__(None, None, None)
 
     # -- saving ---------------------------------------------------------------------------------------
@@ -297,7 +296,7 @@ class Checkpoint(RankCallback):
     def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
         """Undo what was done for the beginning of an epoch that goes on."""
         self._held.synchronise()
-        build_metrics(self.model, sys._getframe(1))
+        build_metrics(self.model)
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
         self._held.load_rates(saved)
         if self.distribute is not None and saved["distribute"] is not None:

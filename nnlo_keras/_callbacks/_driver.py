@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeGuard
 
-from nnlo_common import Report
+from nnlo_common import TrainingReport
 from nnlo_common.plugin import Session
 from nnlo_keras._sequence_feed import SequenceFeed
 
@@ -26,7 +26,7 @@ class Driver(Protocol):
         """This rank's place among several, while there are any."""
 
     @property
-    def report(self) -> Report:
+    def report(self) -> TrainingReport:
         """What this rank has seen of the last training."""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nnlo_common.plugin import EpochMeanQuery
 from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
 
 __all__ = ["MetricAverage"]
@@ -42,12 +43,12 @@ class MetricAverage(RankCallback):
         self.end_exchanges(epoch, logs)
         values = numbers(logs) if self.trains else {}
         weight = self.samples_in_epoch or self.distribute.batches_in_epoch
-        question = {"ask": "epoch mean", "epoch": self._epochs, "values": values, "weight": weight}
+        query = EpochMeanQuery(epoch=self._epochs, values=values, weight=weight)
         self._epochs += 1
         if logs is not None:
-            logs.update(self.team.ask(question)["means"])
+            logs.update(self.team.ask(query).means)
 
     def before_end(self) -> None:
         """Keep nobody waiting who goes on for longer."""
         if self.team is not None:
-            self.team.ask({"ask": "epoch mean", "epoch": -1})
+            self.team.ask(EpochMeanQuery(epoch=None, values={}, weight=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 
 import keras
@@ -11,7 +10,7 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session, launched, speaks
 from nnlo_keras._callbacks._driver import Driver, is_driver
-from nnlo_keras._fitting import container_of, samples_counted
+from nnlo_keras._compat import callbacks_of_fit, samples_counted
 
 __all__ = ["RankCallback", "numbers"]
 
@@ -37,7 +36,7 @@ class RankCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin, unless there is a `Distribute` that says when."""
-        container = container_of(sys._getframe(1))
+        container = callbacks_of_fit()
         if container is not None and any(map(is_driver, container.callbacks)):
             return
         if launched() is not None:

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from nnlo_common import FlatVector, Frame, Segment
 from nnlo_common.plugin import Vector
+from nnlo_keras._compat import memory_of_tensor
 
 __all__ = ["TensorFlowVariables", "memory_of"]
 
@@ -41,7 +42,7 @@ def memory_of(variable: keras.Variable) -> Callable[[], Vector]:
 
 
 def _memory(handle: Any) -> Any:
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)._numpy()
+    return memory_of_tensor(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
 
 
 class TensorFlowVariables:
@@ -184,7 +185,7 @@ class _Together:
     def read(self) -> None:
         """Copy the variables into the vector."""
         if self:
-            packed, start = self._read()._numpy(), 0
+            packed, start = memory_of_tensor(self._read()), 0
             for piece in self._pieces:
                 np.copyto(piece, packed[start : start + piece.size])
                 start += piece.size

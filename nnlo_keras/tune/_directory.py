@@ -9,9 +9,7 @@ Keras-tuner rewrites its files in place, and goes by all of them when it goes on
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,14 @@ import keras_tuner
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import whole
+from nnlo_keras.tune._compat import (
+    file_of_oracle,
+    redirect_saves,
+    refill_grid,
+    replace_retries,
+    trial_file,
+    waiting_retries,
+)
 
 __all__ = ["keep_nothing", "keep_whole", "mend", "read", "write"]
 
@@ -31,18 +37,16 @@ def write(path: str, content: Any) -> None:
 
 def keep_whole(oracle: Any) -> None:
     """Let an oracle write its files whole or not at all."""
-
-    def save_trial(trial: Any) -> None:
-        write(os.path.join(oracle._get_trial_dir(trial.trial_id), "trial.json"), trial.get_state())  # noqa: PTH118
-
-    oracle.save = lambda: write(oracle._get_oracle_fname(), oracle.get_state())
-    oracle._save_trial = save_trial
+    redirect_saves(
+        oracle,
+        lambda: write(file_of_oracle(oracle), oracle.get_state()),
+        lambda trial: write(trial_file(oracle, trial.trial_id), trial.get_state()),
+    )
 
 
 def keep_nothing(oracle: Any) -> None:
     """Let an oracle write nothing: the directory is another rank's."""
-    oracle.save = lambda: None
-    oracle._save_trial = lambda trial: None
+    redirect_saves(oracle, lambda: None, lambda trial: None)
 
 
 def read(tuner: Any) -> None:
@@ -51,7 +55,7 @@ def read(tuner: Any) -> None:
     Raises:
         ConfigurationError: a file is not whole; one of ours always is.
     """
-    state = Path(tuner._get_tuner_fname())
+    state = Path(tuner.state_file)
     try:
         tuner.oracle.reload()
         if state.exists():  # not if the tuner is not ours
@@ -69,21 +73,7 @@ def mend(oracle: Any) -> None:
     found = oracle.trials  # in whatever order the file system has them
     oracle.trials = {one: found[one] for one in dict.fromkeys(oracle.start_order) if one in found}
     ended = set(oracle.end_order)
-    waiting = [one for one in dict.fromkeys(oracle._retry_queue) if one in oracle.trials and one not in ended]
-    oracle._retry_queue = waiting
+    retries = dict.fromkeys(waiting_retries(oracle))
+    replace_retries(oracle, [one for one in retries if one in oracle.trials and one not in ended])
     if isinstance(oracle, keras_tuner.oracles.GridSearchOracle):
-        _order_again(oracle)
-
-
-def _order_again(oracle: Any) -> None:
-    """Let a grid know again which of its points have been tried; keras-tuner does not keep that."""
-
-    def compared(one: str, other: str) -> int:
-        values = oracle.trials[one].hyperparameters.values, oracle.trials[other].hyperparameters.values
-        return int(oracle._compare(*values))
-
-    before = None
-    for trial_id in sorted(oracle.trials, key=functools.cmp_to_key(compared)):
-        oracle._ordered_ids.insert(trial_id, before)
-        before = trial_id
-    oracle._populate_next = [one for one in oracle.end_order if one in oracle.trials]
+        refill_grid(oracle)

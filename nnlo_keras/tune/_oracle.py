@@ -7,11 +7,13 @@ from typing import Any
 import keras_tuner
 import optuna
 from keras_tuner.engine.hyperparameters import HyperParameters
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState, create_trial
 
 from nnlo_common.plugin import engine
-from nnlo_keras.tune._space import distribution, from_sampler, to_sampler
+from nnlo_keras.tune._compat import is_duplicate, most_collisions, random_values, set_seed
+from nnlo_keras.tune._sampler_space import distribution, from_sampler, to_sampler
 
 __all__ = ["SamplerOracle"]
 
@@ -48,22 +50,22 @@ class SamplerOracle(keras_tuner.Oracle):
     ) -> None:
         super().__init__(objective=objective, max_trials=max_trials, seed=seed, **options)
         if seed is not None:
-            self.seed = self._seed_state = seed  # which keras-tuner draws where it is 0
+            set_seed(self, seed)
         self._sampler = sampler
         self._asked: dict[str, Trial] = {}
         self._study = self._begun(0)
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """Choose the values of a trial."""
-        for _ in range(self._max_collisions):
+        for _ in range(most_collisions(self)):
             asked = self._study.ask()
             values = self._chosen(asked)
-            if not self._duplicate(values):
+            if not is_duplicate(self, values):
                 self._asked[trial_id] = asked
                 return {"status": "RUNNING", "values": values}
             self._study.tell(asked, state=TrialState.FAIL)
         # The sampler insists on what has been tried; chance may find what is left.
-        found = self._random_values()
+        found = random_values(self)
         return {"status": "STOPPED"} if found is None else {"status": "RUNNING", "values": found}
 
     @keras_tuner.synchronized
@@ -100,9 +102,8 @@ class SamplerOracle(keras_tuner.Oracle):
             if not found.is_active(hp):
                 continue
             choices = distribution(hp)
-            # What all suggest_... methods of Optuna's trial call.
             found.values[hp.name] = (
-                hp.default if choices is None else from_sampler(hp, asked._suggest(hp.name, choices))
+                hp.default if choices is None else from_sampler(hp, _suggested(asked, hp.name, choices))
             )
         return dict(found.values)
 
@@ -128,3 +129,12 @@ class SamplerOracle(keras_tuner.Oracle):
         return create_trial(
             state=TrialState.COMPLETE, value=trial.score, params=params, distributions=distributions
         )
+
+
+def _suggested(asked: Trial, name: str, choices: BaseDistribution) -> Any:
+    if isinstance(choices, CategoricalDistribution):
+        return asked.suggest_categorical(name, choices.choices)
+    if isinstance(choices, IntDistribution):
+        return asked.suggest_int(name, choices.low, choices.high, log=choices.log)
+    assert isinstance(choices, FloatDistribution)
+    return asked.suggest_float(name, choices.low, choices.high, log=choices.log)

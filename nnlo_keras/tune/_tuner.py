@@ -22,7 +22,6 @@ import keras
 import keras_tuner
 from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.engine.trial import Trial
-from keras_tuner.src.engine import tuner_utils
 from optuna.samplers import BaseSampler
 
 from nnlo_common import ConfigurationError
@@ -39,12 +38,20 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_keras.tune import _directory
-from nnlo_keras.tune._blocks import search_over
+from nnlo_keras.tune._block_search import search_over
+from nnlo_keras.tune._compat import (
+    HookedTuner,
+    best_epoch_saver,
+    best_step,
+    hook_callback,
+    metrics_of,
+    validate_results,
+)
 from nnlo_keras.tune._data import Folds, held_out
-from nnlo_keras.tune._dispatch import FATAL, NOT_AGAIN, RESULT, averaged
+from nnlo_keras.tune._early_end import EarlyEnd, OutOfTimeError
 from nnlo_keras.tune._joint_fit import fit_together
-from nnlo_keras.tune._leaving import Leaving, OutOfTimeError
 from nnlo_keras.tune._oracle import SamplerOracle
+from nnlo_keras.tune._oracle_trials import FATAL, NOT_AGAIN, RESULT, averaged
 from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
 __all__ = ["MPITuner"]
@@ -52,7 +59,7 @@ __all__ = ["MPITuner"]
 _HOOKS = ("on_batch_begin", "on_batch_end", "on_epoch_begin", "on_epoch_end")
 
 
-class MPITuner(keras_tuner.Tuner):
+class MPITuner(HookedTuner):
     """A tuner of keras-tuner over blocks of ranks; with `python` it is an ordinary one.
 
     The same script runs on every rank. With `mpiexec -n 7` and `block_size=3` the first rank has the oracle
@@ -123,15 +130,16 @@ class MPITuner(keras_tuner.Tuner):
         oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
         self._lockstep, self._until, self._time_left = lockstep, until, TimeLeft(end_of(until, time.time()))
         self._world = world
-        self._owner = (ranks := world or launched()) is None or ranks.rank == 0
+        self.has_directory = (ranks := world or launched()) is None or ranks.rank == 0
         self._alone = ranks is None or ranks.size == 1
-        self._starting, self._interrupts = True, Interrupts()
+        self._interrupts = Interrupts()
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
         self._fold: int | None = None  # the one that this rank trains; None: all, one after another
-        (_directory.keep_whole if self._owner else _directory.keep_nothing)(oracle)
+        (_directory.keep_whole if self.has_directory else _directory.keep_nothing)(oracle)
+        if not self.has_directory:
+            options["overwrite"] = False  # the directory is another rank's to empty
         super().__init__(oracle, hypermodel, **options)
-        self._starting = False
 
     def search(self, *args: Any, **options: Any) -> None:
         """Search for the best hyper-parameters; what is given goes to `fit` (collective).
@@ -156,7 +164,7 @@ class MPITuner(keras_tuner.Tuner):
             return
         self.oracle.verbose = options.get("verbose", "auto")
         options["verbose"] = 0
-        if self._owner:
+        if self.has_directory:
             self.on_search_begin()
         search_over(
             self,
@@ -167,7 +175,7 @@ class MPITuner(keras_tuner.Tuner):
             time_left=self._time_left,
             train=lambda run: self._train(run, args, options),
         )
-        if self._owner:
+        if self.has_directory:
             self.on_search_end()
 
     def claim(self) -> None:
@@ -202,14 +210,14 @@ class MPITuner(keras_tuner.Tuner):
         values = trial.hyperparameters.values
         if "tuner/epochs" in values:  # Hyperband's
             options |= {name: values[f"tuner/{name}"] for name in ("epochs", "initial_epoch")}
-        objective, file = self.oracle.objective, self._get_checkpoint_fname(trial.trial_id)
-        saves = tuner_utils.SaveBestEpoch(objective, file) if self._keeps_files() else None
+        objective, file = self.oracle.objective, self._weights_file(trial.trial_id)
+        saves = best_epoch_saver(objective, file) if self._keeps_files() else None
         folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
         folds = folds if self._fold is None else [self._fold]
         results = [self._executed(trial, fold, saves, args, options) for fold in folds]
         if self._folds.count == 1 or self._fold is not None:
             return results[0]
-        found = [tuner_utils.convert_to_metrics_dict(result, objective) for result in results]
+        found = [metrics_of(result, objective) for result in results]
         return averaged(found, objective.name)
 
     def _keeps_files(self) -> bool:
@@ -226,36 +234,37 @@ class MPITuner(keras_tuner.Tuner):
         for execution in range(self.executions_per_trial):
             number = zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode())
             keras.utils.set_random_seed(seed_of(seed, number))
-            callbacks = self._deepcopy_callbacks(list(original))
-            self._configure_tensorboard_dir(callbacks, trial, execution)
+            callbacks = self._copied_callbacks(list(original))
+            if any(isinstance(one, keras.callbacks.TensorBoard) for one in callbacks):
+                self._set_tensorboard_folder(callbacks, trial, execution)  # it imports tensorboard
             if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
-                callbacks.append(tuner_utils.TunerCallback(self, trial))
+                callbacks.append(hook_callback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # A block's ranks leave together, when the coordinator says so.
-            callbacks += [Leaving(self._interrupts, self._time_left)] if self._alone else []
-            results.append(self._build_and_fit_model(trial, *args, **{**options, "callbacks": callbacks}))
+            callbacks += [EarlyEnd(self._interrupts, self._time_left)] if self._alone else []
+            results.append(self._build_and_fit(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 
-    def _build_and_fit_model(self, trial: Any, *args: Any, **options: Any) -> Any:
+    def _build_and_fit(self, trial: Any, *args: Any, **options: Any) -> Any:
         hp, world = trial.hyperparameters, launched()
-        model = self._try_build(hp)
+        model = self._built_model(hp)
         if world is not None:
             args, options = fit_together(
                 model, world, args, options, block_size=self._block_size, shard=self._shard
             )
         results = self.hypermodel.fit(hp, model, *args, **options)
         if self._keeps_files():
-            _directory.write(self._get_build_config_fname(trial.trial_id), model.get_build_config())
-        tuner_utils.validate_trial_results(results, self.oracle.objective, "HyperModel.fit()")
+            _directory.write(self._build_config_file(trial.trial_id), model.get_build_config())
+        validate_results(results, self.oracle.objective, "HyperModel.fit()")
         return results
 
-    def _build_hypermodel(self, hp: Any) -> Any:
-        model = super()._build_hypermodel(hp)
+    def _finished_model(self, hp: Any, model: Any) -> Any:
+        """Go on from a checkpoint, as Hyperband's later rounds do, and wrap the optimizer."""
         if "tuner/trial_id" in hp.values:  # Hyperband goes on with a trial of the round before
             before = hp.values["tuner/trial_id"]
             if not model.built:
-                model.build_from_config(json.loads(Path(self._get_build_config_fname(before)).read_text()))
-            model.load_weights(self._get_checkpoint_fname(before))
+                model.build_from_config(json.loads(Path(self._build_config_file(before)).read_text()))
+            model.load_weights(self._weights_file(before))
         if self._wrap is not None:
             wrap_in(model, self._wrap)
         return model
@@ -264,12 +273,12 @@ class MPITuner(keras_tuner.Tuner):
         """Train what rank 0 has handed out; the first rank of a team tells it what was found."""
         order, objective = run.user_attrs, self.oracle.objective
         self.oracle.seed = run.seed
-        self._fold = order["fold"] if self._folds.count > 1 else None
+        self._fold = run.fold if self._folds.count > 1 else None
         trial = Trial(HyperParameters.from_config(order["hyperparameters"]), order["id"])
         self.oracle.trials[trial.trial_id] = trial
         try:
             results = self.run_trial(trial, *args, **options)
-            tuner_utils.validate_trial_results(results, objective, "Tuner.run_trial()")
+            validate_results(results, objective, "Tuner.run_trial()")
         except keras_tuner.errors.FatalError as error:
             error.add_note(FATAL)
             raise
@@ -277,10 +286,9 @@ class MPITuner(keras_tuner.Tuner):
             error.add_note(NOT_AGAIN)
             raise
         if _first_of_block():
-            metrics = tuner_utils.convert_to_metrics_dict(results, objective)
             found = {
-                "metrics": {name: float(value) for name, value in metrics.items()},
-                "step": tuner_utils.get_best_step(results, objective),
+                "metrics": metrics_of(results, objective),
+                "step": best_step(results, objective),
                 "hyperparameters": json.loads(json.dumps(trial.hyperparameters.get_config())),
             }
             run.set_user_attr(RESULT, found)
@@ -294,12 +302,7 @@ class MPITuner(keras_tuner.Tuner):
         if self._alone and not self._time_left.suffices(time.time(), []):
             warn(f"no more trials are begun: {self._time_left.told}")
             raise OutOfTimeError
-
-    def _try_run_and_update_trial(self, trial: Any, *args: Any, **options: Any) -> None:
-        began_s = time.time()
-        super()._try_run_and_update_trial(trial, *args, **options)
-        if trial.status == "COMPLETED":
-            self._time_left.took(time.time() - began_s)
+        self._asked_s = time.time()
 
     def get_state(self) -> dict[str, Any]:
         """Return what the directory keeps of this tuner."""
@@ -318,41 +321,30 @@ class MPITuner(keras_tuner.Tuner):
             if score is None or not math.isfinite(score):
                 trial.status = "INVALID"
                 trial.message = f"the objective {self.oracle.objective.name} is {score}"
+            elif self._alone:
+                self._time_left.took(time.time() - self._asked_s)
         super().on_trial_end(trial)
 
     def save(self) -> None:
         """Write the state of the search, on the rank that has the directory."""
-        if self._owner:
+        if self.has_directory:
             self.oracle.save()
-            _directory.write(super()._get_tuner_fname(), self.get_state())
+            _directory.write(self.state_file, self.get_state())
 
     def reload(self) -> None:
         """Go on with the search that is in the directory, on the rank that has it."""
-        if self._owner:
+        if self.has_directory:
             _directory.read(self)
 
     def results_summary(self, num_trials: int = 10) -> None:
         """Print the best trials, once."""
-        if self._owner:
+        if self.has_directory:
             super().results_summary(num_trials)
 
     def search_space_summary(self, extended: bool = False) -> None:
         """Print the search space, once."""
-        if self._owner:
+        if self.has_directory:
             super().search_space_summary(extended)
-
-    def _get_tuner_fname(self) -> str:
-        # There is none to begin with for a rank that does not have the directory.
-        return "" if self._starting and not self._owner else str(super()._get_tuner_fname())
-
-    def _populate_initial_space(self) -> None:
-        if self._owner:
-            super()._populate_initial_space()
-
-    def _configure_tensorboard_dir(self, callbacks: list[Any], trial: Any, execution: int = 0) -> None:
-        boards = [one for one in callbacks if isinstance(one, keras.callbacks.TensorBoard)]
-        if boards:  # keras-tuner imports tensorboard in any case
-            super()._configure_tensorboard_dir(callbacks, trial, execution)
 
 
 def _first_of_block() -> bool:

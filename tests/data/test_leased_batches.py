@@ -36,7 +36,7 @@ class Server:
         self.tell()
         if answer is WAIT:
             raise StillWaits
-        return None if answer is None else [answer.epoch, answer.start, answer.stop]
+        return answer
 
     def tell(self):
         self.late.update(self.ledger.answers())
@@ -49,18 +49,19 @@ class Worker:
     def __init__(self, rank, server, batches):
         self.rank, self.server, self.epoch, self.batches = rank, server, 0, 0
         self.unbooked = defaultdict(Counter)
-        self.mine = LeasedBatches(batches, self.ask)
+        self.mine = LeasedBatches(batches, self)
 
-    def ask(self, do, **content):
-        if do == "take":
-            lease = self.server.take(self.rank, content["epoch"], content["unused"])
-            self.unbooked.clear()
-            return {"lease": lease}
-        held = self.server.ledger.held(self.rank)
-        if do == "give back":
-            self.server.ledger.give_back(self.rank, sum(lease.size for lease in held) - content["left"])
-            self.server.tell()
-        return {"leases": [[lease.epoch, lease.start, lease.stop] for lease in held]}
+    def take(self, epoch, unused):
+        lease = self.server.take(self.rank, epoch, unused)
+        self.unbooked.clear()
+        return lease
+
+    def held(self):
+        return self.server.ledger.held(self.rank)
+
+    def give_back(self, left):
+        self.server.ledger.give_back(self.rank, sum(lease.size for lease in self.held()) - left)
+        self.server.tell()
 
     def step(self, seen):
         """Take a batch, or turn to the next epoch."""

@@ -18,6 +18,7 @@ import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_keras._delegation import OPTIONS  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
+from tests.helpers.frameworks import since  # noqa: E402
 from tests.helpers.keras_cases import same, values  # noqa: E402
 from tests.helpers.threads import ranks  # noqa: E402
 
@@ -82,6 +83,7 @@ def public(one):
 # -- the public surface -------------------------------------------------------------------------------
 
 
+@since("keras", "3.10", "there is Optimizer.add_optimizer_variables")
 def test_all_that_is_public_of_an_optimizer_is_passed_on_or_explained():
     assert public(o.Optimizer(0.1)) == READ | set(SET) | set(CALLED) | set(EXPLAINED)
     assert set(SET) | {"iterations", "variables"} == READ
@@ -185,6 +187,7 @@ def test_what_is_refused_is_refused_later_too_and_not_set(wrapped, name, value):
     assert getattr(optimizer.inner_optimizer, name) == before
 
 
+@since("keras", "3.10", "a loss scale takes the place of one in the optimizer")
 def test_a_loss_scale_around_a_wrapper_takes_the_place_of_that_in_it():
     found = []
     for inner in (o.SGD(0.5, loss_scale_factor=100.0), nk.Downpour(o.SGD(0.5, loss_scale_factor=100.0))):

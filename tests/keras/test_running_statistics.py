@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 
+from tests.helpers.frameworks import since
 from tests.helpers.jobs import alone, mpiexec
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.threads import ranks
@@ -53,6 +54,7 @@ def test_with_frozen_weights_the_statistics_are_those_of_the_plain_fit(kind):
         assert_like(server, want)
 
 
+@since("keras", "3.14", "BatchNormalization can renormalise")
 def test_of_layers_that_may_do_something_else_the_plain_mean_is_taken():
     class Own(keras.layers.BatchNormalization):
         def call(self, inputs, training=None, mask=None):
@@ -74,7 +76,7 @@ def test_updates_go_on_where_a_training_was_saved():
     model = job.model_of("fit")
     model.compile("sgd", "mse")
     statistics = Statistics.of(model, model.trainable_variables)
-    statistics.resume(np.arange(5.0))
+    statistics.set_since(np.arange(5.0))
     assert statistics.moves().since.tolist() == [0, 1, 2, 3, 4]
     statistics.mark()
     assert not statistics.moves().since.any()

@@ -23,14 +23,15 @@ import keras_tuner
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.search._messages import Done, End, Note, Start
+from nnlo_common.search.coordinator._coordinator import Coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
+from nnlo_common.search.messages._search_messages import Done, End, Note, Start
 from nnlo_common.testing import InjectedFault
 from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
-from nnlo_keras.tune._dispatch import RESULT, Dispatch
-from nnlo_keras.tune._leaving import Leaving
+from nnlo_keras.tune._early_end import EarlyEnd
+from nnlo_keras.tune._oracle_trials import RESULT, OracleTrials
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -67,7 +68,7 @@ class Formula(MPITuner):
         super().__init__(None, *args, **options)
 
     def _populate_initial_space(self):
-        if self._owner:
+        if self.has_directory:
             self._declare_first(space := self.oracle.get_space())
             self.oracle.update_space(space)
 
@@ -339,7 +340,7 @@ def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, **opti
 
 
 @pytest.mark.parametrize("victim", [1, 2])
-@pytest.mark.parametrize(("kind", "folds"), [("Start", 1), ("Outcome", 1), ("Start", 2)])
+@pytest.mark.parametrize(("kind", "folds"), [("Start", 1), ("RunOutcome", 1), ("Start", 2)])
 @pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
 def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockstep):
     def oracle():
@@ -355,7 +356,7 @@ def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockste
 
 def test_a_trial_whose_rank_dies_has_failed_where_none_is_tried_again(tmp_path):
     with pytest.warns(RuntimeWarning, match="rank 1 on memory has died"):
-        first, *_ = struck(5, tmp_path, 1, "Outcome")
+        first, *_ = struck(5, tmp_path, 1, "RunOutcome")
     (failed,) = [one for one in first.oracle.trials.values() if one.status != "COMPLETED"]
     assert failed.status == "FAILED"
     assert failed.message == "rank 1 on memory, which trained it, has died (killed, crashed or out of memory)"
@@ -367,7 +368,7 @@ def test_the_last_block_ends_the_job_and_the_same_command_goes_on(tmp_path):
         pytest.warns(RuntimeWarning, match="Blocks that go on: 0"),
         pytest.raises(PeerLostError, match=re.escape(f"rank 2: on memory {goes_on}")),
     ):
-        struck(3, tmp_path, 2, "Outcome")
+        struck(3, tmp_path, 2, "RunOutcome")
     first, *_ = searched(3, tmp_path, block_size=2)
     assert sorted(status for status, _, _ in found(first).values()) == ["COMPLETED"] * 7 + ["FAILED"]
 
@@ -393,7 +394,7 @@ def test_what_runs_when_the_time_is_up_is_trained_again(tmp_path, size):
     def program(world):
         def value(hp):
             if hp.get("x") == 0 and launched() is None:
-                Leaving(Interrupts(), TimeLeft(end_s=0.0)).on_train_batch_begin(0)
+                EarlyEnd(Interrupts(), TimeLeft(end_s=0.0)).on_train_batch_begin(0)
             while hp.get("x") == 0 and time.monotonic() < until_s:
                 launched().gather_text("")
             return hp.get("x") ** 2
@@ -418,26 +419,70 @@ def test_what_runs_when_the_time_is_up_is_trained_again(tmp_path, size):
     assert [status for status, _, _ in found(first).values()] == ["COMPLETED"] * 15
 
 
+def completed(coordinator, team, run):
+    """What is answered when a team has trained a trial."""
+    space = keras_tuner.HyperParameters()
+    space.Float("x", -1, 1, step=0.5)
+    result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space.get_config()}
+    assert coordinator.handle(team, Note(run, RESULT, result)) == []
+    return coordinator.handle(team, Done(run, "complete", (0.0,)))
+
+
+def test_what_was_complete_when_others_were_broken_off_counts(tmp_path):
+    tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
+    tuner.oracle.verbose = 0
+    coordinator = Coordinator(OracleTrials(tuner), blocks=2)
+    first, second = (post.message.run for post in coordinator.begin())
+    assert len(coordinator.interrupt("the time is up")) == 2
+    assert completed(coordinator, 0, first) == []
+    ends = coordinator.handle(1, Done(second, "halted", error="broken off"))
+    assert [(post.team, post.message.interrupted) for post in ends] == [
+        (0, "the time is up"),
+        (1, "the time is up"),
+    ]
+    assert [one.status for one in tuner.oracle.trials.values()] == ["COMPLETED", "RUNNING"]
+
+
+def test_an_oracle_that_computes_is_asked_again_but_not_for_ever(tmp_path):
+    class Computing(keras_tuner.oracles.RandomSearchOracle):
+        patience = 3
+
+        def populate_space(self, trial_id):
+            self.patience -= 1
+            return super().populate_space(trial_id) if self.patience == 0 else {"status": "IDLE"}
+
+    tuner = Formula(Computing("loss", max_trials=2, seed=1), directory=tmp_path, project_name="p")
+    tuner.oracle.verbose = 0
+    coordinator = Coordinator(source := OracleTrials(tuner), blocks=1)
+    assert [coordinator.begin(), coordinator.look()] == [[], []]
+    (start,) = coordinator.look()
+    posts = completed(coordinator, 0, start.message.run)
+    while not coordinator.over:
+        posts = coordinator.look()
+    assert [type(post.message) for post in posts] == [End]
+    assert "the oracle waits for a trial, but none is running" in str(source.failure)
+    assert posts[0].message.trials[0]["failure"] == ["RuntimeError", str(source.failure)]
+
+
 def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
     tuner = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
     tuner.oracle.verbose = 0
     now_s = [0.0]
-    dispatch = Dispatch(tuner, blocks=1, time_left=TimeLeft(end_s=100.0), clock=lambda: now_s[0])
+    coordinator = Coordinator(
+        OracleTrials(tuner), blocks=1, time_left=TimeLeft(end_s=100.0), clock=lambda: now_s[0]
+    )
 
     def trained(posts, seconds):
         now_s[0] += seconds
         (run,) = [post.message.run for post in posts]
-        space = tuner.oracle.get_space().get_config()
-        result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space}
-        assert dispatch.handle(0, Note(run, RESULT, result)) == []
-        return dispatch.handle(0, Done(run, "complete", (0.0,)))
+        return completed(coordinator, 0, run)
 
-    posts = trained(trained(dispatch.ask(), 30.0), 20.0)
+    posts = trained(trained(coordinator.begin(), 30.0), 20.0)
     assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
     with pytest.warns(RuntimeWarning, match="the longest has taken 40 s"):
         posts = trained(posts, 40.0)
     assert [type(post.message) for post in posts] == [End]
-    assert dispatch.look() == []
+    assert coordinator.look() == []
     tuner.save()
     again = Formula(STOCK["random"](), directory=tmp_path, project_name="p")
     assert again.get_state() == tuner.get_state()
@@ -534,6 +579,20 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(problem)):
             MPITuner(lambda hp: None, **({"directory": tmp_path} | options))
+
+
+def test_ranks_without_the_directory_do_not_empty_it(tmp_path):
+    """Else one that comes late would remove what the first has written by then."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "of the first rank").touch()
+
+    def program(world):
+        if world.rank:
+            Formula(STOCK["random"](), directory=tmp_path, project_name="p", overwrite=True, world=world)
+
+    with ranks(3) as cluster:
+        cluster.run(program, timeout_s=60)
+    assert (tmp_path / "p" / "of the first rank").exists()
 
 
 def test_ranks_that_do_not_make_blocks_are_refused_on_all_of_them(tmp_path):

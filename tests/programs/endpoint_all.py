@@ -154,7 +154,7 @@ def header():
         event = here.receive()
         got = event.message
         assert (got.kind, got.sequence, got.clock, got.pulled_at) == (Kind.JOIN, 2**63, 2**40 + 2**63, 7)
-        assert (got.weight, got.shard, got.stop, got.vector) == (0.5, 0, False, None)
+        assert (got.scalar, got.shard, got.stop, got.vector) == (0.5, 0, False, None)
         assert event.frame.vector.tolist() == [0, 0]
         here.send(got.sender, message(Kind.ACK, 0), event.frame)
     here.close()

@@ -10,7 +10,7 @@ import optuna
 
 from nnlo_common import SGD, Downpour, Participant
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._endings import FAILURE
+from nnlo_common.search.coordinator._trial_results import FAILURE
 from nnlo_common.training._joining import launched
 
 VICTIM = 2

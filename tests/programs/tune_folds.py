@@ -15,7 +15,7 @@ import optuna
 
 from nnlo_common import SGD, Downpour, Participant
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._endings import FOLDS
+from nnlo_common.search.coordinator._trial_results import FOLDS
 from nnlo_common.training._joining import launched
 
 WHAT, JOURNAL = sys.argv[1], Path(sys.argv[2])

@@ -426,7 +426,7 @@ def test_a_refresh_is_not_counted_as_a_look() -> None:
     finish(table, 1, 2)
     for rank in (1, 2):
         (action,) = table[rank].refresh()
-        assert action.message.resume
+        assert action.message.refreshes
         table.all(table.hear(action.message))
     assert not table.server.peers.have_viewed(1)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common.protocol import Averages, Moves, Moving, Query
+from nnlo_common.protocol import AverageQuery, Averages, Moves, Moving
 
 F4 = np.float32
 LAYERS = [Moving(slice(0, 2), slice(2, 4)), Moving(slice(5, 6), slice(6, 7))]
@@ -56,8 +56,10 @@ class Worker:
         return np.concatenate([self.vector, Moves(self.since, self.decay, self.total).wired()])
 
     def _ask(self, numbers: np.ndarray | None, **facts: Any) -> np.ndarray:
-        content = {"ask": "average", "views": self.views, **facts}
-        return self.averages.ask(Query(self.rank, content, numbers))[0].numbers
+        if numbers is not None:
+            facts["numbers"] = numbers
+        ((_, answer),) = self.averages.ask(self.rank, AverageQuery(views=self.views, **facts))
+        return answer.numbers
 
 
 def counts(numbers: np.ndarray) -> np.ndarray:
@@ -70,7 +72,8 @@ def team(size: int, decay: float | list[float] = 0.99) -> tuple[Averages, list[W
 
 
 def seen(averages: Averages, views: int = 0) -> np.ndarray:
-    return averages.ask(Query(0, {"weight": 0, "views": views}))[0].numbers.copy()
+    ((_, answer),) = averages.ask(0, AverageQuery(views=views))
+    return answer.numbers.copy()
 
 
 def plain(batches: int, decay: float | list[float] = 0.99) -> Worker:
@@ -338,7 +341,7 @@ def test_what_all_get_instead_is_that_bit_for_bit_and_is_gone_on_from() -> None:
     averages, (worker, _) = team(2)
     worker.train(3).bring(0)
     numbers = np.concatenate([TRUE, Moves(np.zeros(2), np.ones(2), np.array([5.0, 6.0])).wired()])
-    averages.ask(Query(0, {"weight": 1, "views": 0, "instead": True}, numbers))
+    averages.ask(0, AverageQuery(weight=1, views=0, instead=True, numbers=numbers))
     assert bits(worker.take()) == bits(TRUE)
     assert worker.total.tolist() == [5, 6]
     worker.train(9).bring(1)

@@ -72,10 +72,10 @@ MESSAGES = st.builds(
     sequence=COUNTS,
     clock=COUNTS,
     pulled_at=COUNTS,
-    weight=st.floats(allow_nan=False),
+    scalar=st.floats(allow_nan=False),
     shard=RANKS,
     stop=st.booleans(),
-    resume=st.booleans(),
+    mark=st.booleans(),
     samples=COUNTS,
     vector=st.none(),
     pause=st.booleans(),
@@ -614,7 +614,7 @@ def test_who_joins_is_told_the_learning_rate_and_contributes_with_its_own_weight
     table.server.set_rate(0.25)
     table.joined()
     assert [worker.rate for worker in table.workers.values()] == [0.25, 0.25]
-    assert [table.request(rank).weight for rank in (1, 2)] == [1.0, 1.0]
+    assert [table.request(rank).share for rank in (1, 2)] == [1.0, 1.0]
 
 
 def test_with_several_servers_the_first_tells_the_learning_rate() -> None:
@@ -627,7 +627,7 @@ def test_with_several_servers_the_first_tells_the_learning_rate() -> None:
         assert isinstance(joining, Send)
         vector = np.zeros(shard_client.parameters.size, F4)
         index = shard_client.shard.index
-        welcome = Message(Kind.CENTER, index, 0, weight=rate, shard=index, vector=vector)
+        welcome = Message(Kind.CENTER, index, 0, scalar=rate, shard=index, vector=vector)
         shard_client.receive(Received(welcome, Frame(vector.size)))
     assert worker.rate == 0.5
 

@@ -11,10 +11,17 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.search._coordinator_mail import Death
-from nnlo_common.search._messages import Answer, Done, End, Halt, Start, Suggest
-from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR, FAILURE
+from nnlo_common.search.coordinator._study_trials import study_coordinator
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    End,
+    Halt,
+    ParameterRequest,
+    RequestAnswer,
+    Start,
+)
+from nnlo_common.search.messages._team_events import Death
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(0, 1))
@@ -22,7 +29,7 @@ X = distribution_to_json(FloatDistribution(0, 1))
 
 def coordinator(**options):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    return study, Coordinator(study, **options)
+    return study, study_coordinator(study, **options)
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,7 +45,7 @@ def test_every_interleaving_ends_with_all_trials_and_each_block_told_once(data):
             if isinstance(post.message, Start):
                 assert post.team not in busy, "a block got a second trial"
                 busy[post.team] = post.message.run
-            elif isinstance(post.message, Answer):
+            elif isinstance(post.message, RequestAnswer):
                 assert 0 <= post.message.value <= 1
                 asked.add(post.team)
             elif isinstance(post.message, Halt):
@@ -52,7 +59,7 @@ def test_every_interleaving_ends_with_all_trials_and_each_block_told_once(data):
             machine.think()
         block = data.draw(st.sampled_from(sorted(busy)))
         if block not in asked and block not in halted:
-            posts = machine.handle(block, Suggest(busy[block], "x", X))
+            posts = machine.handle(block, ParameterRequest(busy[block], "x", X))
             continue
         trial = busy.pop(block)
         asked.discard(block)
@@ -190,11 +197,13 @@ def test_whoever_dies_and_when_all_trials_end_or_the_job_does(data):
 
 def test_the_trial_of_a_dead_block_is_tried_again_by_another():
     job = Job(2, 1, n_trials=2, retries=1)
-    job.machine.handle(0, Suggest(0, "x", X))
+    job.machine.handle(0, ParameterRequest(0, "x", X))
     job.die(0)
     assert job.study.trials[0].user_attrs[FAILURE] == "died"
     assert "rank 1 on node7, which trained it, has died" in job.study.trials[0].user_attrs[ERROR]
-    assert job.machine.handle(0, Suggest(0, "y", X)) == [], "it was written before the death was known"
+    assert job.machine.handle(0, ParameterRequest(0, "y", X)) == [], (
+        "it was written before the death was known"
+    )
     job.finish(1, "complete")
     job.finish(1, "complete")
     assert job.machine.over

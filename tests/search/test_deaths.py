@@ -14,7 +14,7 @@ import optuna
 
 from nnlo_common import SGD, Downpour, Participant, PeerLostError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._endings import ERROR, FAILURE
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
 from nnlo_common.testing import InjectedFault
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -45,7 +45,7 @@ def searched(size, victim, kind, objective=training, **options):
 
 
 @pytest.mark.parametrize("victim", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["Start", "Outcome"])
+@pytest.mark.parametrize("kind", ["Start", "RunOutcome"])
 def test_a_dead_rank_costs_its_block_only(victim, kind):
     studies = searched(7, victim, kind, n_trials=8, retries=1)
     assert isinstance(studies.pop(victim), InjectedFault)
@@ -64,7 +64,7 @@ def test_a_dead_rank_costs_its_block_only(victim, kind):
 def test_the_last_block_ends_the_job_and_says_what_goes_on(options, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PeerLostError, match=f"rank 2: on memory has died, and with it .*{said}"):
-        searched(4, 2, "Outcome", **options)
+        searched(4, 2, "RunOutcome", **options)
 
 
 def test_without_its_coordinator_every_rank_ends():
@@ -72,7 +72,7 @@ def test_without_its_coordinator_every_rank_ends():
         searched(7, 0, "Done")
 
 
-@pytest.mark.parametrize(("victim", "kind"), [(0, "Done"), (2, "Outcome")])
+@pytest.mark.parametrize(("victim", "kind"), [(0, "Done"), (2, "RunOutcome")])
 def test_one_rank_only_tells_what_the_search_cannot_do_without(victim, kind):
     def program(world):
         if world.rank == victim:

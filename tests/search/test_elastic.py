@@ -20,11 +20,12 @@ import optuna
 
 from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostError
 from nnlo_common.search import optimize
-from nnlo_common.search._coordinator_mail import Death, Letters
-from nnlo_common.search._messages import Done, End, Halt, Recall, Start, from_text
-from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR, FAILURE, FOLDS, HELPERS
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, FOLDS, HELPERS
+from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
+from nnlo_common.search.messages._search_messages import Done, End, Halt, Recall, Start, from_text
+from nnlo_common.search.messages._team_events import Death
 from nnlo_common.testing import InjectedFault
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -33,7 +34,7 @@ PROGRAM = PROGRAMS / "tune_elastic.py"
 
 def coordinator(**options):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    return study, Coordinator(study, elastic=True, **{"clock": lambda: 0.0} | options)
+    return study, study_coordinator(study, elastic=True, **{"clock": lambda: 0.0} | options)
 
 
 def told(posts):
@@ -159,7 +160,7 @@ class Ranks:
 
     def __init__(self, machine, teams):
         hosts = ["node"] * (1 + sum(map(len, teams)))
-        self.machine, self.letters = machine, Letters(self, teams, hosts)
+        self.machine, self.letters = machine, CoordinatorChannel(self, teams, hosts)
         self.members = {rank: team for team in teams for rank in team}
         self.team = {rank: index for index, team in enumerate(teams) for rank in team}
         self.run, self.flags, self.ended, self.boxes = {}, defaultdict(set), [], defaultdict(list)
@@ -371,7 +372,7 @@ def test_an_algorithm_that_is_tied_to_its_workers_stays_with_them(tmp_path):
 
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("victim", [1, 2, 3, 4])
-@pytest.mark.parametrize(("kind", "left"), [("Start", 2), ("Outcome", 3), ("Text", 9)])
+@pytest.mark.parametrize(("kind", "left"), [("Start", 2), ("RunOutcome", 3), ("Text", 9)])
 def test_a_death_costs_the_block_only_though_it_has_joined_another(victim, kind, left, tmp_path):
     studies = searched(
         5,

@@ -18,8 +18,8 @@ from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._endings import ERROR, FOLDS, SPREAD
-from nnlo_common.search.coordinator._results import RETRY_OF
+from nnlo_common.search.coordinator._study_trials import RETRY_OF
+from nnlo_common.search.coordinator._trial_results import ERROR, FOLDS, SPREAD
 from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

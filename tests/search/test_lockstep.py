@@ -17,10 +17,17 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search._messages import Done, Halt, Report, Start, Suggest, Verdict
-from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.coordinator._study_trials import study_coordinator
+from nnlo_common.search.coordinator._trial_results import ERROR
+from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    Halt,
+    ParameterRequest,
+    PruneRequest,
+    Start,
+    TrialReport,
+)
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 
@@ -43,12 +50,12 @@ def told(study):
 
 def objective(run):
     """What a block does, as a generator of messages; two of the trials fail."""
-    x = (yield Suggest(run, "x", X)).value
-    bent = (yield Suggest(run, "c", C)).value
-    y = (yield Suggest(run, "y", Y)).value if bent else 0.3  # a parameter that not all trials have
+    x = (yield ParameterRequest(run, "x", X)).value
+    bent = (yield ParameterRequest(run, "c", C)).value
+    y = (yield ParameterRequest(run, "y", Y)).value if bent else 0.3  # a parameter that not all trials have
     for step in range(3):
-        yield Report(run, (x - 0.2) ** 2 + y**2 + step, step)
-        if (yield Verdict(run)).value:
+        yield TrialReport(run, (x - 0.2) ** 2 + y**2 + step, step)
+        if (yield PruneRequest(run)).value:
             return Done(run, "pruned")
     if run in (3, 9):
         return Done(run, "failed", error="by accident")
@@ -62,7 +69,9 @@ def searched(timing, *, sampler="tpe", pruner=MEDIAN, blocks=3, n_trials=24, loc
     study.sampler = engine(sampler, 1, n_trials, study)
     if isinstance(study.sampler, BayesianSampler):
         study.sampler.choosers = math.inf  # as for any search in lock-step: how long it takes must not matter
-    machine = Coordinator(study, blocks=blocks, n_trials=n_trials, retries=1, lockstep=lockstep, **options)
+    machine = study_coordinator(
+        study, blocks=blocks, n_trials=n_trials, retries=1, lockstep=lockstep, **options
+    )
     slow = pace.randrange(blocks)
     training, waiting = {}, machine.begin()
     while True:
@@ -136,7 +145,7 @@ def test_what_a_journal_holds_is_a_beginning_of_the_search(tmp_path):
     path = tmp_path / "search.jsonl"
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler())
     journal = Journal(path, study)
-    machine = Coordinator(study, blocks=3, n_trials=9, lockstep=True, record=journal)
+    machine = study_coordinator(study, blocks=3, n_trials=9, lockstep=True, record=journal)
     machine.begin()
     assert machine.handle(1, Done(1, "complete", (1.0,))) == [], "the block waits for those before"
     machine.handle(0, Done(0, "complete", (1.0,)))

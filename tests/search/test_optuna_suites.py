@@ -20,7 +20,7 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.testing.pytest_storages import StorageTestCase
 
-from nnlo_common.search.coordinator._study_snapshots import Seen
+from nnlo_common.search.coordinator._storage_view import StorageView
 from nnlo_common.search.journal._export import Export
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
@@ -188,7 +188,7 @@ class TestSeen(Explained, StorageTestCase):
 
     @pytest.fixture
     def storage(self):
-        return Seen(SimpleNamespace(_storage=InMemoryStorage(), _study_id=0), lambda trials: trials)
+        return StorageView(SimpleNamespace(_storage=InMemoryStorage(), _study_id=0), lambda trials: trials)
 
 
 def suites_of(module):

@@ -23,8 +23,8 @@ from optuna.trial import TrialState
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
 from nnlo_common.base._folder_lock import _held
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._endings import ERROR
-from nnlo_common.search.coordinator._results import RETRY_OF
+from nnlo_common.search.coordinator._study_trials import RETRY_OF
+from nnlo_common.search.coordinator._trial_results import ERROR
 from nnlo_common.training._joining import launched
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -364,7 +364,7 @@ def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
 HOLDER = """
 import sys
 import optuna
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.journal._journal import Journal
 journal = Journal(sys.argv[1], optuna.create_study())
 print("held", flush=True)
 sys.stdin.read()

@@ -17,10 +17,19 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
-from nnlo_common.search._coordinator_mail import Death
-from nnlo_common.search._messages import Choose, Done, End, Halt, Start, Suggest, from_text, to_text
-from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.journal._record import packed
+from nnlo_common.search.coordinator._study_trials import study_coordinator
+from nnlo_common.search.journal._packed_trial import packed
+from nnlo_common.search.messages._search_messages import (
+    Choose,
+    Done,
+    End,
+    Halt,
+    ParameterRequest,
+    Start,
+    from_text,
+    to_text,
+)
+from nnlo_common.search.messages._team_events import Death
 from nnlo_common.search.samplers._replica import Replica
 from nnlo_common.testing import InjectedFault
 
@@ -164,7 +173,7 @@ class Job:
     def __init__(self, seed, blocks, search_ranks, **options):
         self.chance = random.Random(seed)
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(n_startup_trials=3))
-        self.machine = Coordinator(self.study, blocks=blocks, search_ranks=search_ranks, **options)
+        self.machine = study_coordinator(self.study, blocks=blocks, search_ranks=search_ranks, **options)
         sampler = optuna.samplers.TPESampler(n_startup_trials=3)
         self.replicas = {
             blocks + index: Replica(optuna.create_study(), sampler, 0) for index in range(search_ranks)
@@ -201,7 +210,7 @@ class Job:
             self.halted.remove(team)
             self.take(self.machine.handle(team, Done(run, "halted", error="broken off")))
             return
-        ((answer),) = self.machine.handle(team, Suggest(run, "x", X))
+        ((answer),) = self.machine.handle(team, ParameterRequest(run, "x", X))
         x = answer.message.value
         state = "failed" if self.chance.random() < 0.1 else "complete"
         self.take(self.machine.handle(team, Done(run, state, (x**2,) if state == "complete" else (), "why")))

@@ -16,12 +16,12 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search._messages import Done, End, Halt, Start, Suggest
-from nnlo_common.search._search import Search
-from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._endings import ERROR, SECONDS
+from nnlo_common.search._study_search import StudySearch
+from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-from nnlo_common.search.journal._record import Journal
+from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
+from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search.messages._search_messages import Done, End, Halt, ParameterRequest, Start
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -43,7 +43,7 @@ def test_only_trials_that_may_end_in_time_are_begun(durations, blocks, end_s):
     """Of trials that never take longer than those before none is broken off, and no time is wasted."""
     durations = sorted(durations, reverse=True)
     clock, study = Clock(), optuna.create_study(sampler=optuna.samplers.RandomSampler())
-    machine = Coordinator(
+    machine = study_coordinator(
         study, blocks=blocks, n_trials=len(durations), time_left=TimeLeft(end_s), clock=clock
     )
     posts, ends = machine.begin(), {}
@@ -72,7 +72,7 @@ def test_those_before_the_job_was_started_again_count_as_observed(tmp_path):
 
     def searched(end_s):
         study = optuna.create_study()
-        Search(
+        StudySearch(
             study,
             objective,
             n_trials=4,
@@ -97,12 +97,14 @@ def test_what_runs_when_the_time_is_up_is_trained_again_by_the_same_command(tmp_
     path = tmp_path / "search.jsonl"
     clock, study = Clock(), optuna.create_study()
     with_journal = Journal(path, study)
-    machine = Coordinator(
+    machine = study_coordinator(
         study, blocks=2, n_trials=5, time_left=TimeLeft(10.0), clock=clock, record=with_journal
     )
     runs = [post.message.run for post in machine.begin()]
     x = optuna.distributions.distribution_to_json(optuna.distributions.FloatDistribution(0, 1))
-    chosen = [machine.handle(team, Suggest(run, "x", x))[0].message.value for team, run in enumerate(runs)]
+    chosen = [
+        machine.handle(team, ParameterRequest(run, "x", x))[0].message.value for team, run in enumerate(runs)
+    ]
     machine.think()
     clock.now_s = 6.0
     machine.handle(0, Done(0, "complete", (1.0,)))

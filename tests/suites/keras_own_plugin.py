@@ -21,7 +21,11 @@ from nnlo_keras._wrapper import Wrapper, wrapper_of
 
 WRAPPER = os.environ.get("NNLO_SUITE_WRAPPER", "")
 #: Those that hold other optimizers are Keras' own; what they hold is wrapped.
-HOLDERS = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
+HOLDERS = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)
+)
 
 
 def wrapped(optimizer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_all_workers_but_one_may_die():
     assert [type(result).__name__ for result in results] == [
         "Server",
         "InjectedFault",
-        "Report",
+        "TrainingReport",
         "InjectedFault",
     ]
     assert results[0].rule.clock == STEPS
@@ -172,7 +173,7 @@ def test_who_waits_after_an_epoch_pauses_with_the_server_also_where_a_death_ends
                     return ask()
 
                 server.answer_pauses = answer_pauses
-                part.on_pause = lambda: seen.append(ended)
+                part.keeper = SimpleNamespace(all_pause=lambda: seen.append(ended), look=lambda: None)
                 ended = False
                 list(me.batches([]))
                 ended = True
@@ -503,7 +504,7 @@ def test_who_has_ended_is_not_waited_for():
 
 
 def message(kind=Kind.PUSH, sequence=1, vector=None, sender=1):
-    return Message(kind, sender, sequence, clock=7, pulled_at=3, weight=0.5, vector=vector)
+    return Message(kind, sender, sequence, clock=7, pulled_at=3, scalar=0.5, vector=vector)
 
 
 def test_a_message_is_a_copy_and_comes_whole_in_order_and_through_its_own_door():
@@ -532,7 +533,7 @@ def test_a_message_is_a_copy_and_comes_whole_in_order_and_through_its_own_door()
     for event, numbers in ((first, [0, 1, 2]), (second, [9, 9, 9])):
         assert event.message.vector.tolist() == numbers
         assert np.shares_memory(event.message.vector, event.frame.vector)
-        assert (event.message.clock, event.message.pulled_at, event.message.weight) == (7, 3, 0.5)
+        assert (event.message.clock, event.message.pulled_at, event.message.share) == (7, 3, 0.5)
     assert [first.message.sequence, second.message.sequence] == [1, 2]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 from torch.utils.data import dataloader  # noqa: E402
 
+from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_torch import _compat  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
@@ -65,7 +64,8 @@ def test_a_batch_is_in_the_table_from_its_drawing_to_the_loop():
     counted = text.find("self._send_idx += 1")
     assert 0 < drawn < noted < counted, f"{CHANGED}: _try_put_index draws, notes and counts a batch in turn"
     taken = source("_MultiProcessingDataLoaderIter", "_next_data")
-    assert taken.count("self._task_info.pop(") == taken.count("return self._process_data("), CHANGED
+    gone = taken.count("self._task_info.pop(") + taken.count("del self._task_info[idx]")
+    assert gone == taken.count("return self._process_data("), CHANGED
 
 
 def test_the_loader_is_found_from_its_sampler():
@@ -110,9 +110,109 @@ def test_what_is_missing_is_found_at_once(monkeypatch):
     assert found == [None]
 
 
-def test_nothing_else_reaches_into_a_loader():
-    parts = ("_num_yielded", "_task_info", "_send_idx", "_index_sampler", "_next_index", "_getframe")
-    for path in Path(_compat.__file__).parent.glob("*.py"):
-        if path.name != "_compat.py":
-            assert not [part for part in parts if part in path.read_text()], path
-    assert sys.modules["nnlo_torch._compat"] is _compat
+OTHER = f"PyTorch {torch.__version__} has changed: mend nnlo_torch/_compat.py"
+
+
+def test_hooks_of_all_optimizers_are_known():
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def hook(optimizer, args, kwargs):
+        return None
+
+    before, after = _compat.global_hooks()
+    ends = [register_optimizer_step_pre_hook(hook), register_optimizer_step_post_hook(hook)]
+    try:
+        assert _compat.global_hooks() == ([*before, hook], [*after, hook]), (
+            f"{OTHER}: hooks are kept elsewhere"
+        )
+    finally:
+        for end in ends:
+            end.remove()
+
+
+@pytest.mark.parametrize("event", ["step", "state_dict", "load_state_dict"])
+def test_hooks_of_an_optimizer_are_known(event):
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    assert _compat.hooks_of(optimizer, event) == ([], [])
+    getattr(optimizer, f"register_{event}_pre_hook")(print)
+    getattr(optimizer, f"register_{event}_post_hook")(repr)
+    found = _compat.hooks_of(optimizer, event)
+    assert found == ([print], [repr]), f"{OTHER}: hooks of {event} are kept elsewhere"
+
+
+def test_a_step_is_not_wrapped_if_it_calls_hooks_itself():
+    class Optimizer(torch.optim.SGD):
+        @_compat.without_hooks
+        def step(self, closure=None):
+            return "called"
+
+    calls = []
+    optimizer = Optimizer([torch.zeros(1)], 0.1)
+    optimizer.register_step_pre_hook(lambda *args: calls.append(1))
+    assert optimizer.step() == "called"
+    assert not calls, f"{OTHER}: torch wraps a step that says `hooked`"
+
+
+def test_schedulers_do_not_warn_of_an_optimizer_that_makes_no_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _compat.stepped(optimizer)
+    scheduler.step()  # a warning is an error
+
+
+def test_many_tensors_are_copied_at_once():
+    places = [torch.zeros(2), torch.zeros(1)]
+    _compat.copy_all(places, [torch.ones(2), torch.ones(1)])
+    assert [one.tolist() for one in places] == [[1, 1], [1]], f"{OTHER}: _foreach_copy_ copies otherwise"
+
+
+def test_all_layers_that_normalise_by_batches_are_of_one_class():
+    kinds = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+    assert all(issubclass(kind, _compat.BatchNorm) for kind in kinds), f"{OTHER}: _BatchNorm is not above all"
+    assert not issubclass(torch.nn.InstanceNorm1d, _compat.BatchNorm), OTHER
+
+
+def test_buffers_that_are_saved_are_told_from_others():
+    module = torch.nn.Module()
+    kept = torch.zeros(1)
+    module.register_buffer("kept", kept)
+    module.register_buffer("made again", torch.zeros(1), persistent=False)
+    assert _compat.saved_buffers(module) == [("kept", kept)], (
+        f"{OTHER}: buffers that are not saved are elsewhere"
+    )
+
+
+def test_what_is_within_a_module_is_known_also_while_it_is_made():
+    inner = torch.nn.Linear(1, 1)
+    outer = torch.nn.Sequential(inner)
+    assert _compat.children_of(outer) == [inner], f"{OTHER}: modules are kept elsewhere"
+    assert [id(one) for one in _compat.parameters_of(inner)] == [id(inner.weight), id(inner.bias)], OTHER
+    unfinished = torch.nn.Module.__new__(torch.nn.Module)
+    assert not [*_compat.children_of(unfinished), *_compat.parameters_of(unfinished)]
+
+
+class Bare:
+    """Has none of the private parts."""
+
+
+@pytest.mark.parametrize(
+    ("use", "part"),
+    [
+        (lambda bare: _compat.hooks_of(bare, "step"), "_optimizer_step_pre_hooks"),
+        (_compat.saved_buffers, "_non_persistent_buffers_set"),
+    ],
+)
+def test_a_part_that_is_gone_is_named(use, part):
+    with pytest.raises(ConfigurationError, match=rf"torch .* has changed: Bare has no {part} any more"):
+        use(Bare())
+
+
+def test_a_part_of_a_module_that_is_gone_is_named(monkeypatch):
+    monkeypatch.delattr("torch._foreach_copy_")
+    with pytest.raises(
+        ConfigurationError, match=r"torch .* has changed: torch has no _foreach_copy_ any more"
+    ):
+        _compat.copy_all([], [])
+    monkeypatch.delattr(_compat.optim, "_global_optimizer_pre_hooks")
+    with pytest.raises(ConfigurationError, match=r"has no _global_optimizer_pre_hooks any more"):
+        _compat.global_hooks()

@@ -12,7 +12,7 @@ import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
-from tests.helpers.frameworks import FRAMEWORKS
+from tests.helpers.frameworks import FRAMEWORKS, since
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 if "torch" not in FRAMEWORKS:  # before the next import, which needs expecttest
@@ -28,7 +28,12 @@ import nnlo_torch as nt  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.torch_cases import same, values  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [
+    pytest.mark.framework("torch"),
+    # PyTorch 2.4 itself, in SequentialLR and when a parameter is read from a pickle.
+    pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You are using `torch.load` with:FutureWarning"),
+]
 
 # Their module forbids to set torch.backends' flags in the whole process; other tests may want to.
 vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
@@ -377,7 +382,9 @@ def test_errors_are_those_of_the_plain_optimizer(case):
     assert outcome(lambda: use(nt.Downpour)) == plain
 
 
-@pytest.mark.parametrize("name", [n for n, info in INFOS.items() if info.has_capturable_arg])
+@pytest.mark.parametrize(
+    "name", [n for n, info in INFOS.items() if getattr(info, "has_capturable_arg", False)]
+)
 def test_capturable_is_refused_on_a_cpu_as_by_the_plain_optimizer(name):
     def use(wrap):
         params = parameters_of(name)
@@ -484,6 +491,7 @@ def test_an_added_group_is_stepped_as_by_the_plain_optimizer():
     assert same(run(nt.Downpour), run(lambda optimizer: optimizer))
 
 
+@since("torch", "2.6", "optimizers take names")
 def test_names_of_parameters_are_kept():
     model = cases.model_of()
     optimizer = nt.Downpour(torch.optim.SGD(model.named_parameters(), lr=0.1))

@@ -21,7 +21,11 @@ import nnlo_torch as nt  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.torch_cases import same, values  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [
+    pytest.mark.framework("torch"),
+    # PyTorch 2.4 itself, where activations are computed again.
+    pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning"),
+]
 
 BATCHES, EPOCHS, BATCH = 10, 2, 6
 X, Y = cases.data()

@@ -11,6 +11,7 @@ import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
+from tests.helpers.frameworks import since
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import EXAMPLES, PROGRAMS
 
@@ -296,6 +297,7 @@ def test_what_cannot_be_wrapped_is_named(wrap, words):
         wrap(list(torch.nn.Linear(2, 2).parameters()))
 
 
+@since("torch", "2.6", "optimizers take names")
 def test_other_models_on_other_ranks_are_refused():
     def program(world):
         model = torch.nn.Linear(2 + (world.rank == 1), 1)

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from nnlo_common.protocol import DraftAnswer, DraftQuery
+from nnlo_common.protocol._checkpoint_round import Due
 from nnlo_common.training.checkpoint import Store
-from nnlo_common.training.checkpoint._round import Saving
+from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import Writer
 
 
@@ -22,9 +24,9 @@ class Session:
         self.world, self.algorithm = SimpleNamespace(recalled=False), SimpleNamespace(tied_to_workers="")
         self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
 
-    def ask(self, content):
-        self.asked.append(content["do"])
-        return self.first.answering(self.rank, content)
+    def ask(self, query):
+        self.asked.append(query.kind)
+        return self.first.asked(self.rank, query)
 
     def pause(self):
         return True
@@ -34,7 +36,8 @@ class ServerRank:
     """A server with two workers, 2 and 3."""
 
     def __init__(self, idle=lambda: None):
-        self.pauses, self.dead, self.wishes, self.answering, self.idle = 0, set(), 0, None, idle
+        self.pauses, self.dead, self.wishes, self.idle = 0, set(), 0, idle
+        self.service, self.parts, self.told = self, [], {}
 
     def want_pause(self):
         self.wishes += 1
@@ -45,11 +48,20 @@ class ServerRank:
     def workers(self):
         return {2, 3}
 
-    def lost(self):
-        return self.dead
+    def add(self, part):
+        self.parts.append(part)
 
-    def answer(self, call):
-        self.answering = call
+    def tell(self, answers):
+        self.told.update(answers)
+
+    def asked(self, rank, query):
+        """Ask as over the query service; what cannot be answered yet is None."""
+        self.tell(self.parts[0].handlers[type(query)](rank, query))
+        return self.told.pop(rank, None)
+
+    def lose(self, rank):
+        self.dead.add(rank)
+        self.tell(self.parts[0].gone(rank, lost=True))
 
     def wait_until(self, condition):
         for _ in range(100):
@@ -68,7 +80,7 @@ class Ranks:
         teams = [Session(0, self.first, self.first), Session(1, self.first, self.second)]
         teams += [Session(rank, self.first) for rank in (2, 3)]
         self.all = [
-            Saving(
+            saving_on(
                 self.store if team.rank == 0 else Store(folder),
                 team,
                 file=f"rank{team.rank}.txt",
@@ -85,13 +97,13 @@ class Ranks:
 
     def pause(self, ranks=(1, 2, 3), *, last=False):
         """All pause, and these go on and write."""
-        self.on(0)._wanted, self.on(0)._last = True, last
+        self.on(0)._handle(Due(last))
         self.first.pauses += 1
-        self.first.on_pause()
+        self.first.keeper.all_pause()
         for rank in ranks:
             if rank == 1:
                 self.second.pauses += 1
-                self.second.on_pause()
+                self.second.keeper.all_pause()
             else:
                 assert self.on(rank).save()
 
@@ -123,7 +135,7 @@ def test_what_is_written_is_a_copy_and_nobody_waits_for_it(tmp_path):
         assert going.wait(10)
         return str(copied).encode()
 
-    saving = Saving(
+    saving = saving_on(
         Store(tmp_path), None, file="rank0.txt", collect=lambda: tree, pack=pack, facts=lambda: {"step": 1}
     )
     assert saving.save()
@@ -139,7 +151,7 @@ def test_a_worker_that_dies_before_it_has_written_costs_one_checkpoint(ranks):
     ranks.settle(0, 1, 2)
     ranks.settle(3)
     ranks.pause(ranks=(1, 2))
-    ranks.first.dead = {3}
+    ranks.first.lose(3)
     ranks.settle(1, 2)
     with pytest.warns(RuntimeWarning, match="rank 3 has died before it had written its part"):
         ranks.on(0).finish()
@@ -163,11 +175,9 @@ def test_who_pauses_again_without_having_confirmed_is_not_waited_for(ranks):
 
 
 def test_a_server_that_knows_of_a_pause_before_the_first_does_is_to_wait(ranks):
-    answer = ranks.first.answering(1, {"do": "number", "pauses": 1})
-    assert answer["wait"]
+    assert ranks.first.asked(1, DraftQuery(pauses=1)) is None
     ranks.pause(ranks=())
-    answer = ranks.first.answering(1, {"do": "number", "pauses": 1})
-    assert (answer["wait"], answer["number"]) == (False, 1)
+    assert ranks.first.told == {1: DraftAnswer(number=1, end=False, recalled=False)}
 
 
 def test_the_end_waits_for_those_who_still_write(ranks):

@@ -24,9 +24,9 @@ from nnlo_common import (
     NNLOError,
     Participant,
     PeerLostError,
-    Report,
     RMSprop,
     Synchronous,
+    TrainingReport,
 )
 from nnlo_common.testing import Replay, RoundRobin
 from tests.helpers.threads import flat, ranks, server_of, train
@@ -213,8 +213,8 @@ def test_a_participant_may_take_part_again():
 
     with ranks(2) as cluster:
         served, worked = cluster.run(program, TIMEOUT_S)
-    assert served == ([1 / 16] * 3, Report(exchanges=2))
-    assert worked == ([1 / 16] * 3, Report(steps=2))
+    assert served == ([1 / 16] * 3, TrainingReport(exchanges=2))
+    assert worked == ([1 / 16] * 3, TrainingReport(steps=2))
 
 
 # --- what is told ----------------------------------------------------------------------------------------
@@ -260,12 +260,12 @@ def two_workers_one_late(algorithm, held):
 
 def test_reports_are_exact():
     assert two_workers_one_late(Downpour(), held=3) == [
-        Report(exchanges=6, mean_staleness=0.5),
-        Report(steps=3),
-        Report(steps=3),
+        TrainingReport(exchanges=6, mean_staleness=0.5),
+        TrainingReport(steps=3),
+        TrainingReport(steps=3),
     ]
     server, *workers = two_workers_one_late(Synchronous(backup=1), held=2)
-    assert workers == [Report(steps=3)] * 2
+    assert workers == [TrainingReport(steps=3)] * 2
     assert server.dropped >= 1  # the first of rank 1; the others race
     assert (server.exchanges + server.dropped, server.mean_staleness) == (6, 0.0)
 
@@ -278,8 +278,8 @@ def test_a_report_of_a_synchronous_training_counts_contributions_and_not_commits
 
     with ranks(4) as cluster:
         server, *workers = cluster.run(program, TIMEOUT_S)
-    assert dataclasses.replace(server, noise_scale=None) == Report(exchanges=18)
-    assert workers == [Report(steps=6)] * 3
+    assert dataclasses.replace(server, noise_scale=None) == TrainingReport(exchanges=18)
+    assert workers == [TrainingReport(steps=6)] * 3
 
 
 def test_weights_are_shares_in_the_mean():

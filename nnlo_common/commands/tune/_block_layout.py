@@ -11,7 +11,7 @@ from nnlo_common.cluster._hosts import Place
 from nnlo_common.commands.train._devices import GpuTurns
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
-from nnlo_common.search._optimize import cut_blocks
+from nnlo_common.search._partition import cut_blocks
 
 __all__ = ["BlockLayout", "search_turns"]
 

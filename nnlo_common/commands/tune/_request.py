@@ -16,7 +16,7 @@ from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of
 from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
-from nnlo_common.search._conflicts import refuse_conflicts
+from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 

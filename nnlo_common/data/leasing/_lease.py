@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-__all__ = ["WAIT", "Answer", "Lease", "Waiting"]
+__all__ = ["WAIT", "Lease", "Unanswered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,10 @@ class Lease:
         return self.stop - self.start
 
 
-class Waiting(enum.Enum):
+class Unanswered(enum.Enum):
     """The answer that is none yet."""
 
     WAIT = "nothing is free, but somebody else still holds what would come back if it died"
 
 
-WAIT: Final = Waiting.WAIT
-#: What a worker that asks is told: a lease, to wait, or None, that the epoch is over for it.
-Answer: TypeAlias = Lease | Waiting | None
+WAIT: Final = Unanswered.WAIT

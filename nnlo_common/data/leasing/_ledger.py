@@ -11,7 +11,7 @@ from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.data.leasing._epoch import Page
 from nnlo_common.data.leasing._holder import Holder
-from nnlo_common.data.leasing._lease import WAIT, Answer, Lease
+from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ranges import Range, Ranges
 
 __all__ = ["Leases"]
@@ -77,7 +77,7 @@ class Leases:
 
     # -- what workers do ------------------------------------------------------------------------------
 
-    def ask(self, rank: int, epoch: int, unused: int = 0) -> Answer:
+    def ask(self, rank: int, epoch: int, unused: int = 0) -> Lease | Unanswered | None:
         """Take note that `rank` has used up its leases of this epoch, and answer with its next one.
 
         Args:
@@ -243,7 +243,7 @@ class Leases:
             what = f"{used} positions of {worker.leases}; expected 0 to {worker.size}"
             raise ProtocolError(f"leases: rank {rank} says that it used {what}")
 
-    def _next(self, worker: Holder) -> Answer:
+    def _next(self, worker: Holder) -> Lease | Unanswered | None:
         if not self.size:
             return None
         earlier = sorted(epoch for epoch in self._pages if epoch < worker.epoch)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from nnlo_common.data._batches import Batches
 from nnlo_common.data.leasing._lease import Lease
 
 __all__ = ["LeasedBatches"]
+
+
+class Ledger(Protocol):
+    """What a worker asks of the ledger of leases; over ranks `nnlo_common.protocol.LedgerClient` does."""
+
+    def take(self, epoch: int, unused: int) -> Lease | None:
+        """Return its next lease of this epoch, while `unused` positions of the last ones are left."""
+
+    def held(self) -> Sequence[Lease]:
+        """Return the leases that it has."""
+
+    def give_back(self, left: int) -> None:
+        """Take back what is left of them."""
 
 
 class LeasedBatches:
@@ -21,16 +34,16 @@ class LeasedBatches:
 
     Args:
         batches: of all positions.
-        ask: asks the server's ledger; see `nnlo_common.training._lease_service`.
+        ledger: asks the server's.
 
     Example:
         >>> import numpy as np
         >>> from nnlo_common.data import Arrays, Batches, Leases
-        >>> batches, ledger = Batches(Arrays(np.arange(3)), batch_size=1, window=2), Leases(3, [1], unit=2)
-        >>> def ask(do, **content):
-        ...     lease = ledger.ask(1, content["epoch"], content["unused"])
-        ...     return {"lease": lease and [lease.epoch, lease.start, lease.stop]}
-        >>> mine = LeasedBatches(batches, ask)
+        >>> class Alone(Leases):
+        ...     def take(self, epoch, unused):
+        ...         return self.ask(1, epoch, unused)
+        >>> batches = Batches(Arrays(np.arange(3)), batch_size=1, window=2)
+        >>> mine = LeasedBatches(batches, Alone(3, [1], unit=2))
         >>> while mine.more(epoch=0):
         ...     print(mine.take(epoch=0))
         ((array([0]),), 1)
@@ -38,8 +51,8 @@ class LeasedBatches:
         ((array([2]),), 1)
     """
 
-    def __init__(self, batches: Batches, ask: Callable[..., Mapping[str, Any]]) -> None:
-        self._batches, self._ask = batches, ask
+    def __init__(self, batches: Batches, ledger: Ledger) -> None:
+        self._batches, self._ledger = batches, ledger
         self._held: deque[Lease] = deque()  # what was not handed out
         self._ready: deque[Any] = deque()  # the batches of a window that is begun
         self._booked = False  # whether the ledger may have something for this worker
@@ -65,7 +78,7 @@ class LeasedBatches:
 
     def resume(self, left: Sequence[Sequence[int]]) -> None:
         """Go on with what was `left` when the ledger was saved, unless that was given to others since."""
-        held = [Lease(*lease) for lease in self._ask("held")["leases"]]
+        held = self._ledger.held()
         wanted = deque(Lease(*lease) for lease in left)
         self._held, self._booked = wanted, bool(held)
         self._ready.clear()
@@ -76,7 +89,7 @@ class LeasedBatches:
     def give_back(self) -> None:
         """Leave to others what was not taken: the loop was left, or its epoch is over."""
         if self._booked:
-            self._ask("give back", left=self._left())
+            self._ledger.give_back(self._left())
         self._held.clear()
         self._ready.clear()
         self._booked = False
@@ -86,10 +99,10 @@ class LeasedBatches:
 
     def _lease(self, epoch: int) -> bool:
         """Ask for one more lease."""
-        lease = self._ask("take", epoch=epoch, unused=self._left())["lease"]
+        lease = self._ledger.take(epoch, self._left())
         self._booked = lease is not None or bool(self._held)
         if lease is not None:
-            self._held.append(Lease(*lease))
+            self._held.append(lease)
         return lease is not None
 
     def _cut(self, lease: Lease) -> Lease:

@@ -12,11 +12,12 @@ from optuna import TrialPruned
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import EXIT_CODE, LeftTogether
 from nnlo_common.cluster.transport._mail import DivisibleWorld, PartWorld
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Alarm, Done, End, Outcome, Start
 from nnlo_common.search.block._block_world import BlockWorld
-from nnlo_common.search.block._trial import BlockTrial, Line, OfficeLine
-from nnlo_common.search.coordinator._failures import kind_of
+from nnlo_common.search.block._trial import BlockTrial
+from nnlo_common.search.block._trial_links import BlockLink, TrialLink
+from nnlo_common.search.coordinator._failure_kinds import kind_of
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import Alarm, Done, End, RunOutcome, Start
 from nnlo_common.training._joining import within
 
 __all__ = ["Objective", "attempt", "run_block"]
@@ -29,45 +30,46 @@ _LEAVING_S = 60.0
 _LEFT, _AT_A_SIGNAL = "left", "broken off: the training in it has saved and left at a signal"
 
 
-def run_block(mailbox: Mailbox, ranks: DivisibleWorld, objective: Objective) -> End:
+def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective) -> End:
     """Train what the coordinator hands out, until it ends the search.
 
     Args:
-        mailbox: this rank's letters.
+        channel: this rank's, to the coordinator and its partners.
         ranks: all ranks of the search.
         objective: the user's.
     """
-    parts = _Parts(mailbox, ranks)
-    while isinstance(order := mailbox.next_order(), Start):
+    parts = _Parts(channel, ranks)
+    while isinstance(order := channel.next_order(), Start):
         try:
             part = parts.of(order)
         except PeerLostError as lost:  # of which the coordinator knows by itself
-            mailbox.tell_partners(Outcome(order.run, "freed", (), str(lost), "", ()))
+            channel.tell_partners(RunOutcome(order.run, "freed", (), str(lost), "", ()))
             continue
-        world = BlockWorld(part, mailbox)
+        world = BlockWorld(part, channel)
         where = f"on rank {world.rank} of the block, host {world.host}:\n"
         with within(world):
-            ending = attempt(order, OfficeLine(mailbox, world), objective, end=world.end, where=where)
+            ending = attempt(order, BlockLink(channel, world), objective, end=world.end, where=where)
         patience_s = _LEAVING_S if ending.failure == _LEFT else 0.0
-        if ending.state == "freed" and mailbox.halted:
-            ending = Done(order.run, "halted", error=f"broken off: {mailbox.halted}")
-        outcome = Outcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
+        if ending.state == "freed" and channel.halted:
+            ending = Done(order.run, "halted", error=f"broken off: {channel.halted}")
+        outcome = RunOutcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
         problem = (ending.error.strip() or outcome.state).splitlines()[-1]
         alarm = Alarm(order.run, f"has ended the trial: {problem}", world.gathered)
-        outcomes = _settle(mailbox, world, outcome, alarm, patience_s)
+        outcomes = _settle(channel, world, outcome, alarm, patience_s)
         world.close()
-        if world.rank == 0 and not mailbox.lost:  # of a death the coordinator knows by itself
-            mailbox.tell_coordinator(_together(order.run, outcomes))
+        if world.rank == 0 and not channel.lost:  # of a death the coordinator knows by itself
+            channel.tell_coordinator(_together(order.run, outcomes))
     parts.close()
+    assert isinstance(order, End)
     return order
 
 
 class _Parts:
     """Those that train together, to begin with and later: their own world is kept, to fall back upon."""
 
-    def __init__(self, mailbox: Mailbox, ranks: DivisibleWorld) -> None:
-        self._mailbox, self._ranks = mailbox, ranks
-        self._first_members, self._first = mailbox.members, ranks.part(mailbox.members)
+    def __init__(self, channel: RankChannel, ranks: DivisibleWorld) -> None:
+        self._channel, self._ranks = channel, ranks
+        self._first_members, self._first = channel.members, ranks.part(channel.members)
         self._joint: PartWorld | None = None
 
     def of(self, order: Start) -> PartWorld:
@@ -78,7 +80,7 @@ class _Parts:
         """
         if order.members:
             self._close_joint()
-            self._mailbox.regroup(order.members)
+            self._channel.regroup(order.members)
             if order.members != self._first_members:
                 self._joint = self._ranks.part(order.members)
         return self._joint or self._first
@@ -95,7 +97,7 @@ class _Parts:
 
 def attempt(
     start: Start,
-    line: Line,
+    line: TrialLink,
     objective: Objective,
     *,
     end: Callable[[], object] = lambda: None,
@@ -146,38 +148,38 @@ def _numbers(result: object, directions: int) -> tuple[float, ...]:
 
 
 def _settle(
-    mailbox: Mailbox, world: BlockWorld, mine: Outcome, alarm: Alarm, patience_s: float
-) -> list[Outcome]:
+    channel: RankChannel, world: BlockWorld, mine: RunOutcome, alarm: Alarm, patience_s: float
+) -> list[RunOutcome]:
     """Wait until all living ranks have ended the run and nothing is under way between them.
 
     Args:
-        mailbox: this rank's letters.
+        channel: this rank's, to the coordinator and its partners.
         world: the ranks.
         mine: how this rank has ended the run.
         alarm: what frees those that wait for this rank, unless it has completed the run.
         patience_s: how long they are left alone, as they are to leave by themselves.
     """
-    mailbox.tell_partners(mine)
+    channel.tell_partners(mine)
     outcomes = {world.rank: mine}
     told, until_s = mine.state == "complete", time.monotonic() + patience_s
-    while outcomes.keys() | mailbox.lost < set(range(world.size)):
+    while outcomes.keys() | channel.lost < set(range(world.size)):
         if not told and time.monotonic() >= until_s:
             told = True
-            mailbox.tell_partners(alarm)
-        if mailbox.lost:
+            channel.tell_partners(alarm)
+        if channel.lost:
             world.revoke()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
-        while (letter := mailbox.taken(Outcome)) is not None:
-            outcomes[letter[0]] = letter[1]
+        while (found := channel.taken(RunOutcome)) is not None:
+            outcomes[found[0]] = found[1]
         if len(outcomes) < world.size:
-            mailbox.take_in(_DRAIN_PAUSE_S)
-    while not world.drained({rank: outcomes[rank].sent for rank in outcomes.keys() - mailbox.lost}):
+            channel.take_in(_DRAIN_PAUSE_S)
+    while not world.drained({rank: outcomes[rank].sent for rank in outcomes.keys() - channel.lost}):
         world.drain()
-        mailbox.take_in(0)
+        channel.take_in(0)
     return [outcomes[rank] for rank in sorted(outcomes)]
 
 
-def _together(run: int, outcomes: Sequence[Outcome]) -> Done:
+def _together(run: int, outcomes: Sequence[RunOutcome]) -> Done:
     """Say how the ranks have ended the run: it fails with any of them."""
     for state in ("failed", "halted", "pruned", "recalled"):
         for outcome in outcomes:

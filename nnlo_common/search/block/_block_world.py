@@ -1,11 +1,11 @@
 """The ranks of a block as the world of one trial: whoever waits in it is freed when a partner fails.
 
-    launched() ─► BlockWorld ─► open() ─► _Door ─► the transport's own door
+    launched() ─► BlockWorld ─► open() ─► _BlockEndpoint ─► the transport's own endpoint
                      │                      └ looks for an alarm now and then, counts what it sends
                      └ gather_text() goes by mail, because nobody can be freed from a collective call of MPI
 
-At the end of a trial all ranks exchange what they have sent through each door. A rank then takes in what is
-still under way to it before its doors close, so that nothing is left for the next trial's doors to find.
+At the end of a trial all ranks exchange how many messages they have sent through each endpoint. A rank takes
+in those that are still under way to it before its endpoints close, so that the next trial finds none.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._mail import PartWorld
 from nnlo_common.protocol import Event, Message, Received
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Text
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import Text
 
 __all__ = ["BlockWorld"]
 
-# How often a door looks for an alarm, whether it waits or not: each look costs some microseconds.
+# How often an endpoint looks for an alarm, whether it waits or not: each look costs some microseconds.
 _LOOK_EVERY_S = 20e-3
 
 
@@ -37,47 +37,47 @@ class BlockWorld:
 
     Args:
         ranks: the same ranks to the transport.
-        mailbox: this rank's letters.
+        channel: this rank's, to its partners.
     """
 
     survives_loss = False
 
-    def __init__(self, ranks: PartWorld, mailbox: Mailbox) -> None:
-        self._ranks, self._mailbox = ranks, mailbox
+    def __init__(self, ranks: PartWorld, channel: RankChannel) -> None:
+        self._ranks, self._channel = ranks, channel
         self.rank, self.size, self.host = ranks.rank, ranks.size, ranks.host
         self.own_process = ranks.own_process
         self.gathered = 0
         self._texts: dict[int, dict[int, str]] = defaultdict(dict)  # by gathering and rank
-        self._doors: list[_Door] = []
+        self._endpoints: list[_BlockEndpoint] = []
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
         self._engaged = self._given_up = False
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
-        self._mailbox.check()
+        self._channel.check()
         turn, self.gathered = self.gathered, self.gathered + 1
-        self._mailbox.tell_partners(Text(self._mailbox.run, turn, text))
+        self._channel.tell_partners(Text(self._channel.run, turn, text))
         texts = self._texts[turn]
         texts[self.rank] = text
         while True:
-            self._mailbox.check(gathering=turn)
-            while (letter := self._mailbox.taken(Text)) is not None:
-                rank, part = letter
+            self._channel.check(gathering=turn)
+            while (found := self._channel.taken(Text)) is not None:
+                rank, part = found
                 self._texts[part.index][rank] = part.text
             if len(texts) == self.size:
                 del self._texts[turn]
                 return [texts[rank] for rank in range(self.size)]
-            self._mailbox.take_in(None)
+            self._channel.take_in(None)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
-        """Open this rank's door (collective)."""
-        # Ranks pass a gathering all or none, so nobody is missing from how the transport opens a door,
+        """Open this rank's endpoint (collective)."""
+        # Ranks pass a gathering all or none, so nobody is missing from how the transport opens an endpoint,
         # which no alarm could end.
         self.gather_text("")
-        door = _Door(self._ranks.open(links), self._mailbox, self.size)
-        self._doors.append(door)
-        return door
+        endpoint = _BlockEndpoint(self._ranks.open(links), self._channel, self.size)
+        self._endpoints.append(endpoint)
+        return endpoint
 
     def engage(self) -> Callable[[], None]:
         """Refuse a second training at once; the search itself makes this rank's end everybody's."""
@@ -109,9 +109,9 @@ class BlockWorld:
     @property
     def recalled(self) -> bool:
         """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
-        while self._mailbox.take_in(0):
+        while self._channel.take_in(0):
             pass
-        return self._mailbox.recalled
+        return self._channel.recalled
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: a search needs all of its ranks."""
@@ -135,26 +135,26 @@ class BlockWorld:
 
     @property
     def sent(self) -> tuple[tuple[int, ...], ...]:
-        """How many messages this rank has sent, door by door, to each rank of the block."""
-        return tuple(tuple(door.sent) for door in self._doors)
+        """How many messages this rank has sent, endpoint by endpoint, to each rank of the block."""
+        return tuple(tuple(endpoint.sent) for endpoint in self._endpoints)
 
     def drain(self) -> None:
-        """Take in, and throw away, what has come through the doors that are open."""
-        for door in self._doors:
-            door.drain()
+        """Take in, and throw away, what has come through the endpoints that are open."""
+        for endpoint in self._endpoints:
+            endpoint.drain()
 
     def revoke(self) -> None:
-        """Free whoever waits where the transport opens a door: a rank is dead, and will not come there."""
+        """Free the ranks that wait where the transport opens an endpoint: a rank is dead and will not come."""
         if not self._given_up:
             self._given_up = True
             self._ranks.revoke()
 
     def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
         """Tell whether all has come that the ranks say they have sent, by rank."""
-        for index, door in enumerate(self._doors):
+        for index, endpoint in enumerate(self._endpoints):
             for peer, counts in sent.items():
-                opened = index < len(counts) and not door.closed
-                if opened and door.received[peer] < counts[index][self.rank]:
+                opened = index < len(counts) and not endpoint.closed
+                if opened and endpoint.received[peer] < counts[index][self.rank]:
                     return False
         return True
 
@@ -162,32 +162,32 @@ class BlockWorld:
         """Close what is still open; nothing is under way any more."""
         self._last_calls.clear()
         self._before_meeting.clear()
-        for door in self._doors:
-            if not door.closed:
-                door.close()
+        for endpoint in self._endpoints:
+            if not endpoint.closed:
+                endpoint.close()
 
 
-class _Door:
-    """A transport's door at which its owner hears an alarm, also where nobody keeps it waiting."""
+class _BlockEndpoint:
+    """An endpoint of the transport that raises an alarm, also while it need not wait."""
 
-    def __init__(self, door: Endpoint, mailbox: Mailbox, size: int) -> None:
-        self._door, self._mailbox = door, mailbox
+    def __init__(self, endpoint: Endpoint, channel: RankChannel, size: int) -> None:
+        self._endpoint, self._channel = endpoint, channel
         self.sent, self.received = [0] * size, [0] * size
         self.closed = False
         self._looked_s = time.monotonic()
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         self.sent[peer] += 1
-        self._door.send(peer, message, frame)
+        self._endpoint.send(peer, message, frame)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         left_s = timeout_s
         while True:
             if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
-                self._mailbox.check()
+                self._channel.check()
                 self._looked_s = time.monotonic()
             wait_s = _LOOK_EVERY_S if left_s is None else min(left_s, _LOOK_EVERY_S)
-            event = self._door.receive(wait_s)
+            event = self._endpoint.receive(wait_s)
             if event is not None:
                 return self._counted(event)
             if left_s is not None:
@@ -196,20 +196,20 @@ class _Door:
                     return None
 
     def release(self, peer: int, frame: Frame) -> None:
-        self._door.release(peer, frame)
+        self._endpoint.release(peer, frame)
 
     def flush(self) -> None:
-        self._door.flush()
+        self._endpoint.flush()
 
     def close(self) -> None:
         self.closed = True
-        self._door.close()
+        self._endpoint.close()
 
     def drain(self) -> None:
-        while not self.closed and (event := self._door.receive(0)) is not None:
+        while not self.closed and (event := self._endpoint.receive(0)) is not None:
             self._counted(event)
             if isinstance(event, Received):
-                self._door.release(event.message.sender, event.frame)
+                self._endpoint.release(event.message.sender, event.frame)
 
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Received):

@@ -12,7 +12,7 @@ import datetime
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from optuna.distributions import (
     BaseDistribution,
@@ -25,83 +25,20 @@ from optuna.distributions import (
 from optuna.trial import BaseTrial
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.search._mailbox import Mailbox
-from nnlo_common.search._messages import Answer, Judged, Message, Note, Report, Said, Start, Suggest, Verdict
-from nnlo_common.search.block._block_world import BlockWorld
 from nnlo_common.search.block._folds import Indices, split
-from nnlo_common.search.coordinator._endings import NAME
+from nnlo_common.search.block._trial_links import TrialLink
+from nnlo_common.search.coordinator._trial_results import NAME
+from nnlo_common.search.messages._search_messages import (
+    Note,
+    ParameterRequest,
+    PruneRequest,
+    Start,
+    TrialReport,
+)
 
-__all__ = ["BlockTrial", "Line", "OfficeLine", "heard"]
+__all__ = ["BlockTrial"]
 
 _PLAIN = (type(None), bool, int, float, str)
-
-
-class Line(Protocol):
-    """How a trial reaches the coordinator."""
-
-    def suggest(self, message: Suggest, call: str) -> float:
-        """Return the internal number of a parameter."""
-
-    def verdict(self, message: Verdict) -> bool:
-        """Return whether to prune."""
-
-    def tell(self, message: Message) -> None:
-        """Let the coordinator know."""
-
-
-class OfficeLine:
-    """The line of a rank of a block: the leader's leads to the coordinator, its partners' to the leader.
-
-    Args:
-        mailbox: the letters.
-        world: the ranks of the block.
-    """
-
-    def __init__(self, mailbox: Mailbox, world: BlockWorld) -> None:
-        self._mailbox, self._world = mailbox, world
-        self._judged = 0
-
-    def suggest(self, message: Suggest, call: str) -> float:
-        """Return the internal number of a parameter."""
-        mailbox = self._mailbox
-        if mailbox.rank:
-            said = mailbox.wait(Said)
-            if said.call != call:
-                raise ConfigurationError(
-                    f"rank {mailbox.rank} of the block calls {call} where its first rank has called "
-                    f"{said.call}; suggest the same parameters in the same order on all ranks"
-                )
-            return said.value
-        value = float(self._asked(message))
-        mailbox.tell_partners(Said(message.run, call, value))
-        return value
-
-    def verdict(self, message: Verdict) -> bool:
-        """Return whether to prune."""
-        self._world.meet()
-        if self._mailbox.rank:
-            return self._mailbox.wait(Judged).prune
-        prune = bool(self._asked(message))
-        self._mailbox.tell_partners(Judged(message.run, self._judged, prune))
-        self._judged += 1
-        return prune
-
-    def tell(self, message: Message) -> None:
-        """Let the coordinator know."""
-        if not self._mailbox.rank:
-            self._mailbox.check()
-            self._mailbox.tell_coordinator(message)
-
-    def _asked(self, message: Message) -> float | bool:
-        self._mailbox.tell_coordinator(message)
-        return heard(self._mailbox.wait(Answer))
-
-
-def heard(answer: Answer) -> float | bool:
-    """Return what the coordinator has answered, or raise what stood in the way."""
-    if answer.problem:
-        raise ConfigurationError(answer.problem)
-    return answer.value
 
 
 class BlockTrial(BaseTrial):
@@ -118,7 +55,7 @@ class BlockTrial(BaseTrial):
         line: how to reach it.
     """
 
-    def __init__(self, start: Start, line: Line) -> None:
+    def __init__(self, start: Start, line: TrialLink) -> None:
         self._number, self._run, self.seed, self._line = start.trial, start.run, start.seed, line
         self.fold, self.folds, self._split_seed = start.fold, start.folds, start.split_seed
         self._directions = start.directions
@@ -164,7 +101,7 @@ class BlockTrial(BaseTrial):
         """Report an intermediate value; that of the block's first rank counts."""
         self._refuse_several("report")
         try:
-            message = Report(self._run, float(value), int(step))
+            message = TrialReport(self._run, float(value), int(step))
         except (TypeError, ValueError):
             message = None
         if message is None or message.step < 0:
@@ -179,7 +116,7 @@ class BlockTrial(BaseTrial):
         Call it on all ranks, after an epoch. Folds that train side by side wait for each other here.
         """
         self._refuse_several("should_prune")
-        return self._line.verdict(Verdict(self._run))
+        return self._line.verdict(PruneRequest(self._run))
 
     def split(self, samples: int, *, labels: Any = None, groups: Any = None) -> tuple[Indices, Indices]:
         """Return which samples train and which validate in this fold, as sorted indices.
@@ -260,7 +197,7 @@ class BlockTrial(BaseTrial):
         if known is not None:
             check_distribution_compatibility(known, distribution)
             return self._params[name]
-        message = Suggest(self._run, name, distribution_to_json(distribution))
+        message = ParameterRequest(self._run, name, distribution_to_json(distribution))
         value = distribution.to_external_repr(
             self._line.suggest(message, f"suggest {name!r}: {distribution}")
         )

@@ -1,74 +1,53 @@
 """The coordinator as a state machine: messages of the teams in, messages to them out; no MPI.
 
-    team t: Suggest, Verdict ─► Answer to t's leader       a parameter, or whether to prune
-    team t: Report, Note                                   kept with the trial
-    team t: Done ─► Start to t, or to others Halt          the next fold or trial; the target is reached
-                    End to all                             once nothing is left and nobody trains
-    a rank of t has died ─► Halt to t's block              whose trial fails; it gets no other
-    team t is idle ─► Recall to the leader of t'           once nothing is left to begin, in an elastic search
-    team t': Done ("recalled") ─► Start to t' and t        as one team from now on
+    team t: Done ─► Start to t, or to others     the next fold or trial
+                    Halt to others               a fold has failed, or the search is to end
+                    End to all                   once nothing is left and nobody trains
+    a rank of t has died ─► Halt to t's block    whose trial fails; it gets no other
+    team t is idle ─► Recall to the leader of t' once nothing is left to begin, in an elastic search
+    team t': Done ("recalled") ─► Start to t' and t as one team from now on
+    whatever else a team says                    answered by the source of the trials
 
-All that is random or remembered is Optuna's study, which lives on this rank only.
+The coordinator decides what a trial's life is. Which parameters it has, what its reports mean and what its
+end tells whom is the business of the source: an Optuna study, or an oracle of keras-tuner.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import time
-from collections.abc import Callable, Sequence
-
-import optuna
-from optuna.trial import Trial
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
-from nnlo_common.search._coordinator_mail import Death
-from nnlo_common.search._messages import Chosen, Done, End, Halt, Message, Recall, Start
-from nnlo_common.search.coordinator._choosers import Here, InOrder, Post
-from nnlo_common.search.coordinator._endings import HELPERS, NAME, Failures, log_best
-from nnlo_common.search.coordinator._results import Results
+from nnlo_common.search.coordinator._elastic import ElasticPolicy
 from nnlo_common.search.coordinator._roster import Roster
-from nnlo_common.search.coordinator._running_trial import UnderWay
-from nnlo_common.search.coordinator._search_ranks import Afar
-from nnlo_common.search.coordinator._tail import Tail
+from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._time_left import TimeLeft
-from nnlo_common.search.coordinator._trial_progress import Progress, checked
-from nnlo_common.search.journal._record import Record, packed
-from nnlo_common.search.samplers._seeding import seed_of
+from nnlo_common.search.coordinator._trial_source import TrialSource
+from nnlo_common.search.messages._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage
+from nnlo_common.search.messages._team_events import Death, TeamMessage
 
-__all__ = ["SIGNAL", "Coordinator", "known_to_all"]
+__all__ = ["SIGNAL", "Coordinator"]
 
-_LOG = optuna.logging.get_logger("optuna.study")
 #: Why trials were broken off that were to be trained again: the process is expected to end.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
 
-def known_to_all(study: optuna.Study) -> int:
-    """Return how many trials a study begins with that have ended: the script has given them to all ranks."""
-    trials = study.get_trials(deepcopy=False)
-    waiting = (number for number, trial in enumerate(trials) if not trial.state.is_finished())
-    return next(waiting, len(trials))
-
-
 class Coordinator:
-    """Hands out the trials of a study and takes in what becomes of them.
+    """Hands out the trials of a search and takes in what becomes of them.
 
     Args:
-        study: the study.
+        source: gives the trials, and learns how they end.
         blocks: how many blocks there are.
-        n_trials: how many trials are to be finished; one that is tried again counts once.
         teams: how many teams each block has: 1, or as many as folds.
         folds: in how many folds each trial is trained.
-        seed: of the study.
-        retries: how often a failed trial is tried again.
-        target: the value at which the search ends.
-        failures: what a failed trial tells the sampler; None: nothing.
         time_left: how long there is; None: for ever.
         clock: the time, in seconds.
-        record: where to write down what happens.
-        known: how many trials of the study all ranks have already; None: `known_to_all` of it now.
         search_ranks: how many ranks choose parameters; their teams come after those of the blocks.
-        lockstep: whether the search is to repeat, whatever the pace of the blocks.
+        lockstep: whether the source learns of the ends of trials in the order in which they began, so that
+            the search repeats, whatever the pace of the blocks.
         elastic: whether idle teams help those that train when nothing is left to begin.
 
     Attributes:
@@ -78,77 +57,51 @@ class Coordinator:
 
     def __init__(
         self,
-        study: optuna.Study,
+        source: TrialSource,
         *,
         blocks: int,
-        n_trials: int,
         teams: int = 1,
         folds: int = 1,
-        seed: int = 0,
-        retries: int = 0,
-        target: float | None = None,
-        failures: Failures | None = None,
         time_left: TimeLeft | None = None,
         clock: Callable[[], float] = time.time,
-        record: Record | None = None,
-        known: int | None = None,
         search_ranks: int = 0,
         lockstep: bool = False,
         elastic: bool = False,
     ) -> None:
-        self._study, self._folds = study, folds
-        self._seed, self._time = seed, time_left or TimeLeft()
-        self._clock, self._record = clock, record or Record()
+        self._source, self._folds, self._lockstep = source, folds, lockstep
+        self._time, self._clock = time_left or TimeLeft(), clock
         self._roster, self._runs = Roster(blocks, teams), itertools.count()
-        self._tail = Tail(self._roster, self._time) if elastic else None
-        self._trials: list[UnderWay] = []  # those that train
+        self._elastic = ElasticPolicy(self._roster, self._time) if elastic else None
+        self._search_ranks = range(blocks * teams, blocks * teams + search_ranks)
+        self._untold: list[RunningTrial] = []  # those of whose end the source has not been told, in order
         self._lost: list[Death] = []
         self._broken: set[int] = set()  # runs of which a rank has died
-        self._known = known_to_all(study) if known is None else known
-        self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
-        self._progress = Progress(study, folds, self._record)
-        self._stopped = False
+        self._stopped = self._cut = False  # cut: in lock-step what ends later does not count
         self.over, self.interrupted = False, ""
-        # As Optuna's own loop does, so that a sampler may say that it is at its end.
-        study._thread_local.in_optimize_loop, study._stop_flag = True, False
-        self._results = Results(
-            study,
-            folds=folds,
-            retries=retries,
-            target=target,
-            failures=failures or Failures(study),
-            time_left=self._time,
-            record=self._record,
-        )
-        self._searchers = range(blocks * teams, blocks * teams + search_ranks)
-        self._chooser: Here = Here(study, blocks, n_trials)
-        if lockstep:
-            self._chooser = InOrder(study, blocks, n_trials, seed)
-        elif search_ranks:
-            self._chooser = Afar(study, blocks, n_trials, self._searchers)
 
-    def begin(self) -> list[Post]:
+    def begin(self) -> list[TeamMessage]:
         """Give every block its first trial."""
         return self._fed()
 
     def think(self) -> bool:
         """Choose the next trial while all blocks train; say whether there was one to choose."""
-        return bool(self._trials) and self._chooser.think(len(self._roster.living))
+        return bool(self._training) and self._source.think(len(self._roster.living))
 
-    def look(self) -> list[Post]:
+    def look(self) -> list[TeamMessage]:
         """Break off what is running when the time is up; let idle teams help what takes long."""
-        if self._trials and not self.interrupted and self._time.over(self._clock()):
+        if self._training and not self.interrupted and self._time.over(self._clock()):
             return self.interrupt("the time is up")
-        return self._helped()
+        # Where nobody trains the source has not had a trial yet, so it is asked again.
+        return self._helped() if self._untold or self.over else self._fed()
 
-    def interrupt(self, reason: str) -> list[Post]:
+    def interrupt(self, reason: str) -> list[TeamMessage]:
         """Break off what is running, so that the same command trains it again."""
         if self.over or self.interrupted:
             return []
         self.interrupted = reason
         return self._stop(reason)
 
-    def lost(self, death: Death) -> list[Post]:
+    def lost(self, death: Death) -> list[TeamMessage]:
         """Go on without a block of which a rank has died, or without a search rank.
 
         The trial of the block fails, or is tried again by another.
@@ -156,25 +109,24 @@ class Coordinator:
         Raises:
             PeerLostError: that was the last block, and there is something left to train.
         """
-        team = death.team
         self._lost.append(death)
-        if team in self._searchers:
-            assert isinstance(self._chooser, Afar)
-            left = self._chooser.lost(team)
-            _LOG.warning("search %s has died. Search ranks that go on: %d", death, left)
+        if death.team in self._search_ranks:
+            left = self._source.lose_search_rank(death.team)
+            self._source.warn(f"search {death} has died. Search ranks that go on: {left}")
             return [] if self.over else self._fed()
-        team = self._roster.lose(team)
-        if self._tail is not None:
-            self._tail.report_death()
-        _LOG.warning(death.of_block(len(self._roster.living)))
-        under = self._roster.training.get(team)
-        if under is None:
+        team = self._roster.lose(death.team)
+        if self._elastic is not None:
+            self._elastic.report_death()
+        self._source.warn(death.of_block(len(self._roster.living)))
+        running = self._roster.training.get(team)
+        if running is None:
             return []
-        self._broken.add(under.runs[team])
-        state = "halted" if under.halted else "failed"
-        return self._done(team, under, Done(under.runs[team], state, error=death.error, failure="died"))
+        run = running.runs[team]
+        self._broken.add(run)
+        state = "halted" if running.halted else "failed"
+        return self._done(team, running, Done(run, state, error=death.error, failure="died"))
 
-    def handle(self, team: int, message: Message) -> list[Post]:
+    def handle(self, team: int, message: SearchMessage) -> list[TeamMessage]:
         """Take in what the leader of a team says, and return what to answer.
 
         Raises:
@@ -184,187 +136,179 @@ class Coordinator:
         if isinstance(message, Chosen):
             if any(death.team == team for death in self._lost):
                 return []
-            assert isinstance(self._chooser, Afar)
-            self._chooser.chosen(team, message)
+            self._source.chosen(team, message)
             return self._fed()
         if message.run in self._broken:  # written before the ranks knew of the death
             return []
-        under = self._roster.training.get(team)
-        if under is None or under.runs[team] != message.run:
+        running = self._roster.training.get(team)
+        if running is None or running.runs[team] != message.run:
             raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
         if isinstance(message, Done):
-            return self._done(team, under, message)
-        return self._progress.handle(team, under, message)
+            return self._done(team, running, message)
+        return self._source.handle(team, running, message)
 
-    # -- inside ---------------------------------------------------------------------------------------
+    # -- beginning ------------------------------------------------------------------------------------
 
-    def _fed(self) -> list[Post]:
+    @property
+    def _training(self) -> list[RunningTrial]:
+        return [running for running in self._untold if not running.over]
+
+    def _fed(self) -> list[TeamMessage]:
         """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
-        posts = []
-        living, idle, beginning = self._roster.living, self._roster.idle, not self._trials
+        messages = []
+        source, living, idle = self._source, self._roster.living, self._roster.idle
+        first = not self._training
         for block in [*idle]:
-            if not self._chooser.open:
+            if not source.open:
                 break
             now_s = self._clock()
-            if not self._time.suffices(now_s, [under.began_s for under in self._trials]):
-                self._out_of_time()
+            if not self._time.suffices(now_s, [running.began_s for running in self._training]):
+                source.warn(f"no more trials are begun: {self._time.told}")
+                source.withdraw("the time does not suffice")
                 break
-            trial = self._chooser.take(block, first=beginning)
+            trial = source.take(block, first=first, living=len(living))
             if trial is not None:
                 idle.remove(block)
-                posts += self._begun(block, trial, now_s)
-        posts += self._chooser.orders(len(idle), len(living)) + self._helped()
-        if self._trials or self.over or (living and self._chooser.pending):
-            return posts
-        if not living and (left := self._chooser.open):
-            raise PeerLostError(
-                self._lost[-1].rank, f"has died, and with it the last block; trials left: {left}"
-            )
-        return posts + self._ended()
-
-    def _begun(self, block: int, trial: Trial, now_s: float) -> list[Post]:
-        teams = self._roster.teams(block)
-        under = UnderWay(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
-        self._trials.append(under)
-        self._call(trial)
-        self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
-        return [self._start(team, under) for team in teams]
-
-    def _call(self, trial: Trial) -> None:
-        """Give a trial a name, unless it has one from before the job was killed."""
-        if NAME not in trial.user_attrs:
-            names = (f"{trial.number:04}" + (f"-{turn}" if turn > 1 else "") for turn in itertools.count(1))
-            trial.set_user_attr(NAME, next(name for name in names if name not in self._names))
-        self._names.add(trial.user_attrs[NAME])
-
-    def _start(self, team: int, under: UnderWay) -> Post:
-        """Start the next fold."""
-        fold = under.waiting.popleft()
-        under.running[team], under.runs[team] = fold, next(self._runs)
-        self._roster.training[team] = under
-        start = Start(
-            under.runs[team],
-            seed_of(self._seed, under.trial.number * self._folds + fold),
-            len(self._study.directions),
-            json.loads(json.dumps(under.trial.user_attrs)),
-            under.trial.number,
-            fold,
-            self._folds,
-            self._seed,
-        )
-        return Post(team, start, made_of=self._roster.news(team))
-
-    def _ended(self) -> list[Post]:
+                messages += self._begun(block, trial, now_s)
+        messages += [*source.orders(len(idle), len(living)), *self._obey_source(), *self._helped()]
+        if self._untold or self.over or (living and source.pending):
+            return messages
+        if not living and (left := source.left()):
+            told = f"; trials left: {left}" if left < math.inf else ""
+            raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{told}")
         self.over = True
-        log_best(self._study)
-        if self._lost:
-            died = "; ".join(map(str, self._lost))
-            _LOG.warning("the search has ended without %s, which died", died)
-        self._study._thread_local.in_optimize_loop = False
-        trials = self._study.get_trials(deepcopy=False)[self._known :]
-        kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
-        end = End(-1, kept, self.interrupted)
-        return [Post(team, end) for team in range(self._roster.count + len(self._searchers))]
+        end = End(-1, source.finish(self._lost), self.interrupted)
+        everyone = range(self._roster.count + len(self._search_ranks))
+        return [*messages, *(TeamMessage(team, end) for team in everyone)]
 
-    def _done(self, team: int, under: UnderWay, message: Done) -> list[Post]:
-        fold = under.running.pop(team)
-        del under.runs[team], self._roster.training[team]
-        under.asking.discard(team)
-        message = checked(message)
-        posts = []
+    def _begun(self, block: int, trial: Any, now_s: float) -> list[TeamMessage]:
+        teams = self._roster.teams(block)
+        running = RunningTrial(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
+        self._untold.append(running)
+        return [self._start(team, running) for team in teams]
+
+    def _start(self, team: int, running: RunningTrial) -> TeamMessage:
+        """Start the next fold."""
+        fold, run = running.waiting.popleft(), next(self._runs)
+        running.running[team], running.runs[team] = fold, run
+        self._roster.training[team] = running
+        start = self._source.start(running, run, fold)
+        return TeamMessage(team, start, made_of=self._roster.news(team))
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def _done(self, team: int, running: RunningTrial, message: Done) -> list[TeamMessage]:
+        fold = running.running.pop(team)
+        del running.runs[team], self._roster.training[team]
+        running.asking.discard(team)
+        message = _checked(message)
+        messages = []
         if message.state == "recalled":
-            if not under.halted:
-                under.waiting.appendleft(fold)
-                return [self._again(team, under)]
-            message = Done(message.run, "halted", error=f"broken off: {under.halted}")
-        if self._tail is not None and self._tail.ended(team, under, message):
-            under.waiting.appendleft(fold)
-            told = "trial %d has failed when more ranks went on with it, so it goes on with those it had:\n%s"
-            _LOG.warning(told, under.trial.number, message.error)
-            return [self._start(team, under), *self._fed()]
-        if message.state == "halted" and not under.halted:
-            posts += self.interrupt(SIGNAL)
+            if not running.halted:
+                running.waiting.appendleft(fold)
+                return [self._again(team, running)]
+            message = Done(message.run, "halted", error=f"broken off: {running.halted}")
+        if self._elastic is not None and self._elastic.ended(team, running, message):
+            running.waiting.appendleft(fold)
+            self._source.warn(
+                f"trial {running.trial.number} has failed when more ranks went on with it, so it goes on "
+                f"with those it had:\n{message.error}"
+            )
+            return [self._start(team, running), *self._fed()]
+        if message.state == "halted" and not running.halted:
+            messages += self.interrupt(SIGNAL)  # a training in it has saved and left
         if message.state == "complete":
-            under.values[fold] = message.values
-            self._progress.fold_done(under, fold, message)
-        elif under.ending is None:
-            under.ending = message
-        if under.ending is not None:
-            under.waiting.clear()
-            posts += self._halted(under, f"another fold of the trial has ended it ({under.ending.state})")
-        if under.over:
-            self._trials.remove(under)
-            under.seconds = self._clock() - under.began_s
-            for ended in self._chooser.ended(under):
-                posts += self._finished(ended)
-            return posts + self._fed()
-        if under.waiting:
-            return [*posts, self._start(team, under)]
-        return posts + self._progress.judged(under) + self._fed()
+            running.values[fold] = message.values
+            self._source.fold_done(running, fold, message)
+        elif running.ending is None:
+            running.ending = message
+        if running.ending is not None:
+            running.waiting.clear()
+            reason = f"another fold of the trial has ended it ({running.ending.state})"
+            messages += self._halted(running, reason)
+        if running.over:
+            return messages + self._ended(running)
+        if running.waiting:
+            return [*messages, self._start(team, running)]
+        return messages + self._source.judged(running) + self._fed()
 
-    def _helped(self) -> list[Post]:
-        """Let idle teams help those that train, when nothing is left to begin."""
-        if self._tail is None or self._stopped or self._chooser.pending:
+    def _ended(self, running: RunningTrial) -> list[TeamMessage]:
+        """Tell the source of a trial's end, or wait with it for those that began before."""
+        running.seconds = self._clock() - running.began_s
+        if running.result.state in ("complete", "pruned"):
+            self._time.took(running.seconds)
+        messages = []
+        for ended in self._due(running):
+            self._source.tell(ended, interrupted=bool(self.interrupted), stopped=self._stopped)
+            messages += [*self._obey_source(), *self._fed()]
+        return messages
+
+    def _due(self, running: RunningTrial) -> Iterator[RunningTrial]:
+        """Give the trials of whose end the source is to be told now that one has ended, one by one."""
+        if not self._lockstep:
+            self._untold.remove(running)
+            yield running
+        while self._lockstep and self._untold and self._untold[0].over:
+            ended = self._untold.pop(0)
+            if self._cut:  # whether it ended in time was chance
+                ended.ending = Done(0, "halted", error="broken off: an earlier trial was the last")
+            self._cut |= ended.result.state == "halted"
+            yield ended
+
+    def _obey_source(self) -> list[TeamMessage]:
+        """End the search if the source says so."""
+        if self._stopped or not self._source.stop_reason:
             return []
-        # Idle teams of a block that trains wait for its next trial, if there is to be one.
-        if self._chooser.open and not self._roster.idle:
-            return []
-        posts = []
-        for team, under in self._tail.folds(self._trials):
-            self._note_help(under, [team])
-            posts.append(self._start(team, under))
-        recalls = self._tail.recalls(self._clock())
-        runs = [(team, self._roster.training[team].runs[team]) for team in recalls]
-        return posts + [Post(team, Recall(run), leader_only=True) for team, run in runs]
+        self._cut = True
+        return self._stop(self._source.stop_reason)
 
-    def _again(self, team: int, under: UnderWay) -> Post:
-        """Start again, with all who are idle, the fold that a team has left for that."""
-        assert self._tail is not None  # who else would have recalled it
-        others = self._tail.joining(team)
-        self._note_help(under, others)
-        self._roster.unite(team, others)
-        return self._start(team, under)
-
-    def _note_help(self, under: UnderWay, teams: Sequence[int]) -> None:
-        helpers, now_s = under.trial.user_attrs.get(HELPERS, []), self._clock()
-        known = {under.block, *(block for block, _ in helpers)}
-        fresh = sorted(set().union(*map(self._roster.blocks_of, teams)) - known)
-        if fresh:
-            under.trial.set_user_attr(HELPERS, [*helpers, *([block, now_s] for block in fresh)])
-        for block in fresh:
-            _LOG.info("block %d helps to train trial %d", block, under.trial.number)
-
-    def _finished(self, under: UnderWay) -> list[Post]:
-        """Take in the end of a trial."""
-        posts: list[Post] = []
-        again = self._results.take_in(under, interrupted=bool(self.interrupted), stopped=self._stopped)
-        self._chooser.left += again and not self.interrupted
-        if self._results.reached(under.result):
-            self._chooser.cut = True
-            posts = self._stop(f"trial {under.trial.number} has reached {under.result.values[0]}")
-        elif self._study._stop_flag:  # what Optuna's own loop looks at: a grid is used up
-            self._chooser.left = 0
-        self._chooser.told()
-        return posts
-
-    def _out_of_time(self) -> None:
-        _LOG.warning("%d trials are not begun: %s", self._chooser.open, self._time.told)
-        self._begin_nothing("the time does not suffice")
-
-    def _begin_nothing(self, reason: str) -> None:
-        """Let nothing of ours stand open in the study; what the user has queued stays as it is."""
-        self._results.withdrawn(self._chooser.withdraw(), reason)
-
-    def _stop(self, reason: str) -> list[Post]:
+    def _stop(self, reason: str) -> list[TeamMessage]:
         """Break off what is running, and begin nothing any more."""
         self._stopped = True
-        self._begin_nothing(reason)
-        return [post for under in self._trials for post in self._halted(under, reason)]
+        self._source.withdraw(reason)
+        return [message for running in self._training for message in self._halted(running, reason)]
 
-    def _halted(self, under: UnderWay, reason: str) -> list[Post]:
+    def _halted(self, running: RunningTrial, reason: str) -> list[TeamMessage]:
         """Break off what is running of a trial."""
-        if under.halted:
+        if running.halted:
             return []
-        under.halted = reason
-        under.waiting.clear()
-        return [Post(team, Halt(run, reason)) for team, run in under.runs.items()]
+        running.halted = reason
+        running.waiting.clear()
+        return [TeamMessage(team, Halt(run, reason)) for team, run in running.runs.items()]
+
+    # -- helping, in an elastic search ----------------------------------------------------------------
+
+    def _helped(self) -> list[TeamMessage]:
+        """Let idle teams help those that train, when nothing is left to begin."""
+        if self._elastic is None or self._stopped or self._source.pending:
+            return []
+        # Idle teams of a block that trains wait for its next trial, if there is to be one.
+        if self._source.open and not self._roster.idle:
+            return []
+        messages = []
+        for team, running in self._elastic.folds(self._training):
+            self._note_help(running, [team])
+            messages.append(self._start(team, running))
+        recalls = self._elastic.recalls(self._clock())
+        runs = [(team, self._roster.training[team].runs[team]) for team in recalls]
+        return messages + [TeamMessage(team, Recall(run), leader_only=True) for team, run in runs]
+
+    def _again(self, team: int, running: RunningTrial) -> TeamMessage:
+        """Start again, with all who are idle, the fold that a team has left for that."""
+        assert self._elastic is not None  # who else would have recalled it
+        others = self._elastic.joining(team)
+        self._note_help(running, others)
+        self._roster.unite(team, others)
+        return self._start(team, running)
+
+    def _note_help(self, running: RunningTrial, teams: Sequence[int]) -> None:
+        blocks = set().union(*map(self._roster.blocks_of, teams))
+        self._source.add_helpers(running, blocks, self._clock())
+
+
+def _checked(message: Done) -> Done:
+    """Return a message as it is, or the failure that NaN is."""
+    if message.state != "complete" or not any(map(math.isnan, message.values)):
+        return message
+    said = f"the objective returned {message.values}, which holds NaN"
+    return Done(message.run, "failed", error=said, failure="NaN")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nnlo_common.search.coordinator._running_trial import UnderWay
+from nnlo_common.search.coordinator._running_trial import RunningTrial
 
 __all__ = ["Roster"]
 
@@ -36,7 +36,7 @@ class Roster:
 
     def __init__(self, blocks: int, teams: int) -> None:
         self.count, self._each = blocks * teams, teams
-        self.training: dict[int, UnderWay] = {}
+        self.training: dict[int, RunningTrial] = {}
         self._made_of = {team: [team] for team in range(self.count)}
         self._teams = {block: [block * teams + index for index in range(teams)] for block in range(blocks)}
         self._short: set[int] = set()

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Any
 
-from optuna.trial import Trial
+from nnlo_common.search.coordinator._trial_results import mean
+from nnlo_common.search.messages._search_messages import Done
 
-from nnlo_common.search._messages import Done
-from nnlo_common.search.coordinator._endings import mean
-
-__all__ = ["UnderWay"]
+__all__ = ["RunningTrial"]
 
 
-class UnderWay:
+class RunningTrial:
     """One trial on one block.
 
     Attributes:
-        trial: the trial.
+        trial: the trial, as its source has it.
         began_s: when.
         block: the block that it was given to.
         seconds: how long it has taken, once it has ended.
@@ -38,7 +37,7 @@ class UnderWay:
         teams: how many of them train side by side.
     """
 
-    def __init__(self, trial: Trial, *, folds: int, teams: int, began_s: float, block: int) -> None:
+    def __init__(self, trial: Any, *, folds: int, teams: int, began_s: float, block: int) -> None:
         self.trial, self.began_s, self.block = trial, began_s, block
         self.waiting, self.running, self.runs = deque(range(folds)), dict[int, int](), dict[int, int]()
         self.values: dict[int, tuple[float, ...]] = {}

@@ -17,12 +17,11 @@ from pathlib import Path
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
-from nnlo_common.search.coordinator._endings import end_in
-from nnlo_common.search.journal._record import Record
+from nnlo_common.search._compat import has_no_name, study_number
+from nnlo_common.search.journal._packed_trial import end_in
 
 __all__ = ["Export", "exportable"]
 
@@ -53,7 +52,7 @@ def exportable(export: str | Path) -> Path:
     return path
 
 
-class Export(Record):
+class Export:
     """A file that follows a study.
 
     Args:
@@ -66,30 +65,20 @@ class Export(Record):
     def __init__(self, path: str | Path, study: optuna.Study, *, journal: str | Path | None = None) -> None:
         self._path = usable(f"export={str(path)!r}", exportable(path))
         self._study, self._journal = study, journal and str(Path(journal).absolute())
-        nameless = study.study_name.startswith("no-name")  # Optuna's, another each time
+        nameless = has_no_name(study)
         self._name = self._path.stem if nameless else study.study_name
         self._storage: BaseStorage | None = None
         self._study_id = -1
         self._ids: list[int] = []  # by number of the trial
         self._open: set[int] = set()  # numbers of those that have not ended there
         self._warned = ""
-        self._news, self._closing = threading.Event(), threading.Event()
-        self._news.set()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nnlo export", daemon=True)
         self._thread.start()
-
-    def begun(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        """A trial has begun."""
-        self._news.set()
-
-    def finished(self, trial: FrozenTrial) -> None:  # noqa: ARG002
-        """A trial has finished."""
-        self._news.set()
 
     def close(self) -> None:
         """Nothing more will come."""
         self._closing.set()
-        self._news.set()
         self._thread.join(_LAST_S)
         if self._thread.is_alive():
             self._warn("it is not all written", f"after {_LAST_S:.0f} s")
@@ -99,13 +88,11 @@ class Export(Record):
     def _follow(self) -> None:
         closing = False
         while not closing:
-            self._news.wait()
-            self._news.clear()
             closing = self._closing.is_set()
             try:
                 self._write()
-            except Exception as error:  # whatever it is, the search goes on; the next news tries again
-                self._warn(f"{type(error).__name__}: {error}", "it is tried again with the next trial")
+            except Exception as error:  # whatever it is, the search goes on
+                self._warn(f"{type(error).__name__}: {error}", "it is tried again")
             self._closing.wait(_EVERY_S)
         if isinstance(self._storage, RDBStorage):
             self._storage.remove_session()
@@ -161,7 +148,7 @@ class Export(Record):
             count += 1
             name = f"{self._name} ({count})"
         if name in taken:
-            storage.delete_study(taken[name]._study_id)
+            storage.delete_study(study_number(taken[name]))
         self._study_id = storage.create_new_study(self._study.directions, name)
         own = {_JOURNAL: ours} if ours else {}
         for key, value in (self._study.user_attrs | own).items():

@@ -15,13 +15,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from nnlo_common.search.coordinator._endings import SECONDS
-from nnlo_common.search.coordinator._spread import noise_of_means
+from nnlo_common.search._compat import LEAST_NOISE, tell_noise
+from nnlo_common.search.coordinator._trial_results import SECONDS
+from nnlo_common.search.samplers._fold_noise import noise_of_means
 
 __all__ = ["BayesianSampler"]
 
-# Of `optuna._gp.prior`, which needs torch.
-_LEAST_NOISE = 1e-6
 # Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
 _MOST_TRIALS = 300
 _REMEMBERED = 0.99
@@ -67,7 +66,6 @@ class BayesianSampler(BaseSampler):
         )
 
     def reseed_rng(self) -> None:
-        """Draw other random numbers from now on."""
         self.tpe.reseed_rng()
         if self.process is not None:
             self.process.reseed_rng()
@@ -75,13 +73,11 @@ class BayesianSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that are chosen together."""
         return self._chooser(study).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose these parameters."""
         chooser, began_s = self._chooser(study), time.perf_counter()
         values = chooser.sample_relative(study, trial, search_space)
         if chooser is self.process:
@@ -93,18 +89,15 @@ class BayesianSampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Choose one parameter by itself."""
         chooser = self._chooser(study)
         return chooser.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Prepare a trial."""
         self._chooser(study).before_trial(study, trial)
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Take note of a trial's end."""
         self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
 
     def _chooser(self, study: optuna.Study) -> BaseSampler:
@@ -128,5 +121,4 @@ class BayesianSampler(BaseSampler):
         """Let the process know how much of what it sees is chance, where the folds of trials say it."""
         if self.process is not None:
             noise = noise_of_means(trials)
-            known = _LEAST_NOISE if noise is None else max(noise, _LEAST_NOISE)
-            self.process._minimum_noise = known  # it fits the rest, if there is more
+            tell_noise(self.process, LEAST_NOISE if noise is None else max(noise, LEAST_NOISE))

@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.search._compat import can_have
 
 __all__ = ["EvolutionarySampler"]
 
@@ -78,28 +79,21 @@ class EvolutionarySampler(BaseSampler):
         self._parents: dict[int, _Parents] = {}
 
     def reseed_rng(self) -> None:
-        """Draw other random numbers from now on."""
         self._random = np.random.default_rng()
 
     def infer_relative_search_space(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
+        self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Return nothing: each parameter is made when it is asked for, so that conditional ones are, too."""
         return {}
 
     def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return nothing."""
         return {}
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Choose the parents."""
         if len(study.directions) > 1:
             raise ConfigurationError(
                 "EvolutionarySampler is for one objective; with several use sampler='evolutionary', which is "
@@ -122,31 +116,21 @@ class EvolutionarySampler(BaseSampler):
         )
 
     def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Make one parameter from those of the parents."""
         parents = self._parents.get(trial.number)
         known = [] if parents is None else _values(parents, param_name, param_distribution)
         if isinstance(param_distribution, CategoricalDistribution):
             return self._choice(param_distribution, known)
         assert isinstance(param_distribution, (FloatDistribution, IntDistribution))
-        scale = _Scale(param_distribution)
+        scale = _ParameterRange(param_distribution)
         if parents is None or not known:
             return scale.value(self._random.random())
         return scale.value(self._number([scale.position(value) for value in known], parents))
 
     def after_trial(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Sequence[float] | None,
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Forget the parents."""
         self._parents.pop(trial.number, None)
 
     def _choice(self, distribution: CategoricalDistribution, known: list[Any]) -> Any:
@@ -166,7 +150,7 @@ class EvolutionarySampler(BaseSampler):
         return _reflected(position)
 
 
-class _Scale:
+class _ParameterRange:
     """Where the values of a numeric parameter lie between 0 and 1."""
 
     def __init__(self, distribution: FloatDistribution | IntDistribution) -> None:
@@ -199,7 +183,7 @@ def _values(parents: _Parents, name: str, distribution: BaseDistribution) -> lis
         for parent in (parents.first, parents.second)
         if name in parent.params
         and type(parent.distributions[name]) is type(distribution)
-        and distribution._contains(distribution.to_internal_repr(parent.params[name]))
+        and can_have(distribution, parent.params[name])
     ]
 
 

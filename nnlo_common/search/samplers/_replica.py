@@ -1,4 +1,4 @@
-"""A search rank: a copy of the study, kept up to date by letters, in which parameters are chosen.
+"""A search rank: a copy of the study, kept up to date by messages, in which parameters are chosen.
 
 coordinator ─► search rank     Choose: for this trial, knowing what is new of others;  End
 search rank ─► coordinator     Chosen: what the sampler chooses together;  Left
@@ -17,14 +17,11 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, QMCSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from nnlo_common.base._errors import PeerLostError
-from nnlo_common.cluster.transport._mail import Mail
-from nnlo_common.protocol import Lost
-from nnlo_common.search._mailbox import DIED
-from nnlo_common.search._messages import Choose, Chosen, End, Told, from_text, to_text
-from nnlo_common.search.coordinator._endings import bring_up
-from nnlo_common.search.coordinator._study_snapshots import Seen
-from nnlo_common.search.journal._record import unpacked
+from nnlo_common.search._compat import forget_trials, loop_begins, number_in
+from nnlo_common.search.coordinator._storage_view import StorageView
+from nnlo_common.search.journal._packed_trial import bring_up, unpacked
+from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._search_messages import Choose, Chosen, End
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._grid import Grid
 from nnlo_common.search.samplers._names import IN_SEQUENCE
@@ -60,7 +57,7 @@ class Replica:
         self._storage, self._would_repeat = storage, isinstance(sampler, GPSampler | BayesianSampler)
         self._study = optuna.Study(study.study_name, storage, seeded, study.pruner)
         # Some samplers say that they are at their end; the coordinator's does so, too.
-        self._study._thread_local.in_optimize_loop = True
+        loop_begins(self._study)
 
     def learn(self, news: Iterable[Mapping[str, Any]]) -> None:
         """Take in trials that are new, or have changed; those that are new come in the order of numbers."""
@@ -78,13 +75,13 @@ class Replica:
         if beside and self._would_repeat:
             study = optuna.Study(
                 study.study_name,
-                cast(BaseStorage, Seen(study, lambda trials: _thinned(trials, number))),
+                cast(BaseStorage, StorageView(study, lambda trials: _thinned(trials, number))),
                 study.sampler,
                 study.pruner,
             )
-        study._thread_local.cached_all_trials = None
+        forget_trials(study)
         before = self._at(number).system_attrs
-        trial = Trial(study, self._at(number)._trial_id)
+        trial = Trial(study, number_in(self._at(number)))
         params, space = trial.relative_params, trial.relative_search_space or {}
         after = self._at(number).system_attrs
         return Chosen(
@@ -104,7 +101,7 @@ class Replica:
         if trial.number == len(known):
             self._study.add_trial(trial)
             return
-        there = known[trial.number]._trial_id
+        there = number_in(known[trial.number])
         bring_up(self._storage, there, trial)
         if trial.state.is_finished():
             self._study.sampler.after_trial(
@@ -126,35 +123,21 @@ def _thinned(trials: Iterable[FrozenTrial], number: int) -> Iterable[FrozenTrial
     return (trial for trial in trials if trial.number in kept or not trial.state.is_finished())
 
 
-def choose_for_others(mail: Mail, coordinator: int, replica: Replica, where: str) -> End:
+def choose_for_others(channel: RankChannel, replica: Replica, where: str) -> End:
     """Choose what the coordinator asks for, until it ends the search.
 
     Args:
-        mail: this rank's letter box.
-        coordinator: the rank that hands out trials.
+        channel: this rank's, to the coordinator.
         replica: where to choose.
         where: which rank this is, for messages.
 
     Raises:
         PeerLostError: the coordinator has died.
     """
-    while True:
-        letter = mail.receive(None)
-        if isinstance(letter, Lost):
-            if letter.rank == coordinator:
-                raise PeerLostError(coordinator, DIED)
-            continue
-        if letter is None:
-            continue
-        message = from_text(letter[1])
-        if isinstance(message, End):
-            return message
-        if isinstance(message, Told):
-            lost = PeerLostError(coordinator, DIED)
-            lost.said = True
-            raise lost
-        assert isinstance(message, Choose)
-        mail.send(coordinator, to_text(_chosen(message, replica, where)))
+    while isinstance(order := channel.next_order(), Choose):
+        channel.tell_coordinator(_chosen(order, replica, where))
+    assert isinstance(order, End)
+    return order
 
 
 def _chosen(message: Choose, replica: Replica, where: str) -> Chosen:

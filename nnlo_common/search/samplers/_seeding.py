@@ -11,8 +11,9 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
-from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
+
+from nnlo_common.search._compat import LazyRandomState
 
 __all__ = ["Seeded", "seed_of"]
 
@@ -52,30 +53,25 @@ class Seeded(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return the parameters that are chosen together."""
         return self._sampler.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose these parameters."""
         return self._begun(trial, "together").sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Choose one parameter by itself."""
         sampler = self._begun(trial, f"alone {param_name}")
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Prepare a trial."""
         self._begun(trial, "before").before_trial(study, trial)
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Take note of a trial's end."""
         self._begun(trial, "after").after_trial(study, trial, state, values)
 
     def _begun(self, trial: FrozenTrial, purpose: str) -> BaseSampler:

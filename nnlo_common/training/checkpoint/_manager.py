@@ -16,7 +16,7 @@ from nnlo_common.training._roles import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import Checkpoint, DamagedError, Store
 from nnlo_common.training.checkpoint._identity import difference
-from nnlo_common.training.checkpoint._round import Saving
+from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import wait_for_all
 
 __all__ = ["CheckpointManager"]
@@ -69,7 +69,7 @@ class CheckpointManager:
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._file = f"rank{0 if team is None else team.rank}.{suffix}"
         self._speaks = speaks("alone" if team is None else team.member.role)
-        self._saving = Saving(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
+        self._saving = saving_on(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
         advise(self._advice)
 
     # -- writing --------------------------------------------------------------------------------------

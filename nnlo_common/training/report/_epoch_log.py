@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._whole_files import of_rank, usable
-from nnlo_common.training._roles import Report
+from nnlo_common.training._roles import TrainingReport
 
 __all__ = ["EpochLog", "Usage"]
 
@@ -80,7 +80,7 @@ class EpochLog:
         counts: Mapping[str, int],
         learning_rate: float,
         metrics: Mapping[str, float],
-        served: Report | None = None,
+        served: TrainingReport | None = None,
     ) -> None:
         """Write the line of an epoch.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from nnlo_common.training._roles import Report
+from nnlo_common.training._roles import TrainingReport
 
 __all__ = ["Meter", "Screen", "is_live", "spaced", "table"]
 
@@ -24,14 +24,14 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._began_s = self._last_s = clock()
-        self._last = Report()
+        self._last = TrainingReport()
 
     @property
     def seconds(self) -> float:
         """The time since the meter was made."""
         return self._clock() - self._began_s
 
-    def line(self, report: Report) -> str:
+    def line(self, report: TrainingReport) -> str:
         """Return samples per second and staleness since the last `mark`."""
         seconds = max(self._clock() - self._last_s, 1e-9)
         parts = [f"{spaced((report.samples - self._last.samples) / seconds):>9} samples/s"]
@@ -41,7 +41,7 @@ class Meter:
             parts.append(f"staleness {(total - before) / exchanges:.2f}")
         return "  ".join(parts)
 
-    def mark(self, report: Report) -> None:
+    def mark(self, report: TrainingReport) -> None:
         """Measure from here."""
         self._last, self._last_s = report, self._clock()
 

@@ -1,0 +1,107 @@
+"""Partition of a job's ranks: the coordinator, search ranks, blocks, and a block's teams for its folds."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._hosts import describe_here, locate
+from nnlo_common.cluster._threads import limit_threads
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+
+__all__ = ["agree", "cut_blocks", "cut_teams"]
+
+
+def agree(
+    world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0
+) -> list[tuple[int, ...]]:
+    """Cut the ranks into blocks; refuse, on all ranks alike, what does not fit."""
+    mine = {"facts": {"block_size": block_size, **facts}, "here": describe_here()}
+    everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
+    for rank, other in enumerate(everyone):
+        for name, value in everyone[0]["facts"].items():
+            if other["facts"][name] != value:
+                raise ConfigurationError(
+                    f"optimize: {name} is {value!r} on rank 0 but {other['facts'][name]!r} on rank {rank} "
+                    f"(host {other['here']['host']}); give all {world.size} ranks the same script"
+                )
+    places = locate([one["here"] for one in everyone])
+    blocks = cut_blocks([place.host for place in places], block_size, search_ranks)
+    if world.own_process:
+        limit_threads(places[world.rank].local_size, places[world.rank].host_cores)
+    return blocks
+
+
+def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> list[tuple[int, ...]]:
+    """Cut all ranks into blocks but the first, which coordinates, and the search ranks, which follow it.
+
+    As many blocks as possible lie on one host each; what is left over on the hosts makes up the others.
+
+    Args:
+        hosts: the host of every rank.
+        block_size: how many ranks each block has.
+        search_ranks: how many ranks choose parameters.
+
+    Raises:
+        ConfigurationError: ranks would be left over or missing.
+
+    Example:
+        >>> cut_blocks(["a", "a", "a", "a", "b", "b", "b"], 2)
+        [(1, 2), (4, 5), (3, 6)]
+    """
+    size = len(hosts)
+    training = size - 1 - search_ranks
+    if training % block_size or training < block_size:
+        raise ConfigurationError(_arithmetic(size, block_size, search_ranks))
+    residents: dict[str, list[int]] = defaultdict(list)
+    for rank in range(1 + search_ranks, size):
+        residents[hosts[rank]].append(rank)
+    blocks, rest = [], []
+    for ranks in residents.values():
+        whole = len(ranks) // block_size * block_size
+        blocks += [tuple(ranks[start : start + block_size]) for start in range(0, whole, block_size)]
+        rest += ranks[whole:]
+    return blocks + [tuple(rest[start : start + block_size]) for start in range(0, len(rest), block_size)]
+
+
+def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:
+    """Cut every block into as many teams as there are folds; one team if it cannot be cut evenly.
+
+    Example:
+        >>> cut_teams([(1, 2, 3, 4), (5, 6, 7, 8)], 2), cut_teams([(1, 2, 3)], 2)
+        ([(1, 2), (3, 4), (5, 6), (7, 8)], [(1, 2, 3)])
+    """
+    size = len(blocks[0])
+    each = size if size % folds else size // folds
+    return [block[start : start + each] for block in blocks for start in range(0, size, each)]
+
+
+def _arithmetic(size: int, block_size: int, search_ranks: int) -> str:
+    """Say why the ranks cannot be cut so, and what could be done."""
+    ranks = size - 1 - search_ranks
+    below = ranks // block_size
+    sizes = sorted({1 + search_ranks + max(count, 1) * block_size for count in (below, below + 1)})
+    divisors = [value for value in range(1, ranks + 1) if ranks % value == 0]
+    near = sorted(sorted(divisors, key=lambda value: abs(value - block_size))[:2])
+    fewer = ranks < block_size
+    problem = (
+        f"fewer than block_size={block_size}"
+        if fewer
+        else f"which is not a multiple of block_size={block_size}"
+    )
+    searchers = f" - {search_ranks} search ranks" if search_ranks else ""
+    keeping = [f"block_size={' or '.join(map(str, near))}"] if near else []
+    fewer_searchers = [
+        count
+        for count in range(search_ranks)
+        if size - 1 - count >= block_size and (size - 1 - count) % block_size == 0
+    ]
+    keeping += [f"search_ranks={fewer_searchers[-1]}"] if fewer_searchers else []
+    keep = f", or keep {size} with {' or '.join(keeping)}" if keeping else ""
+    return (
+        f"{size} ranks cannot be cut into blocks: {size} - 1 coordinator{searchers} = {ranks} ranks, "
+        f"{problem}. Start {' or '.join(map(str, sizes))} ranks{keep}"
+    )

@@ -1,0 +1,221 @@
+"""A search under way: on one process, as the coordinator, or as a rank of a block."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import WilcoxonPruner
+from optuna.trial import TrialState
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._signals import Interrupts
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.search._argument_checks import refuse_conflicts
+from nnlo_common.search._partition import cut_teams
+from nnlo_common.search.block._block import Objective, attempt, run_block
+from nnlo_common.search.block._trial_links import LocalLink
+from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
+from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+from nnlo_common.search.coordinator._study_trials import known_to_all, study_coordinator
+from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
+from nnlo_common.search.journal._export import Export, exportable
+from nnlo_common.search.journal._journal import Journal, SearchRecord
+from nnlo_common.search.journal._packed_trial import take_over
+from nnlo_common.search.messages._connection import connect_search
+from nnlo_common.search.messages._search_messages import Done, Start
+from nnlo_common.search.samplers._bayesian import BayesianSampler
+from nnlo_common.search.samplers._engines import engine
+from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
+
+__all__ = ["StudySearch"]
+
+# Arguments that must be the same on all ranks.
+_ALIKE = ("folds", "seed", "failures", "retries", "lockstep", "elastic", "search_ranks")
+
+
+@dataclass
+class StudySearch:
+    """What all ranks bring to a search; the attributes are the arguments of `optimize`."""
+
+    study: optuna.Study
+    objective: Objective
+    _: KW_ONLY
+    n_trials: int
+    folds: int = 1
+    sampler: str | optuna.samplers.BaseSampler | None = None
+    seed: int = 0
+    retries: int = 0
+    failures: Literal["ignore", "worst", "constraint"] = "ignore"
+    target: float | None = None
+    until: float | str | datetime.datetime | None = None
+    journal: str | Path | None = None
+    export: str | Path | None = None
+    lockstep: bool = False
+    elastic: bool = False
+    search_ranks: int = 0
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            ConfigurationError: two arguments do not.
+        """
+        study, target = self.study, self.target
+        if not isinstance(study, optuna.Study):
+            raise ConfigurationError(
+                f"optimize({study!r}, ...): give it a study first: optimize(optuna.create_study(), objective)"
+            )
+        if target is not None and len(study.directions) > 1:
+            raise ConfigurationError(
+                f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
+            )
+        chosen = self._chosen
+        refuse_conflicts(
+            chosen,
+            lockstep=self.lockstep,
+            elastic=self.elastic,
+            search_ranks=self.search_ranks,
+            in_sequence=in_sequence(chosen),
+            instead=", or pass optuna.samplers.GridSampler(space)",
+        )
+        self._failures, self._end_s = FailurePolicy(study, self.failures), end_of(self.until, self.clock())
+        self._export = self.export and exportable(self.export)
+
+    @property
+    def _chosen(self) -> str | optuna.samplers.BaseSampler:
+        return self.study.sampler if self.sampler is None else self.sampler
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        chosen = self._chosen
+        return {
+            "sampler": chosen if isinstance(chosen, str) else type(chosen).__name__,
+            "pruner": type(self.study.pruner).__name__,
+            "directions": [direction.name for direction in self.study.directions],
+            "until": str(self.until),
+            "target_objective": self.target,
+            **{name: getattr(self, name) for name in _ALIKE},
+        }
+
+    def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
+        """Refuse what these blocks cannot do.
+
+        Raises:
+            ConfigurationError: it would not repeat.
+        """
+        side_by_side = len(cut_teams(blocks, self.folds)) > len(blocks)
+        if self.lockstep and side_by_side and isinstance(self.study.pruner, WilcoxonPruner):
+            raise ConfigurationError(
+                f"lockstep=True with WilcoxonPruner and {self.folds} folds side by side: it judges folds as "
+                "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
+                f"multiple of {self.folds}, with which folds are trained in turn"
+            )
+
+    def alone(self) -> bool:
+        """Train all trials here, one after another; say whether a signal has ended that."""
+        with self._files() as record, Interrupts() as interrupts:
+            coordinator = self._begin(1, 1, record, searching=False)
+            waiting = coordinator.begin()
+            while waiting:
+                order = waiting.pop(0).message
+                if isinstance(order, Start):
+                    line = LocalLink(coordinator, interrupts)
+                    ending = attempt(order, line, self.objective)
+                    if line.refused is not None:
+                        raise line.refused from None
+                    if line.halted and ending.state == "freed":
+                        ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
+                    waiting += coordinator.handle(0, ending)
+        return coordinator.interrupted == SIGNAL
+
+    def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
+        """Do this rank's part, and say whether a signal has ended the search (collective).
+
+        Args:
+            world: the ranks.
+            blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
+        """
+        searchers = [(rank,) for rank in range(1, 1 + self.search_ranks)]
+        teams = [*cut_teams(blocks, self.folds), *searchers]
+        with connect_search(world, teams, goes_on=self._goes_on) as here:
+            if world.rank == 0:
+                each = (len(teams) - len(searchers)) // len(blocks)
+                with self._files() as record:
+                    coordinator = self._begin(len(blocks), each, record)
+                    run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
+                return coordinator.interrupted == SIGNAL
+            if world.rank <= self.search_ranks:
+                where = f"search rank {world.rank} (host {world.host})"
+                end = choose_for_others(here.channel, Replica(self.study, self._engine(), self.seed), where)
+            else:
+                end = run_block(here.channel, world, self.objective)
+            take_over(self.study, end.trials)  # a study in a storage that all ranks share has them by now
+            return end.interrupted == SIGNAL
+
+    @property
+    def _goes_on(self) -> str:
+        """What the same command would do."""
+        if self.journal is None:
+            return "The same command begins anew; with journal= it would go on"
+        return f"The same command goes on from the journal {str(self.journal)!r}"
+
+    def _engine(self) -> optuna.samplers.BaseSampler:
+        """Return this rank's sampler."""
+        study, sampler = self.study, self.study.sampler
+        if self.sampler is not None:
+            begun = len(study.get_trials(deepcopy=False))
+            sampler = engine(self.sampler, self.seed + begun, self.n_trials, study)
+        if isinstance(sampler, BayesianSampler):
+            sampler.choosers = math.inf if self.lockstep else max(1, self.search_ranks)
+        return sampler
+
+    @contextmanager
+    def _files(self) -> Iterator[SearchRecord]:
+        """Open the files that are asked for, and give the study what the journal holds."""
+        self._known, self._counted, record = known_to_all(self.study), 0, SearchRecord()
+        with ExitStack() as files:
+            if self.journal is not None:
+                record = journal = files.enter_context(closing(Journal(self.journal, self.study)))
+                self._counted = journal.counted
+            if self._export is not None:
+                files.enter_context(closing(Export(self._export, self.study, journal=self.journal)))
+            yield record
+
+    def _begin(self, blocks: int, teams: int, record: SearchRecord, *, searching: bool = True) -> Coordinator:
+        study = self.study
+        found = study.get_trials(deepcopy=False)
+        study.sampler = self._engine()
+        return study_coordinator(
+            study,
+            blocks=blocks,
+            n_trials=max(0, self.n_trials - self._counted),
+            teams=teams,
+            folds=self.folds,
+            seed=self.seed,
+            retries=self.retries,
+            target=self.target,
+            failures=self._failures,
+            time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
+            clock=self.clock,
+            record=record,
+            known=self._known,
+            lockstep=self.lockstep,
+            elastic=self.elastic,
+            # On one process there are none.
+            search_ranks=self.search_ranks if searching else 0,
+        )
+
+
+def _seconds(trial: optuna.trial.FrozenTrial) -> float:
+    return float(trial.user_attrs.get(SECONDS, 0.0)) if trial.state is not TrialState.FAIL else 0.0

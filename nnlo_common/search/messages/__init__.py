@@ -1,0 +1,1 @@
+"""Messages between the ranks of a search, and the channels that carry them."""

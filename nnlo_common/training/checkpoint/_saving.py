@@ -1,0 +1,344 @@
+"""Saving of this rank's part of each checkpoint to the disk while the training runs.
+
+    all pause ─► each copies what it has ─► all go on
+                      └─ a thread writes it ─► the first server is told ─► once it knows of all: the manifest
+
+Only the threads that belong to the ranks' programs send messages, so what a thread has written is told at the
+next batch boundary of a worker, and within half a second by a server. What is done when, the first server
+decides: `nnlo_common.protocol._checkpoint_round`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnlo_common.base._warnings import warn
+from nnlo_common.protocol import (
+    Answer,
+    Answers,
+    DraftAnswer,
+    DraftQuery,
+    Lost,
+    NothingMoreQuery,
+    PartQuery,
+    Query,
+    WantCheckpointQuery,
+)
+from nnlo_common.protocol import _checkpoint_round as rounds
+from nnlo_common.training._roles import speaks
+from nnlo_common.training._server_rank import ServerRank
+from nnlo_common.training._session import Session
+from nnlo_common.training.checkpoint import Draft, Entry, Store
+from nnlo_common.training.checkpoint._store import refused
+from nnlo_common.training.checkpoint._writer import Writer
+
+__all__ = ["Saving", "saving_on"]
+
+_LOG = logging.getLogger(__name__)
+
+# To wait for the disk for longer than this is worth a word.
+_LONG_WAIT_S = 1.0
+
+
+class Saving:
+    """Writes what there is where a process trains alone.
+
+    Args:
+        store: where to.
+        rank: this rank's number.
+        file: the name of its file.
+        collect: returns what it has to save.
+        pack: makes bytes of it.
+        facts: returns which training this is, by name, and how far it is.
+
+    Attributes:
+        score: how good the model is, for the next checkpoint.
+        ending: all ranks leave after the checkpoint that has been made.
+        recalled: they do so for a search, which has more ranks go on; not for a signal.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        *,
+        file: str,
+        collect: Callable[[], Mapping[str, Any]],
+        pack: Callable[[Mapping[str, Any]], bytes],
+        facts: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.score: float | None = None
+        self.ending = self.recalled = False
+        self._store, self._rank, self._file = store, rank, file
+        self._collect, self._pack, self._facts = collect, pack, facts
+        self._writer = Writer()
+        self._waited_long = False  # which was said
+        self._untold: list[str] = []  # warnings
+        self._written: PartQuery | None = None  # what the thread has to tell
+        store.tell = self._untold.append  # a thread does not warn
+
+    def want(self, *, end: bool) -> None:
+        """Save at once; several ranks do so together at their next batch boundary, if a worker wants it."""
+        self.save()
+        self.ending = end
+
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - the first server is to know
+        """Save together with all other ranks, who all call it between two batches.
+
+        Args:
+            last: the training ends here, so nobody leaves it for others to go on.
+
+        Returns:
+            False, if it was called off on this worker: others wait for it to go on.
+        """
+        self._wait()
+        tree, facts, score = self._copy(), self._facts(), self.score
+        self._writer.start(lambda: self._store.save({self._file: self._pack(tree)}, facts, score))
+        return True
+
+    def settle(self) -> None:
+        """Tell what the thread has done since; to be called between any two batches."""
+        if self._writer.busy:
+            return
+        self._writer.wait()
+        untold, self._untold[:] = list(self._untold), []
+        for text in untold:
+            warn(text)
+        written, self._written = self._written, None
+        self._tell(written)
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk, on all ranks; all of them call it."""
+        self._wait()
+
+    def _tell(self, written: PartQuery | None) -> None:
+        """Tell the first server what the thread has written, if anything."""
+
+    def _wait(self) -> None:
+        """Wait for this rank's thread."""
+        waited_s = self._writer.wait()
+        if waited_s > _LONG_WAIT_S and not self._waited_long:
+            self._waited_long = True
+            _LOG.warning(
+                "nnlo: rank %d has waited %.1f s for a checkpoint to be written to %s, as the next was due; "
+                "save less often, or to a faster disk",
+                *(self._rank, waited_s, self._store.folder),
+            )
+        self.settle()
+
+    def _copy(self) -> Mapping[str, Any]:
+        return copy.deepcopy(self._collect())
+
+    def _start(self, draft: Draft, tree: Mapping[str, Any]) -> None:
+        """Have a part written."""
+
+        def write() -> None:
+            try:
+                draft.write(self._file, self._pack(tree))
+            except OSError as error:
+                told = f"rank {self._rank} on host {socket.gethostname()}: {refused(error)} ({draft.folder})"
+                self._written = PartQuery(number=draft.number, trouble=told)
+                return
+            entry = draft.files[self._file]
+            self._written = PartQuery(
+                number=draft.number, file=self._file, size=entry.size, blake2b=entry.blake2b
+            )
+
+        self._writer.start(write)
+
+
+class _PartSaving(Saving):
+    """Writes the part of a worker, or of a server other than the first, which it asks and tells."""
+
+    def __init__(self, store: Store, team: Session, **options: Any) -> None:
+        super().__init__(store, team.rank, **options)
+        self._team, team.before_close = team, self.finish
+        if team.serving is not None:
+            team.serving.keeper = self
+
+    def want(self, *, end: bool) -> None:
+        """Have all ranks save at their next batch boundary, if a worker wants it."""
+        if not self._team.serves:
+            self._team.ask(WantCheckpointQuery(end=end))
+
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - the first server is to know
+        """Save together with all other ranks; False, if it was called off on this worker."""
+        self._wait()
+        if not self._team.pause():
+            return False
+        if not self._team.serves:
+            self.all_pause()
+        return True
+
+    def all_pause(self) -> None:
+        """Copy what there is, and have it written, unless the first server has begun no checkpoint."""
+        tree = self._copy()
+        self._wait()
+        # A server may see that all pause before the first server does.
+        pauses = 0 if self._team.serving is None else self._team.serving.pauses
+        answer: DraftAnswer = self._team.ask(DraftQuery(pauses=pauses))
+        self.ending, self.recalled = answer.end, answer.recalled
+        if answer.number is not None:
+            self._start(self._store.draft(answer.number), tree)
+
+    def look(self) -> None:
+        """Tell what the thread has done since."""
+        self.settle()
+
+    def finish(self) -> None:
+        """Wait for this rank's part, and say that no more will come."""
+        self._wait()
+        self._team.ask(NothingMoreQuery())
+        self._wait()
+
+    def _tell(self, written: PartQuery | None) -> None:
+        if written is not None:
+            self._team.ask(written)
+
+
+class _FirstSaving(Saving):
+    """Writes the first server's part, and performs what the checkpoint round asks for."""
+
+    def __init__(self, store: Store, team: Session, serving: ServerRank, **options: Any) -> None:
+        super().__init__(store, team.rank, **options)
+        self._team, self._serving, team.before_close = team, serving, self.finish
+        self._round = rounds.CheckpointRound(team.rank)
+        self._left_out = False  # which was said
+        self._copied: tuple[Mapping[str, Any], Mapping[str, Any], float | None] = {}, {}, None
+        self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
+        serving.keeper = self
+        assert serving.service is not None  # which is on the first server
+        serving.service.add(self)
+
+    @property
+    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
+        """What is answered."""
+        return {
+            WantCheckpointQuery: self._wish,
+            DraftQuery: self._ask,
+            PartQuery: lambda rank, part: self._heard(rank, rounds.PartReported(rank, part)),
+            NothingMoreQuery: lambda rank, _: self._heard(rank, rounds.NothingMore(rank)),
+        }
+
+    def gone(self, rank: int, *, lost: bool) -> Answers:
+        """Wait for no part of this rank any more."""
+        self._handle(Lost(rank) if lost else rounds.NothingMore(rank))
+        return []
+
+    def want(self, *, end: bool) -> None:
+        """Do nothing: that is for workers to say."""
+
+    def save(self, *, last: bool = False) -> bool:
+        """Save together with all other ranks."""
+        self._wait()
+        self._handle(rounds.Due(last))
+        self._team.pause()
+        self._serving.wait_until(lambda: not self._round.opening)
+        return True
+
+    def all_pause(self) -> None:
+        """Save, if that is what all pause for."""
+        serving = self._serving
+        savers, workers = frozenset(serving.saving()), frozenset(serving.workers())
+        self._handle(rounds.AllPaused(serving.pauses, savers, workers))
+
+    def look(self) -> None:
+        """See what the thread has done since."""
+        self.settle()
+
+    def finish(self) -> None:
+        """Wait until all ranks have reported what they have begun to write, and all of it is on the disk."""
+        self._wait()
+        self._serving.wait_until(lambda: self._round.closed)
+        self._wait()
+
+    def _wish(self, rank: int, query: WantCheckpointQuery) -> Answers:
+        self.settle()
+        return self._heard(rank, rounds.Wished(query.end))
+
+    def _ask(self, rank: int, query: DraftQuery) -> Answers:
+        self._handle(rounds.DraftAsked(rank, query.pauses))
+        return []  # the round tells it when it knows
+
+    def _heard(self, rank: int, event: rounds.RoundEvent) -> Answers:
+        self._handle(event)
+        return [(rank, Answer())]
+
+    def _tell(self, written: PartQuery | None) -> None:
+        self._handle(rounds.DiskIdle())
+        if written is not None:
+            self._handle(rounds.PartReported(self._rank, written))
+
+    def _handle(self, event: rounds.RoundEvent) -> None:
+        for action in self._round.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: rounds.RoundAction) -> None:
+        match action:
+            case rounds.AskForPause():
+                self._serving.want_pause()
+            case rounds.SayLeftOut():
+                self._say_left_out()
+            case rounds.CopyOwn():
+                self._copied = self._copy(), self._facts(), self.score
+            case rounds.FinishOwn():
+                self._wait()
+            case rounds.OpenDraft():
+                self._open()
+            case rounds.WriteOwn():
+                assert self._draft is not None  # it has just been opened
+                self._start(self._draft[0], self._copied[0])
+            case rounds.TellDraft(rank, answer):
+                self._serving.tell([(rank, answer)])
+            case rounds.CloseDraft(parts, trouble):
+                self._close(parts, trouble)
+
+    def _open(self) -> None:
+        self._wait()
+        draft, (_, facts, score) = self._store.begin(), self._copied
+        self._draft = None if draft is None else (draft, facts, score)
+        # Whether a search has more ranks to go on with this training, and it can go on with them.
+        recalled = self._team.world.recalled and not self._team.algorithm.tied_to_workers
+        self._handle(rounds.DraftOpened(None if draft is None else draft.number, recalled))
+        self.ending, self.recalled = self._round.end, self._round.recalled
+        if draft is None:
+            self.settle()  # which says why
+
+    def _close(self, parts: tuple[PartQuery, ...], trouble: str) -> None:
+        assert self._draft is not None  # it was opened
+        draft, facts, score = self._draft
+        for part in parts:
+            draft.files[part.file] = Entry(part.size, part.blake2b)
+        if trouble:
+            self._writer.start(lambda: self._store.abandon(draft, trouble))
+        else:
+            self._writer.start(lambda: self._store.commit(draft, facts, score))
+
+    def _say_left_out(self) -> None:
+        level = logging.DEBUG if self._left_out else logging.WARNING
+        self._left_out = True
+        _LOG.log(
+            level,
+            "nnlo: a checkpoint is still being written to %s, so the one that is due is left out; save "
+            "less often, or to a faster disk",
+            self._store.folder,
+        )
+
+
+def saving_on(store: Store, team: Session | None, **options: Any) -> Saving:
+    """Return what saves this rank's part; see `Saving`.
+
+    Args:
+        store: where to.
+        team: this rank's place among several; None: alone.
+        options: what `Saving` takes besides.
+    """
+    if team is None:
+        return Saving(store, 0, **options)
+    if team.serving is not None and speaks(team.member.role):
+        return _FirstSaving(store, team, team.serving, **options)
+    return _PartSaving(store, team, **options)

@@ -1,0 +1,46 @@
+"""The oldest versions: what `make test-oldest` has installed are the lower bounds of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.frameworks import numbers
+from tests.helpers.paths import ROOT
+
+OLDEST = runpy.run_path(str(ROOT / ".ci" / "oldest.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_every_package_that_is_installed_has_a_lower_bound() -> None:
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *(one for extra in OLDEST["EXTRAS"] for one in extras[extra])]
+    assert {re.split(r"[<>=!~]", one)[0] for one in asked} == set(OLDEST["oldest"]())
+
+
+def test_the_makefile_installs_these_extras() -> None:
+    wanted = ",".join(OLDEST["EXTRAS"])
+    assert f"--editable '.[{wanted}]'" in (ROOT / "Makefile").read_text()
+
+
+def test_the_versions_of_the_development_are_within_the_bounds() -> None:
+    pinned = dict(one.split("==") for one in PROJECT["optional-dependencies"]["dev"] if "==" in one)
+    bounds = OLDEST["oldest"]()
+    assert {"keras", "torch"} <= bounds.keys() & pinned.keys()
+    for name in bounds.keys() & pinned.keys():
+        assert numbers(bounds[name]) < numbers(pinned[name]), name
+
+
+@pytest.mark.skipif(Path(sys.prefix).name != ".venv-oldest", reason="it is about `make test-oldest`")
+def test_the_oldest_versions_are_installed() -> None:
+    installed = {name: metadata.version(name) for name in OLDEST["oldest"]()}
+    bounds = OLDEST["oldest"]()
+    assert {name: numbers(one) for name, one in installed.items()} == {
+        name: numbers(one) for name, one in bounds.items()
+    }
