@@ -51,7 +51,7 @@ class BlockWorld:
         self._endpoints: list[_BlockEndpoint] = []
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
-        self._engaged = self._given_up = False
+        self._engaged = self._revoked = False
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
@@ -144,9 +144,9 @@ class BlockWorld:
             endpoint.drain()
 
     def revoke(self) -> None:
-        """Free the ranks that wait where the transport opens an endpoint: a rank is dead and will not come."""
-        if not self._given_up:
-            self._given_up = True
+        """Free the ranks that wait for a dead one where the transport opens an endpoint."""
+        if not self._revoked:
+            self._revoked = True
             self._ranks.revoke()
 
     def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
