@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ProtocolError
-from nnlo_common.protocol import DraftAnswer, Lost, PartQuery
+from nnlo_common.protocol import Lost
 from nnlo_common.protocol._checkpoint_round import (
     AllPaused,
     AskForPause,
     CheckpointRound,
     CloseDraft,
     CopyOwn,
-    DiskIdle,
     DraftAsked,
     DraftOpened,
     Due,
-    FinishOwn,
     NothingMore,
     OpenDraft,
     PartReported,
@@ -30,6 +28,7 @@ from nnlo_common.protocol._checkpoint_round import (
     Wished,
     WriteOwn,
 )
+from nnlo_common.protocol._query_messages import DraftAnswer, PartQuery
 
 WORKERS, SERVERS = frozenset({2, 3}), frozenset({0, 1})
 
@@ -51,20 +50,24 @@ def told(rank: int, number: int | None, *, end: bool = False, recalled: bool = F
 
 
 OPENED = DraftOpened(1, recalled=False)
-WISHED = [Wished(end=False), paused(), OPENED]
+WISHED = [Wished(end=False, busy=False), paused(), OPENED]
 ALL_IN = [reported(rank) for rank in (1, 2, 3)]
 CLOSED = CloseDraft(tuple(part(rank) for rank in range(4)), "")
 
 # What has happened, what happens now, and what is to be done.
 TRANSITIONS = {
-    "a wish asks for a pause": ([], Wished(end=False), [AskForPause()]),
-    "a second one does not": ([Wished(end=False)], Wished(end=False), []),
-    "nor the last, where a pause is asked for": ([Wished(end=False)], Wished(end=True), []),
+    "a wish asks for a pause": ([], Wished(end=False, busy=False), [AskForPause()]),
+    "a second one does not": ([Wished(end=False, busy=False)], Wished(end=False, busy=False), []),
+    "nor the last, where a pause is asked for": (
+        [Wished(end=False, busy=False)],
+        Wished(end=True, busy=False),
+        [],
+    ),
     "what is due needs no wish": ([], Due(last=False), []),
     "a pause that nobody saves in": ([], paused(), []),
-    "the pause that was wished for": ([Wished(end=False)], paused(), [CopyOwn(), OpenDraft()]),
+    "the pause that was wished for": ([Wished(end=False, busy=False)], paused(), [CopyOwn(), OpenDraft()]),
     "the pause of what is due": ([Due(last=False)], paused(), [CopyOwn(), OpenDraft()]),
-    "only the next pause": ([*WISHED, reported(0), *ALL_IN, DiskIdle()], paused(2), []),
+    "only the next pause": ([*WISHED, reported(0), *ALL_IN], paused(2), []),
     "the disk has taken the draft": (WISHED[:2], OPENED, [WriteOwn()]),
     "the disk has not": (WISHED[:2], DraftOpened(None, recalled=False), []),
     "who asks is told": (WISHED, DraftAsked(2, 0), [told(2, 1)]),
@@ -76,7 +79,11 @@ TRANSITIONS = {
         DraftOpened(None, recalled=False),
         [told(2, None)],
     ),
-    "who knows of a pause before the first server waits": ([Wished(end=False)], DraftAsked(1, 1), []),
+    "who knows of a pause before the first server waits": (
+        [Wished(end=False, busy=False)],
+        DraftAsked(1, 1),
+        [],
+    ),
     "and is told when that knows": ([DraftAsked(1, 1)], paused(), [told(1, None)]),
     "the dead are not told": ([*WISHED[:2], DraftAsked(2, 0), Lost(2)], OPENED, [WriteOwn()]),
     "all but one have reported": ([*WISHED, reported(0), reported(1)], reported(2), []),
@@ -100,24 +107,14 @@ TRANSITIONS = {
         NothingMore(3),
         [CloseDraft((part(0), part(1), part(2)), "rank 3 has not written its part")],
     ),
-    "a wish while parts are awaited": (WISHED, Wished(end=False), [SayLeftOut()]),
-    "a wish while the disk is at work": ([*WISHED, reported(0), *ALL_IN], Wished(end=False), [SayLeftOut()]),
+    "a wish while parts are awaited": (WISHED, Wished(end=False, busy=False), [SayLeftOut()]),
+    "a wish while the disk is at work": ([], Wished(end=False, busy=True), [SayLeftOut()]),
     "a wish when it is idle": (
-        [*WISHED, reported(0), *ALL_IN, DiskIdle()],
-        Wished(end=False),
+        [*WISHED, reported(0), *ALL_IN],
+        Wished(end=False, busy=False),
         [AskForPause()],
     ),
-    "the last is not left out": (WISHED, Wished(end=True), [AskForPause()]),
-    "a pause while the server's own part is written": (
-        [*WISHED, *ALL_IN, Due(last=False)],
-        paused(2),
-        [CopyOwn(), FinishOwn()],
-    ),
-    "when it is": (
-        [*WISHED, *ALL_IN, Due(last=False), paused(2)],
-        reported(0),
-        [CLOSED, OpenDraft()],
-    ),
+    "the last is not left out": (WISHED, Wished(end=True, busy=False), [AskForPause()]),
     "a pause while another server's part is": (
         [*WISHED, reported(0), *ALL_IN[1:], Due(last=False)],
         paused(2),
@@ -137,8 +134,8 @@ TRANSITIONS = {
             OpenDraft(),
         ],
     ),
-    "a draft is ordered once": ([Wished(end=False), paused()], Lost(3), []),
-    "all leave": ([Wished(end=True), paused(), OPENED], DraftAsked(2, 0), [told(2, 1, end=True)]),
+    "a draft is ordered once": ([Wished(end=False, busy=False), paused()], Lost(3), []),
+    "all leave": ([Wished(end=True, busy=False), paused(), OPENED], DraftAsked(2, 0), [told(2, 1, end=True)]),
     "all are recalled": (
         [Due(last=False), paused(), DraftOpened(1, recalled=True)],
         DraftAsked(2, 0),
@@ -150,7 +147,7 @@ TRANSITIONS = {
         [told(2, 1)],
     ),
     "not where a signal ends it": (
-        [Wished(end=True), paused(), DraftOpened(1, recalled=True)],
+        [Wished(end=True, busy=False), paused(), DraftOpened(1, recalled=True)],
         DraftAsked(2, 0),
         [told(2, 1, end=True)],
     ),
@@ -168,7 +165,7 @@ def test_what_happens_then(name: str) -> None:
     machine.validate()
 
 
-@pytest.mark.parametrize("before", [[], [Wished(end=False)], WISHED], ids=len)
+@pytest.mark.parametrize("before", [[], [Wished(end=False, busy=False)], WISHED], ids=len)
 def test_a_draft_that_was_not_ordered_is_refused(before: list) -> None:
     machine = CheckpointRound(0)
     for event in before:
@@ -206,7 +203,7 @@ class Cluster:
         self.closed: dict[int, CloseDraft] = {}
         self.pauses = self.drafts = 0
         self.own: int | None = None  # what the first server's thread writes
-        self.copied = self.closing = False
+        self.copied = False
         self.open: int | None = None
         self.wanted = 0
 
@@ -221,14 +218,10 @@ class Cluster:
             self.wanted += 1
         elif isinstance(action, CopyOwn):
             self.copied = True
-        elif isinstance(action, FinishOwn):
-            assert self.own is not None
-            self.write_own()
         elif isinstance(action, OpenDraft):
             assert self.copied
             assert self.own is None  # its thread has done what it was given
             assert self.open is None
-            self.closing = False
             failed = self.disk_fails and self.draw.random() < 0.3
             self.drafts += not failed
             self.open = None if failed else self.drafts
@@ -246,7 +239,7 @@ class Cluster:
                 self.saved_by[number].add(action.rank)
         elif isinstance(action, CloseDraft):
             assert self.own is None
-            self.closed[self.open], self.open, self.closing = action, None, True
+            self.closed[self.open], self.open = action, None
 
     def write_own(self) -> None:
         number, self.own = self.own, None
@@ -276,6 +269,8 @@ class Cluster:
         for server in early:
             self.hear(server)
         workers = frozenset(range(self.servers, self.servers + self.workers))
+        if self.own is not None and self.machine.wanted:
+            self.write_own()
         self.do(AllPaused(self.pauses, frozenset(self.ranks), workers))
         for rank in self.draw.sample(self.training, len(self.training)):
             self.ranks[rank].doing = "asking"
@@ -295,10 +290,11 @@ class Cluster:
         """What may happen next."""
         quiet = all(one.doing == "training" and not one.behind for one in self.ranks.values())
         events = [self.pause] * (quiet and bool(self.training))
-        wish = Due(last=self.draw.random() < 0.2) if self.draw.random() < 0.5 else Wished(end=False)
+        wish = (
+            Due(last=self.draw.random() < 0.2) if self.draw.random() < 0.5 else Wished(end=False, busy=False)
+        )
         events += [lambda: self.do(wish)] * quiet
         events += [self.write_own] * (self.own is not None)
-        events += [self.idle] * self.closing
         for rank, one in self.ranks.items():
             if one.behind:
                 events.append(lambda one=one: self.hear(one))
@@ -307,10 +303,6 @@ class Cluster:
         events += [self.die] * (len(self.training) > 1 and (self.machine.opening or self.draw.random() < 0.1))
         events += [self.leave] * (len(self.training) > 1 and quiet and self.draw.random() < 0.2)
         return events
-
-    def idle(self) -> None:
-        self.closing = False
-        self.do(DiskIdle())
 
     def die(self) -> None:
         rank = self.draw.choice(self.training)
@@ -327,7 +319,7 @@ class Cluster:
 
     def end(self) -> None:
         """All ranks come to the end: what is under way there arrives."""
-        while self.own is not None or any(one.behind or one.heard for one in self.ranks.values()):
+        for _ in range(9):
             if self.own is not None:
                 self.write_own()
             for rank, one in list(self.ranks.items()):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnlo_common.protocol import DraftAnswer, DraftQuery
 from nnlo_common.protocol._checkpoint_round import Due
+from nnlo_common.protocol._query_messages import DraftAnswer, DraftQuery
 from nnlo_common.training.checkpoint import Store
 from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import Writer
@@ -25,7 +25,7 @@ class Session:
         self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
 
     def ask(self, query):
-        self.asked.append(query.kind)
+        self.asked.append(type(query).__name__)
         return self.first.asked(self.rank, query)
 
     def pause(self):

@@ -21,7 +21,7 @@ from nnlo_common.base._layout import Layout
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.protocol import AnswerT, LedgerQuery, Query
+from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
