@@ -49,7 +49,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/test_keras*.py tests/equations/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
 	@$(pytest) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'
@@ -59,9 +59,9 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'all tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) $(side_by_side) -m 'not mpi' tests/test_keras*.py tests/equations/test_keras*.py
+	@$(pytest_tf) $(side_by_side) -m 'not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'tests of Keras once more, on JAX'
-	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/test_keras*.py tests/equations/test_keras*.py
+	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'all tests that start mpiexec, with torch, keras and Open MPI'
 	@$(pytest) -m mpi
 	$(say) 'all tests that start mpiexec, with MPICH'
@@ -87,7 +87,7 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 	$(say) 'codespell'
 	@.venv/bin/codespell
 	$(say) 'the rules of the repository'
-	@$(pytest) --quiet tests/test_repository.py
+	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
 	rm -rf .venv .venv-mpich build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

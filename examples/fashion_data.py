@@ -1,7 +1,8 @@
-"""Fashion-MNIST for the examples: the full set where it is installed, else the subset that lies beside.
+"""Fashion-MNIST for the examples: the subset that lies beside, or the full set from a folder you name.
 
-Nothing is ever downloaded. The full set is found in a folder you name, where Debian's package
-`dataset-fashion-mnist` puts it, or where Keras does.
+Nothing is downloaded, and no folder is searched, so that an example computes the same on every machine.
+Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`; Keras has
+its own in `~/.keras/datasets/fashion-mnist`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 SUBSET = Path(__file__).with_name("data") / "fashion_mnist_2500.npz"
-FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), Path.home() / ".keras/datasets/fashion-mnist")
 FILES = {
     "x_train": "train-images-idx3-ubyte.gz",
     "y_train": "train-labels-idx1-ubyte.gz",
@@ -34,17 +34,17 @@ class Fashion(NamedTuple):
 
 
 def load(folder: str | None = None) -> Fashion:
-    """Load the set from `folder`, or from the first place that has it."""
-    if folder is not None and not (Path(folder) / FILES["x_train"]).exists():
+    """Load the full set from `folder`, or the embedded subset."""
+    if folder is None:
+        with np.load(SUBSET, allow_pickle=False) as arrays:
+            return _prepared({key: arrays[key] for key in FILES}, f"{SUBSET.name} (embedded subset)")
+    missing = [name for name in FILES.values() if not (Path(folder) / name).exists()]
+    if missing:
         raise SystemExit(
-            f"--data {folder}: there is no {FILES['x_train']} in it; name the folder that holds the four "
+            f"--data {folder}: there is no {missing[0]} in it; name the folder that holds the four "
             "Fashion-MNIST .gz files, or leave --data out to use the embedded subset"
         )
-    for place in [Path(folder)] if folder else FOLDERS:
-        if all((place / name).exists() for name in FILES.values()):
-            return _prepared({key: _idx(place / name) for key, name in FILES.items()}, str(place))
-    with np.load(SUBSET, allow_pickle=False) as arrays:
-        return _prepared({key: arrays[key] for key in FILES}, f"{SUBSET.name} (embedded subset)")
+    return _prepared({key: _idx(Path(folder, name)) for key, name in FILES.items()}, folder)
 
 
 def _prepared(arrays: dict[str, npt.NDArray[np.uint8]], source: str) -> Fashion:

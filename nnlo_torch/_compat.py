@@ -2,7 +2,7 @@
 
 A loader with worker processes draws from its sampler ahead of the loop, and says nowhere how far ahead it is.
 Where PyTorch has changed one of these parts `driving_loader` finds nothing, and samples count when they are
-drawn. `tests/test_torch_compat.py` says which part it is.
+drawn. `tests/torch/test_compat.py` says which part it is.
 """
 
 from __future__ import annotations

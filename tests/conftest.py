@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -12,15 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-# Which frameworks must be compared with, e.g. "torch,keras" (the Makefile sets it). A name in it whose
-# package is missing fails, so that no suite can silently skip the comparisons.
-FRAMEWORKS = {name for name in os.environ.get("NNLO_TEST_FRAMEWORKS", "").split(",") if name}
+from tests.helpers.frameworks import FRAMEWORKS
 
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(1234)
     np.random.seed(1234)  # noqa: NPY002 - user code and frameworks draw from it
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

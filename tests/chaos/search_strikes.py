@@ -1,6 +1,6 @@
 """Kills all of a search at random moments, and judges what the same command makes of it.
 
-python tests/chaos/search_strikes.py SEED COUNT
+python -m tests.chaos.search_strikes SEED COUNT
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 import optuna
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from launch import launcher, starting
+from tests.helpers.jobs import launcher, starting
 
 __all__ = ["survive"]
 

@@ -1,7 +1,7 @@
 """Trains for a long time with checkpoints, and looks for what grows: memory, open files, unread messages.
 
-    python tests/chaos/soak.py
-    python tests/chaos/soak.py --seconds 60 --exchanges 1000
+    python -m tests.chaos.soak
+    python -m tests.chaos.soak --seconds 60 --exchanges 1000
 
 It starts 4 ranks, prints what each has noted, and ends with an error if anything grows.
 """
@@ -32,8 +32,7 @@ def main() -> int:
     if given.notes is not None:
         train(given.notes, given.seconds, given.exchanges)
         return 0
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from launch import launcher, starting
+    from tests.helpers.jobs import launcher, starting
 
     with tempfile.TemporaryDirectory() as folder:
         job = [sys.executable, __file__, *sys.argv[1:], "--notes", folder]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from launch import launcher, starting
 
 from nnlo_common.training.checkpoint import Checkpoint, Store
+from tests.helpers.jobs import launcher, starting
 
 __all__ = ["Outcome", "Strike", "judge", "judge_resumed", "run", "strikes"]
 

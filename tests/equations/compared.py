@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import simulation
-from network import Array, Batch, data_of
-from optimizers import SGD, Adam, Optimizer
-from replay import OrderError, Replay
+
+from tests.equations import simulation
+from tests.equations.network import Array, Batch, data_of
+from tests.equations.optimizers import SGD, Adam, Optimizer
+from tests.equations.replay import OrderError, Replay
 
 __all__ = ["RATES", "TOLERANCE", "Case", "Recording", "compare", "tally"]
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 import numpy as np
-from compared import RATES, Case, Recording
 from keras import ops
-from network import BATCH, SIZE, Array, Batch, cut, initial
-from turns import Turns
 
 import nnlo_keras as nk
 from nnlo_common.testing import MemoryCluster, MemoryWorld
 from nnlo_common.training._joining import within
+from tests.equations.compared import RATES, Case, Recording
+from tests.equations.network import BATCH, SIZE, Array, Batch, cut, initial
+from tests.equations.turns import Turns
 
 __all__ = ["gradient", "run"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from compared import Case
+from tests.equations.compared import Case
 
 __all__ = ["of_keras", "of_torch"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from network import Array
+
+from tests.equations.network import Array
 
 __all__ = ["SGD", "Adam", "Optimizer"]
 

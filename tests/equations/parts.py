@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from network import Array
-from optimizers import Optimizer
+
+from tests.equations.network import Array
+from tests.equations.optimizers import Optimizer
 
 __all__ = ["Algorithm", "Committed", "Life", "Request", "Worker", "passed"]
 

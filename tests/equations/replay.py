@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from network import Array, Batch, gradient, initial
-from parts import Algorithm, Life, Request, Worker
+
+from tests.equations.network import Array, Batch, gradient, initial
+from tests.equations.parts import Algorithm, Life, Request, Worker
 
 __all__ = ["OrderError", "Replay"]
 

@@ -1,6 +1,6 @@
 """Prints how many trainings agree with the equations, and the largest differences.
 
-`python tests/equations/report.py` compares with PyTorch, and with Keras on the back end that KERAS_BACKEND
+`python -m tests.equations.report` compares with PyTorch, and with Keras on the back end that KERAS_BACKEND
 names; `--all` takes the long trainings of Keras, too, and a word only those whose description has it
 ("torch:", "GEM").
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
-from compared import Case, compare, tally
-from matrix import of_keras, of_torch
+from tests.equations.compared import Case, compare, tally
+from tests.equations.matrix import of_keras, of_torch
 
 
 def compared(cases: Iterable[Case], run: Callable[[Case], object], *, keras: bool) -> list[str]:
@@ -57,14 +57,15 @@ def main(words: list[str]) -> int:
     title = "torch"
     if cases := wanted(of_torch()):
         import torch
-        import torch_runs
+
+        from tests.equations import torch_runs
 
         torch.set_num_threads(1)
         fine &= report("nnlo_torch", cases, torch_runs.run, keras=False)
     backend = os.environ["KERAS_BACKEND"]
     title = "keras"
     if cases := wanted(case for case, long in of_keras(backend) if whole or not long):
-        import keras_runs
+        from tests.equations import keras_runs
 
         fine &= report(f"nnlo_keras on {backend}", cases, keras_runs.run, keras=True)
     return 0 if fine else 1

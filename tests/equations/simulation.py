@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from network import Array
-from optimizers import SGD, Optimizer
-from parts import Algorithm, Committed, Life, Request, Worker, passed
+
+from tests.equations.network import Array
+from tests.equations.optimizers import SGD, Optimizer
+from tests.equations.parts import Algorithm, Committed, Life, Request, Worker, passed
 
 __all__ = [
     "AGN",

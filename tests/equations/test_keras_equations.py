@@ -10,24 +10,16 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
-import keras_runs  # noqa: E402
-from compared import Case, compare  # noqa: E402
-from matrix import of_keras  # noqa: E402
-from network import data_of, gradient, initial  # noqa: E402
+from tests.equations import keras_runs  # noqa: E402
+from tests.equations.compared import Case, compare  # noqa: E402
+from tests.equations.matrix import of_keras  # noqa: E402
+from tests.equations.network import data_of, gradient, initial  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
     # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    if keras.backend.backend() == "torch":
-        import torch
-
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("batch", data_of(0, 2), ids=len)

@@ -7,17 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
-import torch_runs  # noqa: E402
-from compared import Case, compare  # noqa: E402
-from matrix import of_torch  # noqa: E402
-from network import data_of, gradient, initial  # noqa: E402
+from tests.equations import torch_runs  # noqa: E402
+from tests.equations.compared import Case, compare  # noqa: E402
+from tests.equations.matrix import of_torch  # noqa: E402
+from tests.equations.network import data_of, gradient, initial  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("batch", data_of(0, 2), ids=len)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from compared import RATES, Case, Recording
-from network import SHAPES, Array, Batch, cut, initial
-from turns import Turns
 
 import nnlo_torch as nt
 from nnlo_common.testing import MemoryCluster, MemoryWorld
+from tests.equations.compared import RATES, Case, Recording
+from tests.equations.network import SHAPES, Array, Batch, cut, initial
+from tests.equations.turns import Turns
 
 __all__ = ["Network", "gradient", "run"]
 

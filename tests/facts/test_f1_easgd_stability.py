@@ -12,11 +12,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from reference import Matrix, elastic_period, radius
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD
 from nnlo_common.testing import train_virtually
+from tests.helpers.centers import Matrix, elastic_period, radius
 
 LEARNING_RATE = 0.5
 ORDERS = ("paper", "step_first")

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from reference import Matrix, elastic_period, stationary, watched_centers
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD, Algorithm, Downpour, Synchronous
 from nnlo_common.testing import RoundRobin, train_virtually
+from tests.helpers.centers import Matrix, elastic_period, stationary, watched_centers
 
 
 def responses(

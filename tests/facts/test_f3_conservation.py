@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import SCHEDULES, Matrix, watched_centers
 
 from nnlo_common.algorithms import EAMSGD, EASGD
 from nnlo_common.testing import VirtualRun, train_virtually
+from tests.helpers.centers import SCHEDULES, Matrix, watched_centers
 
 VALUES = st.floats(-1e3, 1e3, width=32)
 

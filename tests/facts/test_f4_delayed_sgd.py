@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reference import SCHEDULES, Matrix, radius, watched_centers
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import Algorithm, Downpour, DynSGD, Synchronous
 from nnlo_common.testing import train_virtually
+from tests.helpers.centers import SCHEDULES, Matrix, radius, watched_centers
 
 Vector = NDArray[np.float32]
 

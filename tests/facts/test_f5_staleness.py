@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import SCHEDULES, watched_centers
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD, GEM, Algorithm, Downpour, DynSGD
 from nnlo_common.testing import RandomOrder, Replay, Schedule, VirtualRun, train_virtually
 from nnlo_common.testing._schedules import Waiting
+from tests.helpers.centers import SCHEDULES, watched_centers
 
 RULES: dict[str, Algorithm] = {
     "downpour": Downpour(),

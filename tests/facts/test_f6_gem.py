@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from reference import SCHEDULES, Matrix, watched_centers
 
 from nnlo_common import SGD
 from nnlo_common.algorithms import GEM, CenterRule, Contribution, Downpour
@@ -19,6 +18,7 @@ from nnlo_common.algorithms._gem import GEMCenter, GEMWorker
 from nnlo_common.protocol import Kind
 from nnlo_common.testing import Schedule, VirtualRun, train_virtually
 from nnlo_common.testing._schedules import Waiting
+from tests.helpers.centers import SCHEDULES, Matrix, watched_centers
 
 Vector = NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """Run Keras' own tests of optimizers and callbacks against the wrappers, alone.
 
-    KERAS_BACKEND=torch python tests/suites/keras_own.py [--wrapper EASGD] [--sdist keras-3.15.1.tar.gz]
+    KERAS_BACKEND=torch python -m tests.suites.keras_own [--wrapper EASGD] [--sdist keras-3.15.1.tar.gz]
 
 The tests come from the source distribution of the Keras that is installed, which pip brings into a temporary
 folder. They run with every optimizer in a wrapper and `nnlo_keras.Distribute()` in every `fit`; those that
@@ -23,6 +23,8 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+
+from tests.helpers.paths import ROOT
 
 FOLDERS = ("keras/src/optimizers/", "keras/src/callbacks/")
 NO_SOURCE = 3
@@ -94,12 +96,20 @@ def unpack(sdist: Path, folder: Path) -> Path:
 def run(tests: Path, wrapper: str, chosen: str, only: list[str] | None = None) -> dict[str, str]:
     """Return what became of each test; with no wrapper: of each as Keras has it."""
     results = tests / "results.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "keras_own_plugin"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.suites.keras_own_plugin",
+    ]
     command += ["--continue-on-collection-errors"]
     command += ["-c", os.devnull, "--rootdir", str(tests), "-o", "python_files=*_test.py", "--tb=short"]
     command += [f"--junitxml={results}", "-W", "ignore", "-k", chosen]
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NNLO_SUITE_WRAPPER": wrapper}
     selected = [node(name) for name in only] if only else [str(tests)]
     with (tests / "output.txt").open("w") as output:

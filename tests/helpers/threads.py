@@ -1,0 +1,101 @@
+"""Trainings on threads as ranks: the ordinary loop, and how to run it and look at it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from nnlo_common import Participant
+from nnlo_common.protocol import Server
+from nnlo_common.testing import InjectedFault, MemoryCluster
+from tests.helpers.numpy_cases import gradient
+
+__all__ = ["DyingMail", "flat", "no_new_threads", "ranks", "on_ranks", "server_of", "train"]
+
+
+@contextmanager
+def no_new_threads() -> Iterator[None]:
+    """Whatever goes wrong inside, no thread of a rank stays behind."""
+    before = set(threading.enumerate())
+    yield
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
+
+
+@contextmanager
+def ranks(size: int) -> Iterator[MemoryCluster]:
+    """A cluster that leaves no threads behind."""
+    with no_new_threads(), MemoryCluster(size) as cluster:
+        yield cluster
+
+
+def on_ranks(
+    size: int,
+    program: Callable[[Any], Any],
+    *,
+    prepare: Callable[[MemoryCluster], object] = lambda cluster: None,
+    timeout_s: float = 60,
+) -> list[Any]:
+    """What a program returns on each rank; `prepare` may give the cluster faults before it runs."""
+    with MemoryCluster(size) as cluster:
+        prepare(cluster)
+        return cluster.run(program, timeout_s)
+
+
+def flat(arrays: list[np.ndarray]) -> np.ndarray:
+    """A copy of all arrays, one after another."""
+    return np.concatenate([array.ravel() for array in arrays])
+
+
+def server_of(me: Participant) -> Server | None:
+    """The protocol's server on a rank that serves."""
+    return me._member and me._member.server
+
+
+def train(
+    me: Participant,
+    batches: int | list[int],
+    *,
+    before_step: Callable[[int], object] = lambda step: None,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> list[Any]:
+    """Train with the gradient of `cases.py`, an epoch for each entry of `batches`; what each epoch showed."""
+    step, seen = 0, []
+    for count in [batches] if isinstance(batches, int) else batches:
+        for _ in me.batches(range(count)):
+            before_step(step)
+            value, start = gradient(flat(me.point), me.rank, step), 0
+            for part in me.gradients:
+                part.flat[:] = value[start : start + part.size]
+                start += part.size
+            me.step()
+            step += 1
+        seen.append(after_epoch())
+    return seen
+
+
+class DyingMail:
+    """A letter box whose rank dies for good with the third letter of a kind, or another, sent or received."""
+
+    def __init__(self, world, kind, left=3):
+        self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, left
+        self.close = self.mail.close
+
+    def send(self, peer, text):
+        self.count(text)
+        self.mail.send(peer, text)
+
+    def receive(self, timeout_s=None):
+        self.count("")
+        letter = self.mail.receive(timeout_s)
+        if isinstance(letter, tuple):
+            self.count(letter[1])
+        return letter
+
+    def count(self, text):
+        self.left -= f'"kind": "{self.kind}"' in text
+        if self.left <= 0:
+            raise InjectedFault(f"rank {self.world.rank} dies")

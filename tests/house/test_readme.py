@@ -1,0 +1,188 @@
+"""The README's code runs as it stands, and its commands are the real ones."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import EXAMPLES, ROOT
+
+KERAS, TORCH, NUMPY = range(3)  # the blocks of the README
+# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+on_ranks = [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])]
+
+
+@pytest.fixture
+def back_end(monkeypatch):
+    """The environment of what runs Keras: on torch if nothing else is asked for, and quiet."""
+    chosen = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    return chosen
+
+
+def code(language, page="README.md"):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_python_block_runs_alone(capsys):
+    exec(compile(code("python")[NUMPY], "README.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: [ 1.")
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.parametrize("ranks", on_ranks)
+def test_the_keras_block_trains(ranks, tmp_path, capsys, back_end):
+    block = code("python")[KERAS]
+    if ranks == 1:
+        exec(compile(block, "README.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        told = run(block, tmp_path, back_end)
+    losses = [float(value) for value in re.findall(r"val_loss: ([0-9.e-]+)", told)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.extended])])
+def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
+    block = "\n".join(code("python", "docs/keras.md"))
+    if ranks == 1:
+        exec(compile(block, "keras.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        told = run(block, tmp_path, back_end)
+    (validated,) = re.findall(r"^validated: \[(.*)\]$", told, re.MULTILINE)
+    losses = [float(value) for value in validated.split(",")]
+    assert min(losses[1:]) < losses[0]
+    assert len(re.findall(r"^at the end: [0-9.]+$", told, re.MULTILINE)) == 1
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated")  # keras-tuner's
+@pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning")
+def test_the_guide_to_keras_tuner_searches(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
+    monkeypatch.chdir(tmp_path)
+    (block,) = code("python", "docs/keras_tuner.md")
+    shown = {}
+    exec(compile(block, "keras_tuner.md", "exec"), shown)
+    assert "Showing 1 best trials" in capsys.readouterr().out
+    scores = [trial.score for trial in shown["tuner"].oracle.trials.values()]
+    assert len(scores) == 4
+    loss = shown["model"].evaluate(shown["x"][400:], shown["y"][400:], verbose=0)
+    assert loss == pytest.approx(min(scores))
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_keras_example_trains(back_end):
+    done = mpiexec(3, ROOT / "examples" / "fashion_keras.py", timeout_s=100, env=back_end)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(value) for value in re.findall(r"val_accuracy: ([0-9.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert max(accuracies) > 0.7
+    assert len(re.findall(r"^downpour, .* accuracy [0-9.]+", done.stdout, re.MULTILINE)) == 1
+
+
+def run(block, folder, env):
+    """What a block prints on three ranks."""
+    program = folder / "train.py"
+    program.write_text(block)
+    done = mpiexec(3, program, timeout_s=100, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.framework("torch")
+def test_the_torch_block_trains():
+    shown = {}
+    exec(compile(code("python")[TORCH], "README.md", "exec"), shown)
+    (inputs, targets) = shown["data"].tensors
+    assert float(((shown["model"](inputs) - targets) ** 2).mean().detach()) < 1.0
+    assert shown["optimizer"].role == "alone"
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.framework("torch")
+def test_the_torch_block_runs_on_three_ranks(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(code("python")[TORCH])
+    done = mpiexec(3, program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
+def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
+    (block,) = code("python", "docs/pytorch.md")
+    if ranks == 1:
+        exec(compile(block, "pytorch.md", "exec"), {})
+        told = capsys.readouterr().out
+    else:
+        program = tmp_path / "train.py"
+        program.write_text(block)
+        done = mpiexec(ranks, program)
+        assert done.returncode == 0, done.stderr
+        told = done.stdout
+    losses = [float(value) for value in re.findall(r"epoch \d: {'loss': ([0-9.e-]+)}", told)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
+    files, block, _ = code("python", "docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    shown = {}
+    exec(compile(files + block, "data.md", "exec"), shown)
+    losses = shown["history"].history["val_loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", on_ranks)
+def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
+    files, _, block = code("python", "docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    shown = {}
+    exec(compile(files, "data.md", "exec"), shown)
+    if ranks == 1:
+        exec(compile(block, "data.md", "exec"), shown)
+        assert shown["optimizer"].report().samples == 3 * 800
+    else:
+        end = "optimizer.close()\nprint(optimizer.report().samples)"
+        told = run(f"{block}\n{end}\n", tmp_path, {})
+        assert sorted(map(int, told.split())) == [3 * 400, 3 * 400, 3 * 800]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_python_block_runs_on_three_ranks(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(code("python")[NUMPY])
+    done = mpiexec(3, program)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [f"epoch {n}" for n in range(5)]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_numpy_example_trains():
+    done = mpiexec(3, EXAMPLES / "fashion_numpy.py")
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout)]
+    assert len(accuracies) == 8
+    assert max(accuracies) > 0.7

@@ -1,0 +1,202 @@
+"""Checkpoints of a Keras fit: the same command goes on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.jobs import mpiexec
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+import nnlo_keras as nk  # noqa: E402
+from nnlo_common import ConfigurationError  # noqa: E402
+from tests.programs import keras_checkpoint  # noqa: E402
+
+PROGRAM = Path(keras_checkpoint.__file__)
+BATCHES = 30  # of a whole training in one process
+TORCH = keras.backend.backend() == "torch"
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "samples.h5"
+    keras_checkpoint.write(path)
+    return path
+
+
+def same(tmp_path, file, first, **options):
+    """Compare a training that was interrupted with one that was not."""
+    weights, history, done = keras_checkpoint.train(tmp_path / "run", file, **options)
+    want, straight, whole = keras_checkpoint.train(tmp_path / "straight", file, **options)
+    assert done.done == whole.done - first
+    if TORCH:  # the others trace their first step, which draws
+        assert done.drawn == whole.drawn[first:]
+    assert history.history == straight.history
+    assert history.epoch == [0, 1, 2]
+    assert np.array_equal(weights, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [1, 10, 14, 30])
+def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, file, stop_at):
+    options = {"wrapper": "Downpour"}
+    with pytest.raises(SystemExit) as caught:
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=stop_at, how="signal", **options)
+    assert caught.value.code == 75
+    same(tmp_path, file, stop_at, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "data",
+    [
+        "arrays",
+        pytest.param(
+            "shuffled", marks=pytest.mark.skipif(not TORCH, reason="only torch says where its shuffling is")
+        ),
+    ],
+)
+def test_where_the_data_has_no_position_a_signal_saves_at_the_end_of_the_epoch(tmp_path, file, data):
+    options = {"wrapper": "EASGD", "data": data}
+    with pytest.raises(SystemExit) as caught:
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=13, how="signal", **options)
+    assert caught.value.code == 75
+    same(tmp_path, file, 20, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["Downpour", "EASGD", "GEM"])
+def test_a_killed_training_goes_on_bit_for_bit_within_an_epoch(tmp_path, file, wrapper):
+    options = {"wrapper": wrapper, "minutes": 1e-9}  # before each batch
+    with pytest.raises(KeyboardInterrupt):
+        keras_checkpoint.train(tmp_path / "run", file, stop_at=17, **options)
+    same(tmp_path, file, 16, **options)
+
+
+class Counting(keras.callbacks.Callback):
+    """A callback that has seen something."""
+
+    def __init__(self, thing=None):
+        super().__init__()
+        self.seen, self.thing = [], thing
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(epoch)
+
+    def state_dict(self):
+        return {"seen": self.seen, "sums": np.cumsum(self.seen), "thing": self.thing}
+
+    def load_state_dict(self, state):
+        assert state["sums"].tolist() == np.cumsum(state["seen"]).tolist()
+        self.seen = state["seen"]
+
+
+def fit(folder, epochs, *callbacks, **options):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **options), "mse")
+    x = np.linspace(-1, 1, 32, dtype="f4").reshape(16, 2)
+    given = [nk.Checkpoint(folder), *callbacks]
+    model.fit(x, x[:, :1], epochs=epochs, batch_size=4, shuffle=False, verbose=0, callbacks=given)
+    return np.concatenate([np.ravel(keras.ops.convert_to_numpy(one)) for one in model.weights])
+
+
+def test_what_a_callback_of_the_users_own_has_seen_is_kept(tmp_path):
+    fit(tmp_path, 2, Counting())
+    again = Counting()
+    fit(tmp_path, 4, again)
+    assert again.seen == [0, 1, 2, 3]
+    with pytest.raises(ConfigurationError, match=r"were \['Counting'\] .* and are \[\] now"):
+        fit(tmp_path, 5)
+
+
+def test_a_callback_that_cannot_be_kept_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Counting cannot be kept .*\['thing'\] is a object"):
+        fit(tmp_path, 1, Counting(thing=object()))
+    half = keras.callbacks.Callback()
+    half.state_dict = dict
+    with pytest.raises(ConfigurationError, match=r"Callback has state_dict\(\) alone"):
+        fit(tmp_path, 1, half)
+    with pytest.raises(ConfigurationError, match="leave BackupAndRestore out"):
+        fit(tmp_path, 1, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+
+
+@pytest.mark.parametrize(
+    "before", ["", "epoch,loss\n0,1.0\n5,0.5\n"], ids=["new file", "of another training"]
+)
+def test_a_log_that_is_appended_to_has_each_epoch_once(tmp_path, before):
+    path = tmp_path / "log.csv"
+    path.write_text(before)
+    fit(tmp_path / "run", 3, keras.callbacks.CSVLogger(path, append=True))
+    shutil.rmtree(max((tmp_path / "run").glob("checkpoint-*")))  # as if killed between the row and its saving
+    fit(tmp_path / "run", 5, keras.callbacks.CSVLogger(path, append=True))
+    rows = [line.split(",")[0] for line in path.read_text().splitlines()]
+    assert rows == ["epoch", *(["0", "5"] if before else []), "0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("options", [{}, {"swap_on_epoch": True}], ids=str)
+def test_averaged_weights_are_swapped_as_without_an_interruption(tmp_path, options):
+    def swap():
+        return keras.callbacks.SwapEMAWeights(**options)
+
+    ema = {"use_ema": True, "ema_momentum": 0.9}
+    straight = fit(tmp_path / "straight", 4, swap(), **ema)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", 4, swap(), Stop(), **ema)
+    assert np.array_equal(fit(tmp_path / "run", 4, swap(), **ema), straight)
+
+
+def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
+    (tmp_path / name).mkdir(exist_ok=True)
+    folders = [str(tmp_path / f"run-{name}"), str(tmp_path / name)]
+    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=110, env=env)
+
+
+@pytest.mark.extended
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("ranks", "how", "options"),
+    [
+        (3, "signal", ["wrapper=Synchronous"]),
+        (3, "raise", ["wrapper=Synchronous", "data=arrays"]),
+        (2, "signal", ["wrapper=Downpour", "every=3"]),
+        (2, "signal", ["wrapper=Downpour", "assignment=dynamic"]),
+        (2, "signal", ["wrapper=EASGD", "every=4"]),
+        (2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"]),
+    ],
+    ids=str,
+)
+def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, file, ranks, how, options):
+    done = run(tmp_path, ranks, "straight", *options)
+    assert done.returncode == 0, done.stderr
+    stopped = run(tmp_path, ranks, "stopped", *options, stop_at=7 if ranks == 3 else 13, how=how)
+    assert stopped.returncode == 75 if how == "signal" else stopped.returncode != 0, stopped.stderr
+    again = run(tmp_path, ranks, "stopped", *options)
+    assert again.returncode == 0, again.stderr
+    for rank in range(ranks):
+        one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "stopped"))
+        assert np.array_equal(one["weights"], other["weights"]), rank
+        assert np.array_equal(one["loss"], other["loss"]), rank
+        # What a server calls a batch is the whole epoch, which it begins once more.
+        assert rank == 0 or not TORCH or np.array_equal(one["drawn"][-4:], other["drawn"][-4:]), rank
+        assert other["epochs"].tolist() == [0, 1, 2]
+        assert rank == 0 or 0 < other["done"] < one["done"]

@@ -1,0 +1,269 @@
+"""Keras models with several optimizers, training steps of their own, or more than a chain of layers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+
+import pytest
+
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import PROGRAMS
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+import nnlo_keras as nk  # noqa: E402
+from nnlo_common import ConfigurationError  # noqa: E402
+from nnlo_keras._optimizers import assign_variables, wrappers_in  # noqa: E402
+from tests.keras.test_mpi_fit import WRAPPERS, on  # noqa: E402
+from tests.programs import keras_gan  # noqa: E402
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+def installed(backend, *marks):
+    """A back end to run on, if it is there; on JAX a training step of one's own is another function."""
+    missing = importlib.util.find_spec(backend) is None
+    return pytest.param(
+        backend, marks=[pytest.mark.skipif(missing, reason=f"{backend} is not installed"), *marks]
+    )
+
+
+MPI = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def sgd(rate=0.1):
+    return keras.optimizers.SGD(rate, momentum=0.5)
+
+
+def gan(d_optimizer, g_optimizer, **options):
+    model = keras_gan.GAN()
+    model.compile(d_optimizer, g_optimizer, **options)
+    return model
+
+
+class OwnStep(keras.Sequential):
+    """A training step of its own, which nobody calls here."""
+
+    def __init__(self):
+        super().__init__([keras.Input((2,)), keras.layers.Dense(1), keras.layers.Dense(1)])
+
+    def train_step(self, data):
+        raise NotImplementedError
+
+
+# On JAX fit keeps the state of one optimizer only.
+several = pytest.mark.skipif(keras.backend.backend() == "jax", reason="refused on JAX")
+
+
+@several
+def test_all_wrapped_optimizers_are_found_by_their_names():
+    d_optimizer, g_optimizer = nk.EASGD(sgd()), nk.EASGD(sgd())
+    assert wrappers_in(gan(d_optimizer, g_optimizer)) == {
+        "d_optimizer": d_optimizer,
+        "g_optimizer": g_optimizer,
+    }
+    in_a_list = keras_gan.Pair()
+    in_a_list.compile([d_optimizer, g_optimizer])
+    assert list(wrappers_in(in_a_list)) == ["optimizers[0]", "optimizers[1]"]
+
+
+@several
+def test_one_optimizer_under_two_names_is_one():
+    model = OwnStep()
+    model.inner, model.mine = sgd(), None
+    model.mine = nk.Downpour(model.inner)
+    model.compile(optimizer=keras.optimizers.LossScaleOptimizer(model.mine))
+    assert wrappers_in(model) == {"mine": model.mine}
+
+
+@several
+def test_optimizers_of_other_variables_are_left_alone():
+    model = OwnStep()
+    model.compile(nk.Downpour(sgd()))
+    model.of_an_input = sgd()
+    with pytest.raises(ConfigurationError, match="optimizer is wrapped, of_an_input is not"):
+        wrappers_in(model)
+    model.of_an_input.build([keras.Variable([0.0])])
+    assert list(wrappers_in(model)) == ["optimizer"]
+
+
+@several
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (lambda: (nk.Downpour(sgd()), sgd()), r"d_optimizer is wrapped, g_optimizer is not.*Downpour\(SGD"),
+        (
+            lambda: (nk.Downpour(sgd()), nk.EASGD(sgd())),
+            r"d_optimizer is Downpour.* but g_optimizer is EASGD",
+        ),
+        (lambda: (nk.EASGD(sgd(), every=2), nk.EASGD(sgd(), every=3)), r"every=2.* but .*every=3"),
+        (lambda: (nk.Downpour(sgd(), every=2), nk.Downpour(sgd())), r"every=2.* but .*every=1"),
+        (lambda: (nk.Downpour(sgd()), nk.Downpour(sgd(), servers=2)), r"servers=1.* but .*servers=2"),
+        (
+            lambda: (nk.GEM(sgd()), nk.GEM(keras.optimizers.SGD(0.1, momentum=0.9))),
+            r"momentum=0\.5.* but .*0\.9",
+        ),
+    ],
+)
+def test_optimizers_that_are_not_wrapped_alike_are_named(pair, words):
+    model = gan(*pair())
+    with pytest.raises(ConfigurationError, match=words):
+        model.fit(keras_gan.points(20), verbose=0, callbacks=[nk.Distribute()])
+
+
+def test_a_plain_training_step_needs_the_models_own_optimizer_wrapped():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile()
+    model.mine = nk.Downpour(sgd())
+    with pytest.raises(ConfigurationError, match="mine is wrapped, optimizer is not"):
+        wrappers_in(model)
+
+
+@several
+def test_the_models_own_optimizer_may_be_one_that_is_not_wrapped():
+    model = OwnStep()
+    model.compile(sgd())
+    model.mine = nk.Downpour(sgd())
+    with pytest.raises(ConfigurationError, match="mine is wrapped, optimizer is not"):
+        wrappers_in(model)
+
+
+@several
+def test_an_optimizer_that_is_not_built_is_named():
+    model = gan(nk.Downpour(sgd()), nk.Downpour(sgd()), build=False)
+    model.d_optimizer.build(model.discriminator.trainable_variables)
+    with pytest.raises(
+        ConfigurationError, match=r"g_optimizer is not built.*self\.g_optimizer\.build\(self\."
+    ):
+        assign_variables(model, wrappers_in(model))
+
+
+@several
+def test_a_variable_of_two_optimizers_is_named():
+    model = gan(nk.Downpour(sgd()), nk.Downpour(sgd()), build=False)
+    model.d_optimizer.build(model.discriminator.trainable_variables)
+    model.g_optimizer.build(model.trainable_variables)
+    with pytest.raises(
+        ConfigurationError, match=r"both d_optimizer and g_optimizer.*'discriminator/.*/kernel'"
+    ):
+        assign_variables(model, wrappers_in(model))
+
+
+def test_on_jax_other_optimizers_than_the_models_are_refused(monkeypatch):
+    model = gan(nk.Downpour(sgd()), nk.Downpour(sgd()))
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ConfigurationError, match=r"model\.optimizer alone, but .* d_optimizer, g_optimizer"):
+        wrappers_in(model)
+
+
+@several
+@pytest.mark.parametrize("wrapper", [nk.Downpour, nk.EASGD])
+def test_alone_the_wrappers_are_the_plain_optimizers(wrapper):
+    ended = []
+    for wrap, callbacks in ((lambda one: one, []), (wrapper, [nk.Distribute()])):
+        model = gan(wrap(sgd()), wrap(keras.optimizers.Adam(0.01)), build=False)
+        model.fit(keras_gan.points(40), batch_size=10, shuffle=False, verbose=0, callbacks=callbacks)
+        ended.append(keras_gan.weights(model))
+    assert all((a == b).all() for a, b in zip(*ended, strict=True))
+
+
+# Under mpiexec.
+
+
+@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
+def trainings(request, tmp_path_factory):
+    """What each piece of keras_models.py has left behind, by piece and rank."""
+    folder = tmp_path_factory.mktemp(request.param)
+    done = mpiexec(3, PROGRAMS / "keras_models.py", str(folder), timeout_s=350, env=on(request.param))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
+    return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}
+
+
+@pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
+def comparisons(request, tmp_path_factory):
+    """How far Downpour is from the plain fit on a server and a worker, by training."""
+    folder = tmp_path_factory.mktemp(request.param)
+    done = mpiexec(2, PROGRAMS / "keras_models.py", str(folder), timeout_s=350, env=on(request.param))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return request.param, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def check(ranks, factor):
+    """All ranks have ended with the server's weights, and these are better than those of the start."""
+    assert len({rank["weights"] for rank in ranks}) == 1
+    assert all(rank["after"] == pytest.approx(ranks[0]["after"]) for rank in ranks)
+    assert ranks[0]["after"] < factor * ranks[0]["before"]
+
+
+class TestOnThreeRanks:
+    """The trainings of keras_models.py."""
+
+    pytestmark = MPI
+
+    @pytest.mark.parametrize("wrapper", WRAPPERS)
+    def test_every_wrapper_trains_both_models_of_a_gan(self, trainings, wrapper):
+        if wrapper not in trainings:
+            assert wrapper not in ("Downpour", "EASGD", "GEM")
+            assert "compiled" in trainings
+            pytest.skip("run on torch")
+        check(trainings[wrapper], 0.9)
+
+    @pytest.mark.parametrize(
+        "piece", ["two servers", "lag", "patience", "rates", "compiled", "steps per execution"]
+    )
+    def test_a_gan_trains_with(self, trainings, piece):
+        if piece not in trainings:
+            assert piece in ("compiled", "steps per execution")
+            pytest.skip("only TensorFlow has it")
+        check(trainings[piece], 0.95)
+
+    def test_what_a_training_step_of_its_own_returns_is_in_the_history_of_the_server(self, trainings):
+        server, *workers = (rank["history"] for rank in trainings["Downpour"])
+        for name in ("d_loss", "g_loss"):
+            # A worker may be an epoch ahead of the other, so the range is that of all epochs.
+            seen = [value for worker in workers for value in worker[name]]
+            assert len(server[name]) == 8
+            assert all(min(seen) - 1e-6 <= mean <= max(seen) + 1e-6 for mean in server[name])
+        assert set(server) == {"d_loss", "g_loss"}
+
+    def test_the_center_steps_an_optimizer_only_where_it_was_called(self, trainings):
+        server = trainings["patience"][0]
+        assert server["steps"] == [192, 96]
+
+    def test_each_optimizer_has_a_learning_rate_of_its_own(self, trainings):
+        assert trainings["rates"][0]["rates"] == pytest.approx([0.05, 0.01])
+
+    @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD"])
+    @pytest.mark.parametrize("model", ["average", "subclassed", "many"])
+    def test_models_that_are_no_chain_of_layers_train(self, trainings, model, wrapper):
+        check(trainings[f"{model}, {wrapper}"], 0.9)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("optimizers", ["momenta", "adam and decay", "clipped"])
+@pytest.mark.parametrize("model", ["pair", "gan"])
+def test_with_one_worker_two_optimizers_have_the_bits_of_the_plain_fit(comparisons, model, optimizers):
+    backend, ranks = comparisons
+    for rank in ranks:
+        found = rank[f"{model}, {optimizers}"]
+        assert found["moved"] > 1e-3
+        assert found["apart"] <= (0 if backend == "torch" else 1e-6)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_optimizers_that_are_not_built_end_the_job():
+    done = mpiexec(3, PROGRAMS / "keras_misuse.py", "unbuilt optimizers", timeout_s=60, env=on("torch"))
+    assert done.returncode != 0
+    assert re.search(r"d_optimizer is not built.*self\.d_optimizer\.build", done.stderr), done.stderr

@@ -1,0 +1,198 @@
+"""`nnlo train` with Keras: alone in this process, on whatever back end, then the example on three ranks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.train._modes import MODES
+from tests.helpers.paths import EXAMPLES
+from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
+
+# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+keras_net = ["--model", "keras_net.py", "--loss", "sparse_categorical_crossentropy", "--metrics", "accuracy"]
+KERAS = """
+def get_model(width=8):
+    import keras
+    return keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(width, activation="relu"), keras.layers.Dense(2, "softmax")]
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path, monkeypatch):
+    write_files(tmp_path, monkeypatch)
+    Path("keras_net.py").write_text(KERAS)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
+    import nnlo_keras
+
+    for mode in MODES.values():
+        taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__)).parameters)
+        assert taken - {"optimizer", "name", "servers"} == mode.options.keys()
+
+
+@pytest.mark.framework("keras")
+@keras_warns
+def test_seeds_are_set_without_loading_tensorflow_for_another_back_end(monkeypatch):
+    import keras
+
+    from nnlo_keras._train import seed
+
+    if keras.backend.backend() != "tensorflow":
+        monkeypatch.setattr(keras.utils, "set_random_seed", None)  # it loads TensorFlow
+    drawn = []
+    for number in (3, 3, 4):
+        seed(number)
+        weights = keras.layers.Dense(2)
+        weights.build((None, 3))
+        drawn.append([*np.ravel(keras.ops.convert_to_numpy(weights.kernel)), np.random.random()])  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[1]) & set(drawn[2])
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_keras_model_trains_and_trains_the_same_again():
+    import keras
+
+    assert train(*keras_net, *ADAM, "--epochs", "3", "--monitor", "--timeline") == 0
+    first = told("runs/keras_net-1")
+    assert first["center"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert first["center"]["val_loss"][-1] < first["center"]["val_loss"][0]
+    assert len(Path("runs/keras_net-1/monitor.rank0.jsonl").read_text().splitlines()) == 3
+    assert json.loads(Path("runs/keras_net-1/timeline.rank0.json").read_text())
+    model = keras.models.load_model("runs/keras_net-1/model.keras")
+    assert type(model.optimizer).__name__ == "Adam"
+    assert int(model.optimizer.iterations) == 3 * 14
+    assert main(["train", "--config", "runs/keras_net-1/config.toml"]) == 0
+    assert told("runs/keras_net-2") == first
+    again = keras.models.load_model("runs/keras_net-2/model.keras")
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+@pytest.mark.parametrize("name", ["m.json", "m.keras"])
+def test_keras_files_train(name):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    if name == "m.json":
+        Path(name).write_text(model.to_json())
+    else:
+        model.save(name)
+    words = ["--model", name, "--loss", "categorical_crossentropy", "--labels-name", "one_hot"]
+    assert (
+        train(*words, *ADAM, "--epochs", "9", "--target-metric", "val_loss < 9", "--early-stopping", "2") == 0
+    )
+    assert len(told("runs/m-1")["center"]["loss"]) == 1
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_keras_training_goes_on_from_its_checkpoint(monkeypatch):
+    import keras
+
+    from nnlo_keras import _train
+
+    words = [*keras_net, *ADAM, "--epochs", "4"]
+    assert train(*words, "--run", "whole") == 0
+
+    class Killed(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    made = _train.Training._callbacks
+    monkeypatch.setattr(_train.Training, "_callbacks", lambda self, folder: [*made(self, folder), Killed()])
+    assert train(*words, "--run", "r", "--checkpoint") == 130
+    monkeypatch.setattr(_train.Training, "_callbacks", made)
+    assert train(*words, "--run", "r", "--checkpoint") == 0
+    one, other = told("r")["center"], told("whole")["center"]
+    for name in other:
+        assert one[name] == pytest.approx(other[name], rel=1e-5)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_lambda_layers_are_taken_if_trusted(capsys):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: 2 * x), keras.layers.Dense(2)])
+    Path("m.json").write_text(model.to_json())
+    model.save("m.keras")
+    words = ["--loss", "mse", "--labels-name", "one_hot"]
+    assert "is a Lambda" in refused(capsys, "--model", "m.json", *words)
+    assert "is a Lambda" in refused(capsys, "--model", "m.keras", *words)
+    assert train("--model", "m.json", *words, "--allow-pickle") == 0
+    assert train("--model", "m.keras", *words, "--allow-pickle") == 0
+
+
+WRONG_KERAS = {
+    "unknown loss": (["--loss", "sparse_categorical_crosentropy"], "'sparse_categorical_crossentropy'?"),
+    "labels of three": (["--loss", "mse", "--labels-name", "three"], "labels of (2, 3)"),
+    "labels that would be broadcast": (["--loss", "mse"], "compares an output of (2, 2) with labels of (2,)"),
+    "features of another shape": (["--features-name", "one_hot"], "features (None, 2)"),
+    "unknown metric": (["--metrics", "accurac"], "did you mean 'accuracy'?"),
+    "unknown optimizer": (["--optimizer", "adan"], "did you mean 'Adam'?"),
+    "an unknown option of it": (["--optimizer-option", "nestero=true"], "did you mean 'nesterov'?"),
+    "a value that it cannot have": (["--optimizer-option", "clipnorm=1", "clipvalue=1"], "Only one of"),
+    "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
+    "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
+}
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+@pytest.mark.parametrize(("words", "expected"), WRONG_KERAS.values(), ids=WRONG_KERAS)
+def test_what_keras_cannot_train_is_refused(words, expected, capsys):
+    assert expected in refused(capsys, *keras_net, *words)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+def test_a_layer_that_keras_does_not_know_is_refused(capsys):
+    layer = {"module": "keras.layers", "class_name": "Conv7D", "config": {}, "registered_name": None}
+    Path("m.json").write_text(
+        json.dumps({"module": "keras", "class_name": "Sequential", "config": {"layers": [layer]}})
+    )
+    said = refused(capsys, "--model", "m.json", "--loss", "mse")
+    assert "cannot make the model of it" in said
+    assert "Conv7D" in said
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_example_trains_on_three_ranks(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import toy_images
+
+    toy_images.write("toy", files=2, samples=300, seed=0)
+    env = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    words = "--loss categorical_crossentropy --metrics accuracy --batch 20 --epochs 4 --optimizer adam"
+    files = ["--model", str(EXAMPLES / "cifar10.json"), "--train", "toy/train.list", "--val", "toy/val.list"]
+    done = started(*files, *words.split(), "--learning-rate", "0.002", timeout_s=110, env=env)
+    assert done.returncode == 0, done.stderr
+    center = told("runs/cifar10-1")["center"]
+    assert center["val_loss"][-1] < center["val_loss"][0]
+    assert len(told("runs/cifar10-1")["workers"]) == 2
+    assert Path("runs/cifar10-1/model.keras").is_file()

@@ -1,0 +1,57 @@
+"""Searches over blocks of ranks under a real mpiexec: 1 coordinator, 2 blocks of 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from nnlo_common.base._signals import EXIT_CODE
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import PROGRAMS
+from tests.house.test_readme import code
+
+pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+from tests.chaos.search_strikes import survive
+
+PROGRAM = PROGRAMS / "tune_all.py"
+pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("torch"), pytest.mark.timeout(120)]
+
+
+def lines(*cases):
+    done = mpiexec(5, PROGRAM, *cases, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_torch_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
+    plain, pruned, *faulty, _ = lines("plain", "pruned", "faults", "lockstep", "searchers")
+    assert plain.startswith("plain: ['COMPLETE', 'COMPLETE', 'COMPLETE', 'COMPLETE'")
+    assert "PRUNED" in pruned
+    assert len(faulty) == 4
+
+
+@pytest.mark.extended
+def test_sixty_trials_in_one_process_leave_nothing_behind():
+    assert lines("many") == []
+
+
+def test_two_folds_side_by_side_go_on_after_a_signal(tmp_path):
+    program, journal = PROGRAM.with_name("tune_folds.py"), tmp_path / "search.jsonl"
+    ended = mpiexec(5, program, "interrupted", journal, timeout_s=60)
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    assert "Traceback" not in ended.stderr
+    begun = journal.read_text()
+    assert begun.count('"state": "COMPLETE"') == 2
+    done = mpiexec(5, program, "whole", journal, timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(["COMPLETE"] * 4)
+
+
+@pytest.mark.extended
+def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
+    survive(0, 3, tmp_path)
+
+
+def test_the_guide_to_searches_runs():
+    blocks = code("python", "docs/optimisation.md")
+    assert len(blocks) == 3
+    exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})

@@ -1,0 +1,292 @@
+"""Checkpoints of a torch loop: the same command goes on with the same bits, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnlo_common import ConfigurationError
+from nnlo_common.testing import MemoryCluster
+from nnlo_common.training.checkpoint import Store
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import DOCS
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+import nnlo_torch as nt  # noqa: E402
+from nnlo_torch._snapshot import packed, unpacked  # noqa: E402
+from tests.programs import torch_checkpoint  # noqa: E402
+
+pytestmark = pytest.mark.framework("torch")
+PROGRAM = Path(torch_checkpoint.__file__)
+BATCHES = 45  # of a whole training in one process
+
+
+def straight(folder, **options):
+    _, weights, done = torch_checkpoint.train(folder, **options)
+    assert done == BATCHES
+    return weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["Downpour", "EASGD", "GEM"])
+@pytest.mark.parametrize("stop_at", [1, 5, 16, 31, 45])
+def test_in_one_process_a_killed_training_goes_on_bit_for_bit(tmp_path, stop_at, wrapper):
+    """Optimizer, scheduler, sampler, batch norm, dropout, Python's and NumPy's random numbers."""
+    with pytest.raises(KeyboardInterrupt):
+        torch_checkpoint.train(tmp_path / "run", wrapper, stop_at=stop_at)
+    torch.rand(7), np.random.random(7)  # noqa: NPY002 - another process draws what it likes
+    _, weights, done = torch_checkpoint.train(tmp_path / "run", wrapper)
+    assert BATCHES - stop_at < done <= min(BATCHES, BATCHES - stop_at + 1 + 3)
+    assert np.array_equal(weights, straight(tmp_path / "straight", wrapper=wrapper))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [1, 15, 20])
+def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, stop_at):
+    with pytest.raises(SystemExit) as caught:
+        torch_checkpoint.train(tmp_path / "run", "Downpour", stop_at=stop_at, how="signal")
+    assert caught.value.code == 75
+    _, weights, done = torch_checkpoint.train(tmp_path / "run", "Downpour")
+    assert done == BATCHES - stop_at
+    assert np.array_equal(weights, straight(tmp_path / "straight", wrapper="Downpour"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "signal"])
+@pytest.mark.parametrize("stop_at", [1, 5, 15, 16, 31])
+def test_files_are_gone_on_with_where_they_were(tmp_path, stop_at, how):
+    torch_checkpoint.write(tmp_path / "a.h5")
+    options = {"wrapper": "Downpour", "file": tmp_path / "a.h5"}
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        torch_checkpoint.train(tmp_path / "run", stop_at=stop_at, how=how, **options)
+    _, weights, done = torch_checkpoint.train(tmp_path / "run", **options)
+    if how == "signal":
+        assert done == BATCHES - stop_at
+    assert np.array_equal(weights, straight(tmp_path / "straight", **options))
+
+
+def test_a_training_that_is_over_is_not_begun_again(tmp_path):
+    torch_checkpoint.train(tmp_path, "Downpour")
+    assert torch_checkpoint.train(tmp_path, "Downpour")[2] == 0
+
+
+def train(folder, *, width=2, wrapper=None, inner=torch.optim.SGD, samples=8, workers=0, epochs=1, **options):
+    model = torch.nn.Linear(width, 1)
+    optimizer = (wrapper or nt.Downpour)(inner(model.parameters(), lr=0.1), model=model)
+    data = torch.arange(float(samples * width)).reshape(samples, width)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=3, num_workers=workers, sampler=nt.ShardSampler(data, shuffle=False)
+    )
+    checkpoint = nt.Checkpoint(folder, optimizer, **options)
+    seen = []
+    for epoch in checkpoint.epochs(epochs):
+        for x in checkpoint.batches(loader):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            seen.append((epoch, x[:, 0].tolist()))
+            if len(seen) == options.get("keep"):  # here: how many batches to make
+                return seen
+    return seen
+
+
+def test_what_was_used_is_not_seen_again_also_where_the_loader_is_ahead(tmp_path):
+    for workers in (0, 1):
+        folder = tmp_path / str(workers)
+        assert train(folder, workers=workers, epochs=2, batches=1, keep=2) == [
+            (0, [0.0, 2.0, 4.0]),
+            (0, [6.0, 8.0, 10.0]),
+        ]
+        # The second batch was not followed by another, so it is not known to be done.
+        rest = train(folder, workers=workers, epochs=2)
+        assert rest[0] == (0, [6.0, 8.0, 10.0])
+        assert [epoch for epoch, _ in rest] == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"width": 3}, r"the model is another one: .*\[1, 3\].* here and .*\[1, 2\].* there"),
+        ({"wrapper": nt.DynSGD}, r"the algorithm is Downpour\(.*\) there, but DynSGD\(.*\) here"),
+        ({"inner": torch.optim.Adam}, "the optimizer is SGD there, but Adam here"),
+        ({"samples": 9, "epochs": 2}, "'size': 8.*'size': 9.*resume with the same data set"),
+        (
+            {"also": {"stopping": nt.EarlyStopping()}},
+            r"also=\['stopping'\] was given, but the checkpoint has \[\]",
+        ),
+    ],
+    ids=["model", "algorithm", "optimizer", "data", "also"],
+)
+def test_the_checkpoint_of_another_training_is_refused_by_name(tmp_path, change, told):
+    train(tmp_path)
+    with pytest.raises(ConfigurationError, match=told):
+        train(tmp_path, **change)
+
+
+class Count:
+    """Something that is to go on, too."""
+
+    count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def on_ranks(folder, size, wrapper, epochs=2, assignment="static", counts=None, **options):
+    """Train on threads as ranks; the epochs that each has seen, and how many samples it took in each."""
+
+    def program(world):
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world, **options)
+        data = torch.ones(24, 2)
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=2, sampler=nt.ShardSampler(data, optimizer=optimizer, assignment=assignment)
+        )
+        taken, epochs_seen = {}, Count()
+        for epoch in nt.Checkpoint(folder, optimizer, also={"count": epochs_seen}).epochs(epochs):
+            taken[epoch] = torch_checkpoint.samples_of_epoch(model, optimizer, loader)
+            epochs_seen.count += 1
+        if counts is not None:
+            counts.append(epochs_seen.count)
+        optimizer.close()
+        return taken
+
+    with MemoryCluster(size) as cluster:
+        return cluster.run(program, 30.0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 3)])
+@pytest.mark.parametrize("wrapper", [nt.LocalSGD, nt.EASGD])
+def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(
+    tmp_path, capsys, wrapper, before, after
+):
+    first = on_ranks(tmp_path, before, wrapper, epochs=2, every=2)
+    assert sum(sum(taken.values()) for taken in first) == 2 * 24
+    again = on_ranks(tmp_path, after, wrapper, epochs=3, every=2)
+    assert again == [{2: 0}, *[{2: 24 // (after - 1)}] * (after - 1)]
+    told = f"is of {before - 1} workers, and now there are {after - 1}, so all of them begin at the centre"
+    assert capsys.readouterr().out.count(told) == 1
+
+
+@pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.DiLoCo, nt.Downpour])
+def test_who_has_no_part_in_a_checkpoint_begins_anew_and_takes_over_what_else_goes_on(
+    tmp_path, capsys, wrapper
+):
+    """As after a worker has died."""
+    on_ranks(tmp_path, 4, wrapper, epochs=2)
+    store = Store(tmp_path)
+    newest = store.newest()
+    files = {name: newest.read(name) for name in newest.manifest.files if name != "rank2.pt"}
+    assert store.save(files, newest.manifest.facts)
+    counts = []
+    again = on_ranks(tmp_path, 4, wrapper, epochs=3, counts=counts)
+    assert again == [{2: 0}, {2: 8}, {2: 8}, {2: 8}]
+    assert counts == [3, 3, 3, 3]
+    assert capsys.readouterr().out.count("has no part of rank 2") == 1
+
+
+def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
+    on_ranks(tmp_path, 3, nt.Downpour, epochs=1, assignment="dynamic")
+    again = on_ranks(tmp_path, 3, nt.Downpour, epochs=3, assignment="dynamic")
+    for epoch in (1, 2):
+        assert sum(taken[epoch] for taken in again) == 24
+
+
+def test_with_another_number_of_workers_it_is_refused_with_the_reason_elsewhere(tmp_path):
+    on_ranks(tmp_path, 3, nt.Synchronous)
+    with pytest.raises(
+        ConfigurationError, match="saved with 2 workers, and now there are 3: each step is the mean"
+    ):
+        on_ranks(tmp_path, 4, nt.Synchronous)
+    with pytest.raises(ConfigurationError, match="the number of servers is 1 there, but 2 here"):
+        on_ranks(tmp_path, 4, nt.Synchronous, servers=2)
+
+
+def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):
+    with pytest.raises(ConfigurationError, match="neither load_state_dict nor load"):
+        train(tmp_path, also={"number": 3})
+
+
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
+    train(tmp_path, epochs=3)
+    (tmp_path / "checkpoint-000003" / "rank0.pt").write_bytes(b"")
+    with pytest.warns(RuntimeWarning, match=r"rank0\.pt has 0 bytes.*checkpoint-000002 is whole"):
+        assert [epoch for epoch, _ in train(tmp_path, epochs=3)] == [2, 2, 2]
+
+
+def test_the_best_is_kept(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    checkpoint = nt.Checkpoint(tmp_path, nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1)), keep=1)
+    for epoch in checkpoint.epochs(4):
+        checkpoint.score([3.0, 1.0, 2.0, 4.0][epoch])
+    scores = [json.loads(path.read_text())["score"] for path in sorted(tmp_path.glob("*/manifest.json"))]
+    assert scores == [1.0, 4.0]
+
+
+def test_a_tree_of_tensors_and_arrays_comes_back(tmp_path):
+    tree = {"a": np.arange(3, dtype=np.float32), "b": [torch.ones(2, dtype=torch.bfloat16), (1, None, "x")]}
+    again = unpacked(packed(tree))
+    assert again["a"].dtype == np.float32
+    assert again["a"].tolist() == [0.0, 1.0, 2.0]
+    assert again["b"][0].dtype == torch.bfloat16
+    assert again["b"][1] == (1, None, "x")
+    with pytest.raises(ConfigurationError, match="is it damaged"):
+        unpacked(b"nonsense")
+
+
+def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
+    (tmp_path / name).mkdir(exist_ok=True)
+    folders = [str(tmp_path / f"run-{name}"), str(tmp_path / name)]
+    return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=100)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "how", "options"),
+    [
+        (3, "raise", ["wrapper=Synchronous"]),
+        pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
+        pytest.param(2, "raise", ["wrapper=Downpour"], marks=pytest.mark.extended),
+        pytest.param(2, "raise", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),
+        pytest.param(2, "signal", ["wrapper=EASGD", "every=4", "file=a.h5"], marks=pytest.mark.extended),
+        pytest.param(3, "raise", ["wrapper=Synchronous", "file=a.h5"], marks=pytest.mark.extended),
+        pytest.param(
+            2, "signal", ["wrapper=Downpour", "file=a.h5", "assignment=dynamic"], marks=pytest.mark.extended
+        ),
+    ],
+    ids=str,
+)
+def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, ranks, how, options):
+    torch_checkpoint.write(tmp_path / "a.h5")
+    options = [one.replace("a.h5", str(tmp_path / "a.h5")) for one in options]
+    done = run(tmp_path, ranks, "straight", *options)
+    assert done.returncode == 0, done.stderr
+    stopped = run(tmp_path, ranks, "stopped", *options, stop_at=11, how=how)
+    assert stopped.returncode != 0
+    again = run(tmp_path, ranks, "stopped", *options)
+    assert again.returncode == 0, again.stderr
+    for rank in range(ranks):
+        one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "stopped"))
+        assert np.array_equal(one["weights"], other["weights"]), rank
+        assert rank == 0 or 0 < other["done"] < one["done"]
+
+
+def test_the_page_about_checkpoints_runs_as_it_stands_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "checkpoint.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    first, second = {}, {}
+    exec(compile(block, page.name, "exec"), first)
+    exec(compile(block, page.name, "exec"), second)
+    assert first["epoch"] == 4
+    assert "epoch" not in second
+    for one, other in zip(first["model"].parameters(), second["model"].parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,369 @@
+"""`nnlo train` with PyTorch: alone in this process, then on three ranks, as users start it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnlo_common.commands._cli import main
+from nnlo_common.commands.train._modes import MODES
+from tests.helpers.paths import EXAMPLES
+from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
+
+torch_net = ["--model", "torch_net.py", "--loss", "cross_entropy", "--metrics", "accuracy"]
+TORCH = """
+import torch
+
+def get_model(width=8):
+    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+def get_name():
+    return "a net"
+
+def half(output, labels):
+    return ((output - labels) ** 2).mean() / 2
+
+def pair(output, labels):
+    return output - labels
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path, monkeypatch):
+    write_files(tmp_path, monkeypatch)
+    Path("torch_net.py").write_text(TORCH)
+
+
+@pytest.mark.framework("torch")
+def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
+    import nnlo_torch
+
+    for mode in MODES.values():
+        taken = set(inspect.signature(getattr(nnlo_torch, mode.algorithm.__name__)).parameters)
+        assert taken - {"optimizer", "options"} == set(mode.options)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.slow
+def test_a_torch_module_trains_and_trains_the_same_again(capsys):
+    import torch
+
+    words = ["--epochs", "3", "--model-params", "width=16", "--monitor", "--timeline"]
+    assert train(*torch_net, *ADAM, *words) == 0
+    first = told("runs/a_net-1")
+    assert first["center"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert first["center"]["val_loss"][-1] < first["center"]["val_loss"][0]
+    assert first["workers"] == []
+    assert len(Path("runs/a_net-1/monitor.rank0.jsonl").read_text().splitlines()) == 3
+    assert json.loads(Path("runs/a_net-1/timeline.rank0.json").read_text())[-1]["name"] == "epoch 2"
+    weights = torch.load("runs/a_net-1/weights.pt", weights_only=True)
+    assert weights["0.weight"].shape == (16, 3)
+    run = json.loads(Path("runs/a_net-1/run.json").read_text())
+    assert run["ranks"][0]["role"] == "alone"
+    assert run["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    assert run["command"].split()[0] == "nnlo"
+    assert main(["train", "--config", "runs/a_net-1/config.toml"]) == 0
+    assert told("runs/a_net-2") == first
+    again = torch.load("runs/a_net-2/weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert Path("runs/a_net-1/config.toml").read_text() == Path("runs/a_net-2/config.toml").read_text()
+    assert "a_net-2" in capsys.readouterr().out
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_trains_a_torch_module_alone(mode):
+    nesterov = ["--momentum", "0.9", "--optimizer-option", "nesterov=true"]
+    words = nesterov if mode == "eamsgd" else []
+    assert train(*torch_net, "--mode", mode, *words, "--run", "r") == 0
+    assert len(told("r")["center"]["loss"]) == 1
+
+
+@pytest.mark.framework("torch")
+def test_a_torch_training_stops_at_its_target_or_early():
+    assert train(*torch_net, *ADAM, "--epochs", "9", "--target-metric", "val_loss < 9", "--run", "r") == 0
+    assert len(told("r")["center"]["loss"]) == 1
+    slow = ["--learning-rate", "1e-30", "--early-stopping", "2", "--early-stopping-metric", "accuracy"]
+    assert train(*torch_net, *slow, "--epochs", "9", "--run", "s") == 0
+    assert len(told("s")["center"]["loss"]) == 3
+
+
+@pytest.mark.framework("torch")
+def test_a_torch_training_goes_on_from_its_checkpoint(capsys):
+    words = [*torch_net, *ADAM, "--epochs", "4", "--seed", "3"]
+    assert train(*words, "--run", "whole") == 0
+    assert train(*words, "--run", "r", "--checkpoint") == 0
+    Path("r/history.json").unlink()  # as if killed after the last epoch
+    assert train(*words, "--run", "r", "--checkpoint") == 0
+    assert told("r") == told("whole")
+    assert train(*words, "--run", "r", "--checkpoint") == 2
+    assert "is complete" in capsys.readouterr().err
+
+
+@pytest.mark.framework("torch")
+def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, capsys):
+    import torch
+
+    from nnlo_torch import _train
+
+    words = [*torch_net, *ADAM, "--epochs", "4"]
+    assert train(*words, "--run", "whole") == 0
+    epoch = _train.Training._epoch
+
+    def killed(self, course, checkpoint):
+        if len(course.center.get("loss", [])) == 2:
+            raise KeyboardInterrupt
+        return epoch(self, course, checkpoint)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_train.Training, "_epoch", killed)
+        assert train(*words, "--run", "r", "--checkpoint") == 130
+    capsys.readouterr()
+    assert train(*words, "--run", "r", "--checkpoint") == 0
+    assert re.findall(r"^epoch +(\d)", capsys.readouterr().out, re.MULTILINE) == ["3", "4"]
+    assert told("r") == told("whole")
+    one, other = (torch.load(f"{run}/weights.pt", weights_only=True) for run in ("r", "whole"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("saving", [[], ["--checkpoint"]])
+def test_what_to_do_stands_before_the_traceback_of_a_users_error(saving, capsys, monkeypatch):
+    import torch
+
+    calls = []
+
+    def broken(output, labels):
+        calls.append(1)
+        if len(calls) > 3:  # after the trial, within the first epoch
+            raise RuntimeError("a broken cable")
+        return torch.nn.functional.cross_entropy(output, labels.long())
+
+    monkeypatch.setattr(torch.nn.functional, "broken_loss", broken, raising=False)
+    with pytest.raises(RuntimeError, match="cable"):
+        train("--model", "torch_net.py", "--loss", "broken_loss", "--run", "r", *saving)
+    said = capsys.readouterr().err
+    assert said.startswith("nnlo train: RuntimeError: a broken cable\n")
+    assert ("the same command goes on from the last checkpoint in " in said) == bool(saving)
+
+
+@pytest.mark.framework("torch")
+def test_a_loss_of_the_python_file_is_taken():
+    words = ["--model", "torch_net.py", "--labels-name", "one_hot", "--run", "r"]
+    assert train(*words, "--loss", "half", "--metrics", "mse_loss", "accuracy") == 0
+    center = told("r")["center"]
+    assert center["loss"][0] == pytest.approx(center["mse_loss"][0] / 2)
+
+
+@pytest.mark.framework("torch")
+def test_the_python_file_in_the_guide_trains():
+    import h5py
+
+    guide = EXAMPLES.parent / "docs" / "train.md"
+    (block,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    Path("guide.py").write_text(block)
+    Path("train").mkdir()
+    with h5py.File("train/a.h5", "w") as file:
+        file["jets"], file["mass"] = np.ones((50, 4)), np.full((50, 1), 2.0)
+    words = ["--model", "guide.py", "--model-params", "width=8", "--loss", "relative", "--epochs", "3"]
+    assert train(*words, "--optimizer", "adam", data=()) == 0
+    losses = told("runs/jets-1")["center"]["loss"]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.framework("torch")
+def test_several_inputs_and_adaptors_are_taken():
+    Path("two.py").write_text(
+        """
+import torch
+
+class Two(torch.nn.Module):
+    def __init__(self, named):
+        super().__init__()
+        self.named, self.layer = named, torch.nn.Linear(5, 2)
+
+    def forward(self, x, y=None):
+        x, y = (x["a"], x["b"]) if self.named else (x, y)
+        return self.layer(torch.cat([x, y], dim=1))
+
+def get_model(named=False):
+    return Two(named)
+
+def get_labels():
+    return "labels", lambda labels: 1 - labels
+"""
+    )
+    words = ["--model", "two.py", "--loss", "cross_entropy", "--features-name", "features", "one_hot"]
+    assert train(*words, "--run", "r") == 0
+    text = Path("two.py").read_text()
+    adapted = "\ndef get_features():\n    return 'features', lambda x: {'a': x, 'b': x[:, :2]}\n"
+    Path("named.py").write_text(text + adapted)
+    named = ["--model", "named.py", "--model-params", "named=true", "--loss", "cross_entropy"]
+    assert train(*named, "--run", "s") == 0
+
+
+@pytest.mark.framework("torch")
+def test_a_pickled_torch_module_is_taken_if_trusted(capsys):
+    import torch
+
+    torch.save(torch.nn.Linear(3, 2), "m.pt")
+    assert "--allow-pickle" in refused(capsys, "--model", "m.pt", "--loss", "cross_entropy")
+    assert train("--model", "m.pt", "--loss", "cross_entropy", "--allow-pickle", "--run", "r") == 0
+    torch.save(torch.nn.Linear(3, 2).state_dict(), "w.pt")
+    assert train("--model", "w.pt", "--loss", "cross_entropy", "--allow-pickle") == 2
+    assert "holds weights" in capsys.readouterr().err
+
+
+WRONG_TORCH = {
+    "unknown loss": (["--loss", "cross_entropi"], "did you mean 'cross_entropy'?"),
+    "Keras's loss": (["--loss", "mean_squared_error"], "PyTorch has none of that name"),
+    "a loss that is no number": (["--loss", "pair", "--labels-name", "one_hot"], "and not one number"),
+    "labels that are broadcast": (["--loss", "mse_loss"], "Using a target size"),
+    "labels of three": (["--labels-name", "three"], "labels float32 (None, 3)"),
+    "unknown metric": (["--metrics", "accurac"], "did you mean 'accuracy'?"),
+    "unknown optimizer": (["--optimizer", "adan"], "did you mean 'Adam'?"),
+    "an unknown option of it": (["--optimizer-option", "nestero=true"], "did you mean 'nesterov'?"),
+    "an impossible one": (["--optimizer-option", "nesterov=true"], "Nesterov momentum requires"),
+    "momentum of Adam": (["--optimizer", "adam", "--momentum", "0.9"], "takes no 'momentum'"),
+    "GEM of Nesterov": (
+        ["--mode", "gem", "--momentum", "0.9", "--optimizer-option", "nesterov=true"],
+        "nesterov",
+    ),
+    "an optimizer that cannot be wrapped": (["--optimizer", "lbfgs"], "cannot wrap LBFGS"),
+    "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
+    "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
+}
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize(("words", "expected"), WRONG_TORCH.values(), ids=WRONG_TORCH)
+def test_what_torch_cannot_train_is_refused(words, expected, capsys):
+    assert expected in refused(capsys, *torch_net, *words)
+
+
+NEW = {
+    "EAMSGD": "--mode eamsgd --every 3 --beta-per step --synchronous --momentum 0.5 "
+    "--optimizer-option nesterov=true --learning-rate 0.1",
+    "Downpour": "--every 4 --n-fetch 2 --local 0.05 --warm-start 1 --learning-rate 0.05",
+    "GEM": "--mode gem --every 2 --clip 4 --no-primed --momentum 0.5 --learning-rate 0.05",
+}
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("words", NEW.values(), ids=NEW)
+def test_three_ranks_train_with_the_options_of_a_mode(words):
+    data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10", "--epochs", "3", "--run", "r"]
+    done = started(*torch_net, *data, *words.split())
+    assert done.returncode == 0, done.stderr
+    found = told("r")["center"]["val_loss"]
+    assert found[-1] < found[0]
+    assert main(["train", "--config", "r/config.toml", "--run", "again"]) == 0  # it has all of them
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_three_ranks_train_a_torch_module():
+    data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10"]
+    options = ["--mode", "easgd", "--every", "2", "--epochs", "3", "--checkpoint", "--run", "r"]
+    done = started(*torch_net, *data, *ADAM, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nnlo train: easgd --every 2, 1 serving, 2 training") == 1
+    assert len(re.findall(r"^epoch +\d", done.stdout, re.MULTILINE)) == 3
+    found = told("r")
+    assert found["center"]["val_loss"][-1] < found["center"]["val_loss"][0]
+    assert [worker["role"] for worker in found["workers"]] == ["worker 0", "worker 1"]
+    assert all(len(worker["history"]["loss"]) == 3 for worker in found["workers"])
+    assert {path.name for path in Path("r").iterdir()} == {
+        "checkpoint", "config.toml", "history.json", "run.json", "weights.pt",
+    }  # fmt: skip
+    (server, *_) = json.loads(Path("r/run.json").read_text())["ranks"]
+    assert (server["role"], server["samples"]) == ("server 0", 3 * 140)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--servers", "3"], "3 ranks cannot be laid out"),
+        (["--epochs", "0"], "--epochs '0' is not possible"),
+        pytest.param(["--labels-name", "three"], "do not fit", marks=pytest.mark.extended),
+        (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
+        pytest.param(
+            ["--mode", "easgd", "--order", "paper", "--every", "1"],
+            "the centre would stay as it begins. Give more --epochs",
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
+def test_what_is_refused_is_told_once_by_three_ranks(words, expected):
+    done = started(*torch_net, "--train", "?.h5", *words)
+    assert done.returncode == 2
+    assert done.stderr.count("nnlo train: ") == 1
+    assert expected in done.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+def test_three_ranks_go_on_from_the_checkpoint_of_those_that_were_killed():
+    Path("fails.py").write_text(
+        TORCH.replace("import torch", "import os, torch\n\ncalls = []")
+        + """
+def mean(output, labels):
+    calls.append(1)
+    if os.environ.get("FAIL") and len(calls) == 30:
+        raise RuntimeError("a broken cable")
+    return torch.nn.functional.cross_entropy(output, labels.long())
+"""
+    )
+    words = [
+        "--model",
+        "fails.py",
+        "--loss",
+        "mean",
+        "--train",
+        "?.h5",
+        "--batch",
+        "10",
+        "--mode",
+        "synchronous",
+    ]
+    words += ["--epochs", "6", "--run", "r", "--checkpoint", *ADAM]
+    done = started(*words, env={"FAIL": "1"})
+    assert done.returncode == 1
+    assert "a broken cable" in done.stderr
+    assert not Path("r/history.json").exists()
+    done = started(*words)
+    assert done.returncode == 0, done.stderr
+    went_on = len(re.findall(r"^epoch +\d", done.stdout, re.MULTILINE))
+    assert 0 < went_on < 6
+    losses = told("r")["center"]["loss"]
+    assert len(losses) == 6
+    assert losses == sorted(losses, reverse=True)
+    assert len(told("r")["workers"][0]["history"]["loss"]) == 6
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_what_goes_wrong_in_the_training_ends_all_ranks():
+    import h5py
+
+    with h5py.File("b.h5", "a") as file:
+        file["features"][:] = np.nan
+    done = started(*torch_net, "--train", "?.h5", "--batch", "10", "--check-finite", "--no-shuffle")
+    assert done.returncode == 1
+    assert "b.h5: sample" in done.stderr
+    assert "Traceback" not in done.stderr
