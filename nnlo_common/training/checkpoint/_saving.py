@@ -226,9 +226,7 @@ class _FirstSaving(Saving):
         """Save together with all other ranks."""
         self._wait()
         self._handle(rounds.Due(last))
-        self._team.pause()
-        self._serving.wait_until(lambda: not self._round.opening)
-        return True
+        return self._team.pause()
 
     def all_pause(self) -> None:
         """Save, if that is what all pause for."""
@@ -237,6 +235,8 @@ class _FirstSaving(Saving):
             self._wait()
         savers, workers = frozenset(serving.saving()), frozenset(serving.workers())
         self._handle(rounds.AllPaused(serving.pauses, savers, workers))
+        # The script is to know what comes of it. Other servers may still have to report earlier parts.
+        serving.wait_until(lambda: not self._round.opening)
 
     def finish(self) -> None:
         """Wait until all ranks have reported what they have begun to write, and all of it is on the disk."""
