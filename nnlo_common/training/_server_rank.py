@@ -193,6 +193,10 @@ class ServerRank:
         """Return all workers."""
         return set(self._server.peers)
 
+    def lost(self) -> set[int]:
+        """Return the workers that have died."""
+        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until something holds."""
         self._serve(condition)

@@ -233,6 +233,8 @@ class _FirstSaving(Saving):
         serving = self._serving
         if self._round.wanted:
             self._wait()
+        for rank in serving.lost():  # one whose death has let all pause, too
+            self._handle(Lost(rank))
         savers, workers = frozenset(serving.saving()), frozenset(serving.workers())
         self._handle(rounds.AllPaused(serving.pauses, savers, workers))
         # The script is to know what comes of it. Other servers may still have to report earlier parts.
