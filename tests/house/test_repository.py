@@ -122,6 +122,13 @@ def riddle(name: str, tree: ast.Module) -> Problems:
         yield 1, "the module docstring asks a question; begin it with a noun or a verb"
 
 
+def changed_search_path(name: str, tree: ast.Module) -> Problems:
+    """Tests find each other by `tests.`; nothing else is put before what is installed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.insert", "sys.path.append"}:
+            yield node.lineno, "changes sys.path; import it as tests.ROOM.MODULE"
+
+
 def dotted_name(name: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -166,6 +173,10 @@ def test_framework_packages_know_the_core_by_its_seam_only() -> None:
 
 def test_module_docstrings_say_what_is_there() -> None:
     check(riddle, *PACKAGES)
+
+
+def test_tests_change_no_search_path() -> None:
+    check(changed_search_path, "tests")
 
 
 def test_no_modules_import_each_other() -> None:
@@ -264,6 +275,7 @@ def test_examples_run_unchanged_on_every_rank() -> None:
         (upward_import, "from nnlo_common.cluster._hosts import Place", True),
         (upward_import, "def f():\n    from nnlo_common import training", True),
         (upward_import, "from nnlo_common.algorithms import EASGD", False),
+        (changed_search_path, "import sys\nsys.path.insert(0, '.')", True),
         (riddle, '"""Whether there is time."""', True),
         (riddle, '"""Time that is left."""', False),
     ],
