@@ -44,14 +44,15 @@ from nnlo_common.training._roles import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manager import CheckpointManager
-from nnlo_common.training.report._monitor import EpochLog
-from nnlo_common.training.report._progress import Meter, Screen, is_live, spaced, table
-from nnlo_common.training.report._timeline import Trace
+from nnlo_common.training.report._epoch_log import EpochLog
+from nnlo_common.training.report._terminal import Meter, Screen, is_live, spaced, table
+from nnlo_common.training.report._trace_file import Trace
 
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief
-    from nnlo_common.commands.train._module import running
-    from nnlo_common.commands.train._plan import Plan, all_metrics, rises, stop_rules
+    from nnlo_common.commands.train._python_file import running
+    from nnlo_common.commands.train._run_plan import RunPlan
+    from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
     from nnlo_common.search._coordinator_mail import Death, Letters
     from nnlo_common.search._meeting import meeting
@@ -71,7 +72,6 @@ __all__ = [
     "agree",
     "Algorithm",
     "algorithms",
-    "all_metrics",
     "AnswerT",
     "assigned",
     "Batches",
@@ -112,8 +112,8 @@ __all__ = [
     "optimize",
     "packed_tree",
     "padded",
-    "Plan",
     "Periodic",
+    "RunPlan",
     "portion",
     "Post",
     "PRESENT",
@@ -122,7 +122,6 @@ __all__ = [
     "random_numbers",
     "RankWorld",
     "Reading",
-    "rises",
     "run_block",
     "running",
     "SampledData",
@@ -137,11 +136,11 @@ __all__ = [
     "speaks",
     "split",
     "Start",
-    "stop_rules",
     "table",
     "Session",
     "TimeLeft",
     "Trace",
+    "Trainer",
     "unpacked_tree",
     "unwired",
     "usable",
@@ -154,7 +153,6 @@ __all__ = [
 
 _LATER = {
     "agree": "nnlo_common.search._optimize",
-    "all_metrics": "nnlo_common.commands.train._plan",
     "brief": "nnlo_common.commands.train._job",
     "cut_teams": "nnlo_common.search._search",
     "Death": "nnlo_common.search._coordinator_mail",
@@ -168,17 +166,16 @@ _LATER = {
     "Message": "nnlo_common.search._messages",
     "Note": "nnlo_common.search._messages",
     "optimize": "nnlo_common.search",
-    "Plan": "nnlo_common.commands.train._plan",
+    "RunPlan": "nnlo_common.commands.train._run_plan",
     "Post": "nnlo_common.search.coordinator._choosers",
     "quoted_samplers": "nnlo_common.search.samplers._names",
-    "rises": "nnlo_common.commands.train._plan",
     "run_block": "nnlo_common.search.block._block",
-    "running": "nnlo_common.commands.train._module",
+    "running": "nnlo_common.commands.train._python_file",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
     "Start": "nnlo_common.search._messages",
-    "stop_rules": "nnlo_common.commands.train._plan",
+    "Trainer": "nnlo_common.commands.train._trainer",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
 }
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,14 @@ import numpy as np
 
 import nnlo_keras
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import (
-    Plan,
-    all_metrics,
-    assigned,
-    brief,
-    launched,
-    rises,
-    seed_random,
-    speaks,
-    stop_rules,
-    whole,
-)
+from nnlo_common.plugin import RunPlan, Trainer, assigned, brief, launched, seed_random, speaks, whole
 from nnlo_keras._hdf5 import H5Sequence
 
-__all__ = ["Training", "forget", "load", "seed"]
+__all__ = ["forget", "load", "prepare", "seed"]
 
-_CHECKPOINT = "checkpoint"
 #: What `compile` understands besides the names of `keras.metrics`.
 _SPOKEN = ("accuracy", "acc", "crossentropy", "ce")
+_NO_LOSSES = ("get", "serialize", "deserialize")
 
 
 def seed(number: int) -> None:
@@ -74,37 +62,33 @@ def forget() -> None:
     keras.utils.clear_session()
 
 
-class Training:
-    """A training with Keras; see `nnlo_common.commands.train._plan.Trainer`.
+def prepare(plan: RunPlan) -> KerasTrainer:
+    """Return the training that is planned."""
+    return KerasTrainer(plan)
+
+
+class KerasTrainer(Trainer):
+    """A training with Keras.
 
     Args:
         plan: what it is to be.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(plan)
         settings = plan.settings
-        self._plan, self._settings = plan, settings
-        self._model = self.model = plan.loaded.model
-        inner = _optimizer(plan)
+        self._model, self._inner = self.model, plan.made_optimizer(keras.optimizers)
         # Keras holds it in 32 bits; told by as many figures as were given.
-        self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(inner.learning_rate))))
+        self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
         options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
-        self._inner, wrapper = inner, getattr(nnlo_keras, plan.wrapper)(inner, **options)
+        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        data, share = plan.data, {"shuffle": settings.shuffle, "servers": settings.servers}
-        self._train = self._sequence(data.train, **share, **data.reading)
-        whole = {"shuffle": False, "shard": False}
-        self._val = self._sequence(data.val, **whole, **data.val_reading) if data.val else None
+        self._open(H5Sequence, {"servers": settings.servers}, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
-        measured = _tried(self._model, *plan.data.first(), self._loss)
-        self._stop_by = stop_rules(settings, measured, self._val is not None)
-        self.metrics = all_metrics(measured, self._val is not None)
+        self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         self.role = "alone" if world is None else assigned(world, settings.servers).title
-
-    def join(self) -> None:
-        """Do nothing: `fit` joins."""
 
     def report(self) -> dict[str, Any]:
         """Return what this rank has seen of the exchanges; `Distribute` counts batches, not samples."""
@@ -131,115 +115,69 @@ class Training:
             self._model.save(fresh)
         return folder / "model.keras"
 
-    def close(self) -> None:
-        """Close the files."""
-        for sequence in (self._train, self._val):
-            if sequence is not None:
-                sequence.close()
+    def _tried(self, x: Any, y: Any) -> list[str]:
+        """Try the model on some samples, and return the names of what is measured.
 
-    def _sequence(self, files: Sequence[str], **options: Any) -> H5Sequence:
-        settings = self._settings
-        return H5Sequence(files, batch_size=settings.batch, seed=settings.seed, **options)
+        Raises:
+            ConfigurationError: model, samples and loss do not fit together.
+        """
+        model = self._model
+        ends = [getattr(model, name, None) for name in ("inputs", "outputs")]
+        takes, gives = (_shapes(end) if end else "anything" for end in ends)
+        with self._trying(_shapes(x), _shapes(y), f", and the model takes {takes} and gives {gives}"):
+            output = model(x, training=False)
+            _check_alike(output, y, self._loss)
+            model.compute_loss(x=x, y=y, y_pred=output, training=False)
+            measured = list(model.compute_metrics(x, y, output))
+            model.reset_metrics()
+        return ["loss", *(name for name in measured if name != "loss")]
 
     def _callbacks(self, folder: Path) -> list[Any]:
         settings = self._settings
         found: list[Any] = []
         if settings.early_stopping is not None:
-            mode = "max" if rises(self._stop_by) else "min"
-            found.append(
-                keras.callbacks.EarlyStopping(self._stop_by, patience=settings.early_stopping, mode=mode)
-            )
+            patience, mode = settings.early_stopping, self._stop_mode
+            found.append(keras.callbacks.EarlyStopping(self._stop_by, patience=patience, mode=mode))
         if settings.target is not None:
-            found.append(_Target(self._distribute, settings.target))
+            found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._stop_at_target))
         if settings.checkpoint is not None:
-            found.append(nnlo_keras.Checkpoint(folder / _CHECKPOINT, every=settings.checkpoint))
+            found.append(nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint))
         if settings.monitor:
             found.append(nnlo_keras.Monitor(folder / "monitor.jsonl"))
         if settings.timeline:
             found.append(nnlo_keras.Timeline(folder / "timeline.json"))
         if self._plan.watch is not None:
-            found.append(_Watch(self._plan.watch))
+            found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._tell))
         return found
 
+    def _tell(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Tell whoever watches of an epoch."""
+        assert self._plan.watch is not None  # else nobody would ask
+        self._plan.watch(epoch, {name: float(value) for name, value in logs.items()})
 
-class _Watch(keras.callbacks.Callback):
-    """Tells whoever watches of each epoch."""
-
-    def __init__(self, watch: Callable[[int, Mapping[str, float]], object]) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell."""
-        self._watch(epoch, {name: float(value) for name, value in (logs or {}).items()})
-
-
-class _Target(keras.callbacks.Callback):
-    """Ends the training when the centre is good enough."""
-
-    def __init__(self, distribute: nnlo_keras.Distribute, target: Any) -> None:
-        super().__init__()
-        self._distribute, self._target = distribute, target
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Look; a worker's own metrics do not count."""
-        value = (logs or {}).get(self._target.metric)
-        if speaks(self._distribute.role) and value is not None and self._target(float(value)):
-            self.model.stop_training = True
+    def _stop_at_target(self, _epoch: int, logs: Mapping[str, Any]) -> None:
+        """End the training when the centre is good enough; a worker's own metrics do not count."""
+        assert self._settings.target is not None  # else nobody would ask
+        metric, reached = self._settings.target
+        if speaks(self._distribute.role) and metric in logs and reached(float(logs[metric])):
+            self._model.stop_training = True
 
 
-def _optimizer(plan: Plan) -> Any:
-    base = keras.optimizers.Optimizer
-    found = [one for name, one in vars(keras.optimizers).items() if name[0] != "_" and inspect.isclass(one)]
-    return plan.made_optimizer([one for one in found if issubclass(one, base) and one is not base])
+def _loss(plan: RunPlan) -> Any:
+    known = [one for one in dir(keras.losses) if one[0].islower() and one not in _NO_LOSSES]
+    return plan.resolved("--loss", plan.settings.loss, keras.losses.get, known)
 
 
-def _loss(plan: Plan) -> Any:
-    name = plan.settings.loss
-    own = plan.from_module(name)
-    if own is not None:
-        return own
-    try:
-        return keras.losses.get(name)
-    except (TypeError, ValueError):
-        known = [one for one in dir(keras.losses) if one[0].islower() and one not in ("get", "serialize")]
-        raise plan.unknown("--loss", name, [one for one in known if one != "deserialize"]) from None
+def _metric(plan: RunPlan, name: str) -> Any:
+    known = [one for one in dir(keras.metrics) if one[0].isupper() and one not in ("Metric", "Mean")]
+    return plan.resolved("--metrics", name, _measured, [*_SPOKEN[:1], *known])
 
 
-def _metric(plan: Plan, name: str) -> Any:
-    own = plan.from_module(name)
-    if own is not None or name in _SPOKEN:
-        return own or name
-    try:
+def _measured(name: str) -> str:
+    """The name of a metric, which each `compile` makes anew; an error where there is none."""
+    if name not in _SPOKEN:
         keras.metrics.get(name)
-    except (TypeError, ValueError):
-        known = [one for one in dir(keras.metrics) if one[0].isupper() and one not in ("Metric", "Mean")]
-        raise plan.unknown("--metrics", name, [*_SPOKEN[:1], *known]) from None
     return name
-
-
-def _tried(model: Any, x: Any, y: Any, loss: Any) -> list[str]:
-    """Try the model on some samples, and return the names of what is measured.
-
-    Raises:
-        ConfigurationError: model, samples and loss do not fit together.
-    """
-    try:
-        output = model(x, training=False)
-        _check_alike(output, y, loss)
-        model.compute_loss(x=x, y=y, y_pred=output, training=False)
-        measured = list(model.compute_metrics(x, y, output))
-        model.reset_metrics()
-    except Exception as error:  # whatever a layer or a loss raises
-        raise ConfigurationError(
-            f"the model and the samples do not fit: features {_shapes(x)}, labels {_shapes(y)}, and the "
-            f"model takes {_shapes(model.inputs) if getattr(model, 'inputs', None) else 'anything'}"
-            f" and gives {_shapes(model.outputs) if getattr(model, 'outputs', None) else 'anything'}\n"
-            f"{type(error).__name__}: {brief(str(error))}\n"
-            "Choose another --loss, --features-name or --labels-name, or adapt the arrays by get_features() "
-            "or get_labels() of a Python file"
-        ) from None
-    return ["loss", *(name for name in measured if name != "loss")]
 
 
 def _check_alike(output: Any, labels: Any, loss: Any) -> None:

@@ -7,21 +7,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import nnlo_torch
 from nnlo_common import ConfigurationError, EarlyStopping
-from nnlo_common.plugin import Plan, all_metrics, brief, rises, running, seed_random, speaks, stop_rules
+from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches
-from nnlo_torch._train_parts import function_of, optimizer_of
+from nnlo_torch._train_parts import function_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["Training", "forget", "load", "seed"]
-
-_CHECKPOINT = "checkpoint"
+__all__ = ["forget", "load", "prepare", "seed"]
 
 
 def seed(number: int) -> None:
@@ -54,30 +52,32 @@ def forget() -> None:
         torch.cuda.empty_cache()
 
 
-class Training:
-    """A training with PyTorch; see `nnlo_common.commands.train._plan.Trainer`.
+def prepare(plan: RunPlan) -> TorchTrainer:
+    """Return the training that is planned."""
+    return TorchTrainer(plan)
+
+
+class TorchTrainer(Trainer):
+    """A training with PyTorch.
 
     Args:
         plan: what it is to be.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._settings = plan, plan.settings
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(plan)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = self.model = plan.loaded.model.to(self._device)
         self._loss = function_of(plan, "--loss", plan.settings.loss)
         self._metrics = {name: function_of(plan, "--metrics", name) for name in plan.settings.metrics}
-        self._optimizer = optimizer_of(plan, self._model)
+        self._optimizer = plan.made_optimizer(
+            torch.optim, [self._model.parameters()], {"learning_rate": "lr"}
+        )
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
-        data = plan.data
-        self._train = self._batches(data.train, shuffle=plan.settings.shuffle, **data.reading)
-        self._val = self._batches(data.val, evaluation=True, **data.val_reading) if data.val else None
+        self._open(H5Batches, {}, {"evaluation": True})
         self._try()
-        measured = ["loss", *self._metrics]
-        self._stop_by = stop_rules(plan.settings, measured, self._val is not None)
-        self.metrics = all_metrics(measured, self._val is not None)
+        self._note_metrics(["loss", *self._metrics])
         self._wrapper: Wrapper | None = None
-        self.role = "alone"
 
     def join(self) -> None:
         """Wrap the optimizer, which joins the others."""
@@ -94,45 +94,39 @@ class Training:
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return the scores: a worker's own, elsewhere the workers' means and the centre's."""
         optimizer, settings = self._joined, self._settings
-        course = _Course()
-        checkpoint = self._checkpoint(folder / _CHECKPOINT, course)
+        so_far = _ScoreHistory()
+        checkpoint = self._checkpoint(folder / "checkpoint", so_far)
         told: list[Any] = []
         for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
-            if course.over:
+            if so_far.over:
                 break
             # Only now it is known how many epochs a checkpoint has had.
-            told = told or self._told(folder, len(course.center.get("loss", [])))
-            sums = self._epoch(course, checkpoint)
+            told = told or self._told(folder, len(so_far.center.get("loss", [])))
+            sums = self._epoch(so_far, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
             if self._val is not None:
                 scores |= {
                     f"val_{name}": value
                     for name, value in optimizer.evaluate(self._measure, self._val).items()
                 }
-            _append(course.center, scores)
-            _append(course.own, sums.means())
-            course.sums = Sums()
+            _append(so_far.center, scores)
+            _append(so_far.own, sums.means())
+            so_far.sums = Sums()
             for one in told:
                 one.epoch(scores)
             if self._plan.watch is not None:
-                self._plan.watch(len(course.center["loss"]) - 1, scores)
-            found = [reached(scores) for reached in course.enough]  # each is to see all scores
+                self._plan.watch(len(so_far.center["loss"]) - 1, scores)
+            found = [reached(scores) for reached in so_far.enough]  # each is to see all scores
             if any(found):
-                course.over = True
+                so_far.over = True
                 optimizer.stop()
         optimizer.close()
-        return course.center if speaks(self.role) else course.own
+        return so_far.center if speaks(self.role) else so_far.own
 
     def save(self, folder: Path) -> Path:
         """Write the weights."""
         self._joined.save(self._model.state_dict(), folder / "weights.pt")
         return folder / "weights.pt"
-
-    def close(self) -> None:
-        """Close the files."""
-        for batches in (self._train, self._val):
-            if batches is not None:
-                batches.close()
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -140,10 +134,6 @@ class Training:
     def _joined(self) -> Wrapper:
         assert self._wrapper is not None  # join comes first
         return self._wrapper
-
-    def _batches(self, files: Any, **options: Any) -> H5Batches:
-        settings = self._settings
-        return H5Batches(files, batch_size=settings.batch, seed=settings.seed, **options)
 
     def _told(self, folder: Path, done: int) -> list[Any]:
         """What is told of each epoch, after so many."""
@@ -156,9 +146,9 @@ class Training:
             found.append(nnlo_torch.Timeline(self._joined, folder / "timeline.json", initial_epoch=done))
         return found
 
-    def _epoch(self, course: _Course, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
+    def _epoch(self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
         """Train on this worker's batches of an epoch; on a server serve it."""
-        optimizer, sums = self._joined, course.sums
+        optimizer, sums = self._joined, so_far.sums
         self._model.train()
         for x, y in map(self._moved, self._train if checkpoint is None else checkpoint.batches(self._train)):
             optimizer.zero_grad()
@@ -198,44 +188,34 @@ class Training:
         """
         x, y = self._moved(_tensors(self._plan.data.first()))
         training = self._model.training
-        try:
+        with self._trying(_shapes(x), _shapes(y)), warnings.catch_warnings(), torch.no_grad():
+            # Of labels that would be broadcast against the output torch only warns.
+            warnings.filterwarnings("error", "Using a target size")
             self._model.eval()
-            with warnings.catch_warnings(), torch.no_grad():
-                # Of labels that would be broadcast against the output torch only warns.
-                warnings.filterwarnings("error", "Using a target size")
-                output = self._output(x)
-                loss = self._loss(output, y)
-                self._scores(output, y)
+            output = self._output(x)
+            loss = self._loss(output, y)
+            self._scores(output, y)
+            self._model.train(training)
             if getattr(loss, "shape", None) != ():
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
-        except Exception as error:  # whatever a layer or a loss raises
-            raise ConfigurationError(
-                f"the model, the samples and --loss {self._settings.loss} do not fit: features {_shapes(x)}, "
-                f"labels {_shapes(y)}\n{type(error).__name__}: {brief(str(error))}\n"
-                "Choose another --loss, --features-name or --labels-name, or adapt the arrays by "
-                "get_features() or get_labels() of the Python file"
-            ) from None
-        finally:
-            self._model.train(training)
 
-    def _checkpoint(self, folder: Path, course: _Course) -> nnlo_torch.Checkpoint | None:
+    def _checkpoint(self, folder: Path, so_far: _ScoreHistory) -> nnlo_torch.Checkpoint | None:
         """Decide what ends the training, and what is saved of it."""
         settings = self._settings
-        also: dict[str, Any] = {"course": course}
+        also: dict[str, Any] = {"course": so_far}
         if settings.early_stopping is not None:
-            mode: Literal["min", "max"] = "max" if rises(self._stop_by) else "min"
-            early = EarlyStopping(patience=settings.early_stopping, mode=mode)
+            early = EarlyStopping(patience=settings.early_stopping, mode=self._stop_mode)
             also["early stopping"] = early
-            course.enough.append(lambda scores: early(scores[self._stop_by]))
+            so_far.enough.append(lambda scores: early(scores[self._stop_by]))
         if settings.target is not None:
-            target = settings.target
-            course.enough.append(lambda scores: target(scores[target.metric]))
+            metric, reached = settings.target
+            so_far.enough.append(lambda scores: reached(scores[metric]))
         if settings.checkpoint is None:
             return None
         return nnlo_torch.Checkpoint(folder, self._joined, also=also, epochs=settings.checkpoint)
 
 
-class _Course:
+class _ScoreHistory:
     """How far a training is.
 
     Attributes:

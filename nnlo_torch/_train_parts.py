@@ -1,4 +1,4 @@
-"""Losses, metrics and optimizers of PyTorch by name, for `nnlo train`."""
+"""Losses and metrics of PyTorch by name, for `nnlo train`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnlo_common.plugin import Plan
+from nnlo_common.plugin import RunPlan
 
-__all__ = ["Function", "accuracy", "function_of", "optimizer_of"]
+__all__ = ["Function", "accuracy", "function_of"]
 
 #: Of a model's output and the labels.
 Function: TypeAlias = Callable[[Any, Any], Any]
+# Losses whose labels are the numbers of classes.
+_OF_CLASSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 
 
 def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -24,21 +26,19 @@ def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == classes).float().mean()
 
 
-def function_of(plan: Plan, flag: str, name: str) -> Function:
+def function_of(plan: RunPlan, flag: str, name: str) -> Function:
     """Return what is called so: in the Python file, or in PyTorch."""
-    own = plan.from_module(name)
-    if own is not None:
-        return own
     functions = {one: getattr(torch.nn.functional, one) for one in dir(torch.nn.functional) if _is_loss(one)}
     classes = {one: getattr(torch.nn, one) for one in dir(torch.nn) if one.endswith("Loss")}
     measures = {} if flag == "--loss" else {"accuracy": accuracy}
-    found = (measures | functions | classes).get(name)
-    if found is None:
-        raise plan.unknown(flag, name, [*measures, *functions, *classes])
-    loss: Any = found() if inspect.isclass(found) else found
-    return (
-        _with_classes(loss) if name in ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss") else loss
-    )
+    known = measures | functions | classes
+
+    def made(one: str) -> Function:
+        loss = known[one]() if inspect.isclass(known[one]) else known[one]
+        return _with_classes(loss) if one in _OF_CLASSES else loss
+
+    found: Function = plan.resolved(flag, name, made, [*known])
+    return found
 
 
 def _is_loss(name: str) -> bool:
@@ -52,11 +52,3 @@ def _with_classes(loss: Function) -> Function:
         return loss(output, labels if labels.is_floating_point() else labels.long())
 
     return wide
-
-
-def optimizer_of(plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that was asked for, of all parameters."""
-    base, found = torch.optim.Optimizer, filter(inspect.isclass, vars(torch.optim).values())
-    classes = [one for one in found if issubclass(one, base) and one is not base]
-    made: torch.optim.Optimizer = plan.made_optimizer(classes, [model.parameters()], {"learning_rate": "lr"})
-    return made

@@ -4,16 +4,52 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import refuse_alike
-from nnlo_common.commands.train._parser import Parser, fill
-from nnlo_common.commands.tune._parser import fill_search
+from nnlo_common.commands.train._option import Option
+from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
+
+SHORT = {
+    "train": "train a model on lists of HDF5 files, without a script",
+    "tune": "search for the best options and parameters of trainings",
+}
+TRAIN = """\
+Train a model on lists of HDF5 files:
+
+  nnlo train --model net.json --train train.list --loss categorical_crossentropy
+  mpiexec -n 3 nnlo train --config run.toml --mode easgd --every 5
+
+One process trains plainly; of several the first serves the centre, and the others
+train. All options may as well stand in one file, TOML or YAML, by the same names
+(learning_rate = 0.01); a flag counts more than the file.
+"""
+AFTER_TRAIN = """\
+The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
+config.toml, which --config takes. The exit status is 2 for what is refused before the
+training, 1 for what fails in it. docs/train.md has more.
+"""
+TUNE = """\
+Search for the best options of `nnlo train`, and parameters of the model:
+
+  nnlo tune --model net.py --train train.list --loss cross_entropy --n-fold 3
+  mpiexec -n 13 nnlo tune --config run.toml --block-size 6 --n-fold 2 --epochs 5
+
+Of several processes the first coordinates, and the others are cut into blocks, each of
+which trains one trial at a time. All options of `nnlo train` are options here. What is
+searched the Python file says in get_space(), or a file: --space space.toml
+"""
+AFTER_TUNE = """\
+The folder of a search has report.html, search.json, and trials/, a folder of a run for each
+trial. With --run the same command goes on where it was killed. docs/tune.md has more.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,33 +93,37 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
     doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
     doctor.set_defaults(run_command=_doctor)
-    train = commands.add_parser(
-        "train", help="train a model on lists of HDF5 files, without a script", allow_abbrev=False
-    )
-    fill(train)
+    train = _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     train.set_defaults(run_command=_train)
-    tune = commands.add_parser(
-        "tune", help="search for the best options and parameters of trainings", allow_abbrev=False
-    )
-    fill_search(tune)
+    tune = _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     tune.set_defaults(run_command=_tune)
     return parser
 
 
+def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> argparse.ArgumentParser:
+    """Add a command that takes options."""
+    usage = f"nnlo {name} --model FILE --train FILE [FILE ...] --loss NAME [options]"
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=SHORT[name], usage=usage, formatter_class=layout, allow_abbrev=False, **texts
+    )
+    add_flags(command, options)
+    return command
+
+
 def _doctor(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.doctor._run import run_doctor
+    from nnlo_common.commands.doctor._doctor_command import run_doctor
 
     return run_doctor(quick=options.quick, as_data=options.json)
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.train._run import run_train
+    from nnlo_common.commands.train._train_command import run_train
 
     return run_train(*_given(options))
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.tune._run import run_tune
+    from nnlo_common.commands.tune._tune_command import run_tune
 
     return run_tune(*_given(options))
 

@@ -19,11 +19,11 @@ from nnlo_common.commands._cli import main
 from nnlo_common.commands.doctor import _checks_links as on_links
 from nnlo_common.commands.doctor import _checks_machine as on_machine
 from nnlo_common.commands.doctor import _checks_mpi as on_mpi
+from nnlo_common.commands.doctor._all_checks import judge, merge_hosts
 from nnlo_common.commands.doctor._finding import Finding, Status, note, ok, problem
-from nnlo_common.commands.doctor._judge import judge, merge_hosts
-from nnlo_common.commands.doctor._links import Link, clock_offset, partners_of
-from nnlo_common.commands.doctor._report import MPIFacts, Report, try_lock, versions
-from nnlo_common.commands.doctor._show import Outcome, as_json, as_page, verdict
+from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page, verdict
+from nnlo_common.commands.doctor._link_speed import LinkSpeed, clock_offset, partners_of
+from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock, versions
 from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_seconds
 from nnlo_common.commands.doctor._watchdog import Watchdog
 from tests.helpers.jobs import alone, mpiexec, running_mpi
@@ -45,7 +45,7 @@ MPI = MPIFacts(
     cuda_aware=None,
     size=2,
 )
-GOOD = Report(
+GOOD = RankReport(
     place={"host": "node1", "cores": 8, "core_mask": "0xff", "gpus": 1},
     versions=VERSIONS,
     mpi=MPI,
@@ -55,7 +55,7 @@ GOOD = Report(
     mpiexec=("/env/bin/mpiexec", "/env/bin/mpiexec"),
 )
 LAUNCH = Launch(launcher=Launcher.OPEN_MPI, size=2, rank=0, found="OMPI_COMM_WORLD_SIZE=2")
-LINK = Link(
+LINK = LinkSpeed(
     rank=1,
     host="node2",
     latency_s=1.5e-6,
@@ -65,7 +65,7 @@ LINK = Link(
 )
 
 
-def report(**changes: object) -> Report:
+def report(**changes: object) -> RankReport:
     return dataclasses.replace(GOOD, **changes)
 
 
@@ -73,15 +73,15 @@ def facts(**changes: object) -> MPIFacts:
     return dataclasses.replace(MPI, **changes)
 
 
-def link(**changes: object) -> Link:
+def link(**changes: object) -> LinkSpeed:
     return dataclasses.replace(LINK, **changes)
 
 
-def on_host(host: str, **changes: object) -> Report:
+def on_host(host: str, **changes: object) -> RankReport:
     return report(place=GOOD.place | {"host": host}, **changes)
 
 
-def judged(*reports: Report, links: tuple[Link, ...] = (), failure: str = "") -> dict[str, Finding]:
+def judged(*reports: RankReport, links: tuple[LinkSpeed, ...] = (), failure: str = "") -> dict[str, Finding]:
     places = locate([each.place for each in reports])
     found = judge(launch=LAUNCH, failure=failure, reports=reports, places=places, links=links)
     return {finding.name: finding for finding in found}
@@ -190,7 +190,7 @@ def test_the_gravest_host_is_named() -> None:
 
 def test_a_report_survives_the_journey() -> None:
     for sent in (GOOD, report(mpi=None)):
-        assert Report.from_text(sent.to_text()) == sent
+        assert RankReport.from_text(sent.to_text()) == sent
 
 
 def test_the_quickest_reading_tells_the_time() -> None:
@@ -276,7 +276,7 @@ Verdict: not ready; 1 problem to mend first"""
 
 def test_the_page_is_calm_and_aligned() -> None:
     advice = "Start it with\n  mpiexec -n 2 python train.py\ninstead."
-    outcome = Outcome(
+    outcome = Examination(
         versions={"nnlo": "1.0", "torch": None},
         places=locate([on_host("node1").place, on_host("node2").place]),
         links=(LINK,),

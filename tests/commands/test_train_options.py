@@ -22,17 +22,18 @@ from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._config import as_toml, read_config
-from nnlo_common.commands.train._devices import choose_gpu, share_host
-from nnlo_common.commands.train._folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
+from nnlo_common.commands.train._command_line import read
+from nnlo_common.commands.train._devices import share_host, train_turns
 from nnlo_common.commands.train._job import Job, _said_together, brief
-from nnlo_common.commands.train._model import Loaded, check_model, choose_back_end, load_model
-from nnlo_common.commands.train._modes import MODES, mode_options
-from nnlo_common.commands.train._module import frameworks_in, import_file, made_model
-from nnlo_common.commands.train._options import Given, Kind
-from nnlo_common.commands.train._parser import read
-from nnlo_common.commands.train._plan import Plan, data_of, rises, stop_rules
+from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
+from nnlo_common.commands.train._option import Given, OptionKind
+from nnlo_common.commands.train._option_files import as_toml, read_config
+from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
+from nnlo_common.commands.train._run_folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.commands.train._trainer import rises, stop_rules
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "train.md"
@@ -400,7 +401,7 @@ def test_every_option_of_every_mode_is_taken(mode):
     settings = settings_of(given)
     assert settings.rule() == type(settings.rule())(**vars(settings.rule()))
     assert set(settings.algorithm) == set(given) - {"model", "loss", "mode", "optimizer_option"}
-    assert MODES[mode].options.keys() <= mode_options().keys()
+    assert MODES[mode].options.keys() <= MODE_OPTIONS.keys()
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
@@ -560,7 +561,7 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
     seen = []
     for rank in range(5):
         env = {}
-        choose_gpu(places, rank, 1, 2, env)
+        share_host(places, rank, 2, env, train_turns(1))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["0", "0", "1", "0", "1"]
 
@@ -571,14 +572,16 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
 )
 def test_alone_so_many_gpus_are_seen_as_may_be_used(most, before, after):
     env = {"CUDA_VISIBLE_DEVICES": before}
-    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, 1, most, env)
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, most, env, train_turns(1))
     assert env == {"CUDA_VISIBLE_DEVICES": after}
 
 
 def test_without_gpus_nothing_is_set():
     env = {}
-    choose_gpu(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 1, 0, env)
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}]), 0, 0, env, train_turns(1))
     assert env == {}
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 0, env, train_turns(1))
+    assert not [name for name in env if name.endswith("VISIBLE_DEVICES")]
 
 
 def test_what_is_wrong_on_some_ranks_is_said_with_their_names():
@@ -614,7 +617,7 @@ def test_metrics_to_stop_by_have_to_be_measured():
 
 def test_a_plan_knows_the_wrapper(tmp_path):
     loaded = Loaded(model=None, framework="torch", name="m", path=tmp_path)
-    plan = Plan(
+    plan = RunPlan(
         settings=settings(mode="localsgd"), loaded=loaded, data=data_of(settings(train=("a",)), loaded)
     )
     assert plan.wrapper == "LocalSGD"
@@ -626,7 +629,7 @@ def test_a_plan_knows_the_wrapper(tmp_path):
 
 def test_every_field_is_an_option_and_every_option_is_explained():
     names = {one.name for one in fields(Settings)} - {"algorithm"}
-    assert names | mode_options().keys() == OPTIONS.keys()
+    assert names | MODE_OPTIONS.keys() == OPTIONS.keys()
     assert not [name for name, option in OPTIONS.items() if len(option.help) < 10]
 
 
@@ -662,7 +665,7 @@ def table():
         default = "" if option.default in (None, ()) else option.default
         default = {"True": "yes", "False": "no"}.get(str(default), default)
         text = option.help
-        if option.choices and option.name not in mode_options():
+        if option.choices and option.name not in MODE_OPTIONS:
             text += f": {', '.join(option.choices)}"
         yield option.flag, option.name, str(default), text.replace("|", "\\|")
 
@@ -672,7 +675,7 @@ def test_no_flag_is_short_for_another(capsys):
 
 
 def test_the_kinds_are_told_in_words():
-    assert {option.kind for option in OPTIONS.values()} == set(Kind)
+    assert {option.kind for option in OPTIONS.values()} == set(OptionKind)
 
 
 @pytest.mark.parametrize(

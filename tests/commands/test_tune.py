@@ -16,23 +16,24 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train import _folding
-from nnlo_common.commands.train._folding import parts
-from nnlo_common.commands.train._options import Given
+from nnlo_common.commands.train import _fold_samples
+from nnlo_common.commands.train._devices import share_host
+from nnlo_common.commands.train._fold_samples import parts
+from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._settings import settings_of
-from nnlo_common.commands.tune import _folder as folders
-from nnlo_common.commands.tune._default import defaults
-from nnlo_common.commands.tune._drawing import Scale
-from nnlo_common.commands.tune._facts import Facts, Finished
-from nnlo_common.commands.tune._facts import finished as all_finished
-from nnlo_common.commands.tune._figure import Figure, figure_of, merit
-from nnlo_common.commands.tune._folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
-from nnlo_common.commands.tune._layout import Layout, share_hosts
-from nnlo_common.commands.tune._outcome import search_text
-from nnlo_common.commands.tune._page import page
-from nnlo_common.commands.tune._reading import space_of
-from nnlo_common.commands.tune._request import SEARCH_OPTIONS, Search, read_request
-from nnlo_common.commands.tune._table import Board, Running
+from nnlo_common.commands.tune import _search_folder as folders
+from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
+from nnlo_common.commands.tune._default_trial import defaults
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
+from nnlo_common.commands.tune._report_page import page
+from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_facts import finished as all_finished
+from nnlo_common.commands.tune._search_folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
+from nnlo_common.commands.tune._search_result import search_text
+from nnlo_common.commands.tune._space_reader import space_of
+from nnlo_common.commands.tune._svg import AxisScale
+from nnlo_common.commands.tune._trial_table import Board, RunningTrial
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "tune.md"
@@ -246,7 +247,7 @@ def test_folds_are_cut_by_the_labels_in_the_files(labels):
 
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
-    monkeypatch.setattr(_folding, "_PIECE", 5)
+    monkeypatch.setattr(_fold_samples, "_PIECE", 5)
     cut = samples(run=RUNS)
     training, validation = cut(fold_groups="run")
     assert not set(RUNS[training]) & set(RUNS[validation])
@@ -279,10 +280,10 @@ def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
 def test_a_fold_is_asked_for_with_what_cuts_it():
     with pytest.raises(ConfigurationError, match=r"--fold-groups is for parts; add --fold, e\.g\. 1/5"):
         settings_of({**GIVEN, "fold_groups": Given("run")})
-    search = Search(n_fold=4, fold_groups="run")
+    search = SearchSettings(n_fold=4, fold_groups="run")
     given = search.folded(GIVEN, 1)
     assert (settings_of(given).part, settings_of(given).fold_groups) == ((1, 4), "run")
-    assert Search().folded(GIVEN, 0) == GIVEN
+    assert SearchSettings().folded(GIVEN, 0) == GIVEN
 
 
 # -- figures of merit ----------------------------------------------------------------------------------
@@ -323,21 +324,21 @@ def ranks(count, gpus=0, host="a"):
 
 
 def test_ranks_are_cut_into_blocks_and_these_into_folds():
-    layout = Layout.of(ranks(13), 6, 2)
+    layout = BlockLayout.of(ranks(13), 6, 2)
     assert [layout.block_of(rank) for rank in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
     assert [list(layout.cell_of(rank)) for rank in (0, 5, 7)] == [[0], [4, 5, 6], [7, 8, 9]]
     assert layout.told(1, 2) == "1 coordinator, 2 blocks of 2 folds, each 1 serving and 2 training"
-    assert Layout.of(ranks(7), 3, 2).told(1, 2).endswith("1 serving and 2 training, fold after fold")
-    assert Layout.of(ranks(4), None, 1).cell_size == 3
+    assert BlockLayout.of(ranks(7), 3, 2).told(1, 2).endswith("1 serving and 2 training, fold after fold")
+    assert BlockLayout.of(ranks(4), None, 1).cell_size == 3
 
 
 def test_uneven_layouts_are_refused_with_the_arithmetic():
     expected = "12 - 1 coordinator = 11 ranks.*multiple of --block-size 6.*Start 7 or 13 ranks"
     with pytest.raises(ConfigurationError, match=expected):
-        Layout.of(ranks(12), 6, 2)
+        BlockLayout.of(ranks(12), 6, 2)
     settings = settings_of({**GIVEN, "servers": Given("2")})
     with pytest.raises(ConfigurationError, match=r"fewer than group_size=1\. Start 7 ranks"):
-        Layout.of(ranks(5), 2, 1).check(settings)
+        BlockLayout.of(ranks(5), 2, 1).check(settings)
 
 
 @pytest.mark.parametrize(
@@ -357,19 +358,19 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
 )
 def test_what_does_not_go_together_is_refused_in_flags(asked, said):
     with pytest.raises(ConfigurationError, match=said):
-        Search(**asked)
+        SearchSettings(**asked)
 
 
 def test_search_ranks_are_in_no_block_and_take_no_gpu():
-    layout = Layout.of(ranks(9), 3, 1, 2)
+    layout = BlockLayout.of(ranks(9), 3, 1, 2)
     assert [list(block) for block in layout.blocks] == [[3, 4, 5], [6, 7, 8]]
     assert layout.told(1, 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
     with pytest.raises(ConfigurationError, match=r"- 2 search ranks = 5 ranks.* or --search-ranks 1"):
-        Layout.of(ranks(8), 3, 1, 2)
+        BlockLayout.of(ranks(8), 3, 1, 2)
     seen = []
     for rank in range(5):
         env = {"CUDA_VISIBLE_DEVICES": "4,5"}
-        share_hosts(ranks(5, gpus=2), rank, None, env, 2)
+        share_host(ranks(5, gpus=2), rank, None, env, search_turns(2))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["", "", "", "4", "5"]
 
@@ -378,7 +379,7 @@ def test_the_coordinator_takes_no_gpu_and_the_others_take_turns():
     seen = []
     for rank in range(4):
         env = {"CUDA_VISIBLE_DEVICES": "4,5"}
-        share_hosts(ranks(4, gpus=2), rank, None, env)
+        share_host(ranks(4, gpus=2), rank, None, env, search_turns(0))
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["", "4", "5", "4"]
 
@@ -403,6 +404,13 @@ def test_a_search_goes_on_in_its_own_folder_only():
     assert claim_search("s", "net", "a = 1\nnum_iterations = 9\n") == (folder, True)
     with pytest.raises(ConfigurationError, match="only there is 'a = 1'"):
         claim_search("s", "net", "a = 2\nnum_iterations = 3\n")
+    (folder / SEARCH).write_text("num_iterations = 3\n\n[space.width]\nlow = 1\n")
+    claim_search("s", "net", "space = {width = {low = 1}}\n")  # the same, written otherwise
+    with pytest.raises(ConfigurationError, match=r"only there is 'space\.width\.low = 1'"):
+        claim_search("s", "net", "[space.width]\nlow = 2\n")
+    (folder / SEARCH).write_text("a = \n")
+    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is no TOML"):
+        claim_search("s", "net", "a = 1\n")
     Path("t").mkdir()
     Path("t/other").write_text("")
     with pytest.raises(ConfigurationError, match="there already, and no search"):
@@ -461,16 +469,16 @@ def finished(number, value, **changed):
         "ended_s": 104.0 + number,
         "problem": "" if value is not None else "it & <all> failed",
     }
-    return Finished(**facts | changed)
+    return FinishedTrial(**facts | changed)
 
 
 def search(folder, **options):
     request = read_request({"model": "m.py", "loss": "mse", "epochs": "3"}, [])
-    object.__setattr__(request, "search", Search(**options))
+    object.__setattr__(request, "search", SearchSettings(**options))
     space = space_of({"width": (4, 16, "log"), "kind": ["flat", "<deep>"]}, "x", get_model)
-    layout = Layout(blocks=[(1, 2), (3, 4)])
-    figure = Figure("val_accuracy", "last", True)
-    return Facts(
+    layout = BlockLayout(blocks=[(1, 2), (3, 4)])
+    figure = FigureOfMerit("val_accuracy", "last", True)
+    return SearchFacts(
         default={},
         request=request,
         space=space,
@@ -484,7 +492,7 @@ def search(folder, **options):
 
 def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     board = Board(search(tmp_path, num_iterations=6), [finished(0, 0.5), finished(1, None)], 110.0)
-    running = [Running(2, 1, 107.0, {"width": 8}, 2, 0.75), Running(3, None, 0.0, {}, 0, None)]
+    running = [RunningTrial(2, 1, 107.0, {"width": 8}, 2, 0.75), RunningTrial(3, None, 0.0, {}, 0, None)]
     assert board.rows(running) == [
         "  block 0   idle",
         "  block 1   trial 2       3.0 s  epoch 2/3  val_accuracy 0.7500  width 8",
@@ -498,7 +506,7 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
 
 def test_a_block_that_helps_is_shown_with_the_trial_it_helps(tmp_path):
     facts = search(tmp_path, num_iterations=6)
-    running = [Running(2, 1, 107.0, {"width": 8}, 2, 0.75, (0,))]
+    running = [RunningTrial(2, 1, 107.0, {"width": 8}, 2, 0.75, (0,))]
     rows = Board(facts, [], 110.0).rows(running)
     assert rows[0] == "  block 0   helps with trial 2"
     assert rows[1].startswith("  block 1   trial 2       3.0 s")
@@ -579,7 +587,7 @@ def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
 
 
 def test_scales_have_round_ticks():
-    assert [text for _, text in Scale.of([0.0, 1.0], 0, 100).ticks()] == [
+    assert [text for _, text in AxisScale.of([0.0, 1.0], 0, 100).ticks()] == [
         "0",
         "0.2",
         "0.4",
@@ -587,10 +595,15 @@ def test_scales_have_round_ticks():
         "0.8",
         "1",
     ]
-    assert [text for _, text in Scale.of([1e-4, 0.1], 0, 99, log=True).ticks()][:2] == ["0.0001", "0.001"]
-    assert [text for _, text in Scale.of([19, 446], 0, 99, log=True).ticks()] == ["20", "50", "100", "200"]
-    assert Scale.of([3, 3], 0, 100).at(3) == 50
-    assert Scale.of([True, False], 0, 100).ticks() == [(25.0, "True"), (75.0, "False")]
+    assert [text for _, text in AxisScale.of([1e-4, 0.1], 0, 99, log=True).ticks()][:2] == ["0.0001", "0.001"]
+    assert [text for _, text in AxisScale.of([19, 446], 0, 99, log=True).ticks()] == [
+        "20",
+        "50",
+        "100",
+        "200",
+    ]
+    assert AxisScale.of([3, 3], 0, 100).at(3) == 50
+    assert AxisScale.of([True, False], 0, 100).ticks() == [(25.0, "True"), (75.0, "False")]
 
 
 # -- what is written of it -----------------------------------------------------------------------------

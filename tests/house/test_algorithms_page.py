@@ -10,7 +10,7 @@ import pytest
 
 from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.commands.train._modes import LEFT_OUT, MODES
+from nnlo_common.commands.train._algorithm_options import LEFT_OUT, MODES
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "algorithms.md"

@@ -318,6 +318,16 @@ def test_each_package_says_that_it_is_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+def test_classes_of_the_commands_have_names_of_their_own() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, tree in parse(*PACKAGES).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(name)
+    shared = {name: where for name, where in homes.items() if len(where) > 1}
+    assert not {name: where for name, where in shared.items() if any("/commands/" in one for one in where)}
+
+
 # Public names.
 
 

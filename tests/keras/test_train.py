@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._modes import MODES
+from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
 
@@ -119,10 +119,12 @@ def test_a_keras_training_goes_on_from_its_checkpoint(monkeypatch):
             if epoch == 2:
                 raise KeyboardInterrupt
 
-    made = _train.Training._callbacks
-    monkeypatch.setattr(_train.Training, "_callbacks", lambda self, folder: [*made(self, folder), Killed()])
+    made = _train.KerasTrainer._callbacks
+    monkeypatch.setattr(
+        _train.KerasTrainer, "_callbacks", lambda self, folder: [*made(self, folder), Killed()]
+    )
     assert train(*words, "--run", "r", "--checkpoint") == 130
-    monkeypatch.setattr(_train.Training, "_callbacks", made)
+    monkeypatch.setattr(_train.KerasTrainer, "_callbacks", made)
     assert train(*words, "--run", "r", "--checkpoint") == 0
     one, other = told("r")["center"], told("whole")["center"]
     for name in other:

@@ -7,9 +7,9 @@ import time
 
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.doctor import _run
+from nnlo_common.commands.doctor import _doctor_command
 
-_run._STEP_S = 1.0
+_doctor_command._STEP_S = 1.0
 world = connect()
 assert world is not None
 if world.rank == 1:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._modes import MODES
+from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
 
@@ -113,7 +113,7 @@ def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, 
 
     words = [*torch_net, *ADAM, "--epochs", "4"]
     assert train(*words, "--run", "whole") == 0
-    epoch = _train.Training._epoch
+    epoch = _train.TorchTrainer._epoch
 
     def killed(self, course, checkpoint):
         if len(course.center.get("loss", [])) == 2:
@@ -121,7 +121,7 @@ def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, 
         return epoch(self, course, checkpoint)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_train.Training, "_epoch", killed)
+        patched.setattr(_train.TorchTrainer, "_epoch", killed)
         assert train(*words, "--run", "r", "--checkpoint") == 130
     capsys.readouterr()
     assert train(*words, "--run", "r", "--checkpoint") == 0

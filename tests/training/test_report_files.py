@@ -7,8 +7,8 @@ import time
 from types import SimpleNamespace
 
 from nnlo_common.training._observer import Observed
-from nnlo_common.training.report._process_usage import Usage
-from nnlo_common.training.report._timeline import Trace
+from nnlo_common.training.report._epoch_log import Usage
+from nnlo_common.training.report._trace_file import Trace
 
 
 def test_a_trace_is_valid_after_every_write(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnlo_common.commands.doctor._finding import Finding, note, ok
-from nnlo_common.commands.doctor._links import Link
+from nnlo_common.commands.doctor._link_speed import LinkSpeed
 from nnlo_common.commands.doctor._units import bandwidth, seconds
 
 __all__ = ["check_clocks", "check_messages"]
@@ -17,7 +17,7 @@ _SLOW_BANDWIDTH = 0.2e9
 _LARGE_OFFSET_S = 0.1
 
 
-def check_messages(links: Sequence[Link], home: str, ranks: int) -> Finding:
+def check_messages(links: Sequence[LinkSpeed], home: str, ranks: int) -> Finding:
     """Whether the network between the hosts is the fast one.
 
     Args:
@@ -43,7 +43,7 @@ def check_messages(links: Sequence[Link], home: str, ranks: int) -> Finding:
     return ok("messages", text)
 
 
-def check_clocks(links: Sequence[Link]) -> Finding:
+def check_clocks(links: Sequence[LinkSpeed]) -> Finding:
     """Whether times written down on different hosts can be compared."""
     link = max(links, key=lambda link: abs(link.clock_offset_s) + link.clock_error_s)
     offset, error = abs(link.clock_offset_s), link.clock_error_s

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from nnlo_common.cluster._hosts import Place, crowded_hosts
 from nnlo_common.cluster._threads import threads_chosen, threads_per_rank
 from nnlo_common.commands.doctor._finding import Finding, note, ok, problem
-from nnlo_common.commands.doctor._report import Report
+from nnlo_common.commands.doctor._rank_report import RankReport
 
 __all__ = [
     "check_agreement",
@@ -22,7 +22,7 @@ __all__ = [
 _MUST_AGREE = ("nnlo", "python", "numpy", "mpi4py", "torch", "keras", "tensorflow", "jax")
 
 
-def check_agreement(reports: Sequence[Report]) -> Finding:
+def check_agreement(reports: Sequence[RankReport]) -> Finding:
     """Whether every rank runs the same software."""
     first = reports[0]
     for rank, report in enumerate(reports):
@@ -51,7 +51,7 @@ def check_cores(places: Sequence[Place]) -> Finding:
     )
 
 
-def check_threads(place: Place, report: Report) -> Finding:
+def check_threads(place: Place, report: RankReport) -> Finding:
     """Whether the compute threads of all ranks fit the cores of the host."""
     fair = threads_per_rank(place.local_size, place.host_cores, place.cores)
     chosen = threads_chosen(report.environment)
@@ -67,7 +67,7 @@ def check_threads(place: Place, report: Report) -> Finding:
     return ok("compute threads", f"{text}, within the rank's share of {fair}")
 
 
-def check_locks(report: Report) -> Finding:
+def check_locks(report: RankReport) -> Finding:
     """Whether HDF5 files can be opened in the folders at hand."""
     setting = report.environment.get("HDF5_USE_FILE_LOCKING", "")
     refused = {folder: why for folder, why in report.locks.items() if why}

@@ -1,4 +1,4 @@
-"""The ranks of a training, as its driver sees them: each prepares, and all agree before they go on."""
+"""Job: the ranks of a command; each prepares, all agree before they go on, and all end with one status."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster._hosts import Place, describe_here, locate
@@ -18,10 +18,11 @@ from nnlo_common.cluster._launchers import find_launch
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.training._joining import launched
 
-__all__ = ["REFUSED", "Job", "brief", "refuse_alike", "tell"]
+__all__ = ["REFUSED", "Job", "brief", "refuse_alike", "run_in_job", "tell"]
 
 #: The exit status of what is refused before the training.
 REFUSED = 2
+_INTERRUPTED = 130
 # Some launchers end a job at the first exit status that is not zero, so who speaks ends first.
 _SILENT_S = 1.0
 _LINES, _LETTERS = 16, 1600
@@ -150,3 +151,54 @@ def _said_together(told: list[list[str]]) -> str:
     if len(problems) == 1 and len(next(iter(problems.values()))) == len(told):
         return next(iter(problems))
     return "\n".join(f"rank {ranks[0][0]} on {ranks[0][1]}: {text}" for text, ranks in problems.items())
+
+
+class RankCommand(Protocol):
+    """A command as one rank runs it."""
+
+    def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+        """Do it all, and return the exit status."""
+
+    def undo(self) -> None:
+        """Leave nothing of what has not begun."""
+
+    @property
+    def advice(self) -> str:
+        """What to do when it has failed."""
+
+    @property
+    def going_on(self) -> str:
+        """What to do when it was interrupted."""
+
+
+def run_in_job(
+    command: str, begin: Callable[[Job], RankCommand], flags: Mapping[str, Any], unknown: Sequence[str]
+) -> int:
+    """Do what a command line says, and return the exit status of every rank.
+
+    Whatever goes wrong, each command tells it in the same words: what all ranks have found before anything
+    was begun is refused once, what goes wrong on one of them later ends the job.
+
+    Args:
+        command: in whose name all is told.
+        begin: makes this rank's part of the command in a job.
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+    """
+    try:
+        job = Job.join(command)
+    except NNLOError as error:
+        return refuse_alike(str(error), command)
+    part = begin(job)
+    try:
+        return part.run(flags, unknown)
+    except NNLOError as error:
+        if not error.collective:
+            return job.fail(error, part.advice)
+        part.undo()
+        return job.refuse(error)
+    except KeyboardInterrupt:
+        if job.world is not None:
+            raise  # the guard ends the others
+        tell("interrupted" + part.going_on, command)
+        return _INTERRUPTED

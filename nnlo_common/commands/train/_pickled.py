@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from nnlo_common.commands.train._module import running
+from nnlo_common.commands.train._python_file import running
 
 __all__ = ["unpickled"]
 

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._modes import MODES, algorithm_of, mode_options
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
+from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
+from nnlo_common.training._early_stopping import Target
 
-__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "Target", "option", "settings_of"]
+__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of"]
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A metric that is good enough.
-
-    Attributes:
-        metric: its name.
-        above: whether it has to be above the value, or below.
-        value: which.
-    """
-
-    metric: str
-    above: bool
-    value: float
-
-    def __call__(self, value: float) -> bool:
-        """Say whether a value of the metric is good enough."""
-        return value > self.value if self.above else value < self.value
-
-
-def option(group: str, kind: Kind, help: str, *, default: Any = None, **facts: Any) -> Any:  # noqa: A002
-    """Return the field of an option."""
-    metadata = {"group": group, "kind": kind, "help": help, **facts}
-    if kind is Kind.PAIRS:
-        return field(default_factory=dict, metadata=metadata)
-    if kind is Kind.WORDS:
-        return field(default=(), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-MODEL, DATA, TRAINING, ALGORITHM, RANKS, OUTPUT = (
-    "Model",
-    "Data",
-    "Training",
-    "Algorithm",
-    "Ranks",
-    "What is kept",
-)
-_NESTEROV = "--optimizer sgd --momentum 0.9 --optimizer-option nesterov=true"
-_WORD, _WORDS, _WHOLE, _REAL, _FLAG = Kind.WORD, Kind.WORDS, Kind.WHOLE, Kind.REAL, Kind.FLAG
+MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
+_MOMENTUM = "--optimizer sgd --momentum 0.9"
+_NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,138 +25,90 @@ class Settings:
     """What a training is to be; each field is an option, whose help says what it does."""
 
     model: str = option(
-        *(
-            MODEL,
-            _WORD,
-            "Keras JSON, .keras, or a Python file whose get_model() returns a Keras or torch model",
-        ),
-        metavar="FILE",
+        MODEL, "Keras JSON, .keras, or a Python file whose get_model() returns a Keras or torch model", "FILE"
     )
     model_params: dict[str, Any] = option(  # noqa: RUF009
-        MODEL, Kind.PAIRS, "arguments for get_model() of a Python file", metavar="NAME=VALUE"
+        MODEL, "arguments for get_model() of a Python file", default=dict
     )
     allow_pickle: bool = option(
-        *(MODEL, _FLAG, "take model files that run code when loaded: .pkl, .pt, Lambda layers"), default=False
+        MODEL, "take model files that run code when loaded: .pkl, .pt, Lambda layers", default=False
     )
 
     train: tuple[str, ...] = option(
-        *(DATA, _WORDS, "HDF5 files to train on: paths, patterns or list files; else get_train() says which"),
-        metavar="FILE",
+        DATA, "HDF5 files to train on: paths, patterns or list files; else get_train() says which", "FILE", ()
     )
     val: tuple[str, ...] = option(
-        DATA,
-        _WORDS,
-        "HDF5 files to validate the centre with, after each epoch; else get_val()",
-        metavar="FILE",
+        DATA, "HDF5 files to validate the centre with, after each epoch; else get_val()", "FILE", ()
     )
     features_name: tuple[str, ...] = option(
-        *(DATA, _WORDS, "the dataset or group of the features; else get_features(), else 'features'"),
-        metavar="NAME",
+        DATA, "the dataset or group of the features; else get_features(), else 'features'", default=()
     )
     labels_name: tuple[str, ...] = option(
-        *(DATA, _WORDS, "the dataset or group of the labels; else get_labels(), else 'labels'"),
-        metavar="NAME",
+        DATA, "the dataset or group of the labels; else get_labels(), else 'labels'", default=()
     )
     fold: str | None = option(
-        *(DATA, _WORD, "validate with this part of the samples and train on the others, e.g. 1/5"),
-        metavar="I/K",
+        DATA, "validate with this part of the samples and train on the others, e.g. 1/5", "I/K"
     )
     fold_labels: str | None = option(
-        *(DATA, _WORD, "stratify: each part has its share of every value of this dataset, e.g. labels"),
-        metavar="NAME",
+        DATA, "stratify: each part has its share of every value of this dataset, e.g. labels"
     )
     fold_groups: str | None = option(
-        *(DATA, _WORD, "samples with the same value of this dataset, e.g. a run, are in the same part"),
-        metavar="NAME",
+        DATA, "samples with the same value of this dataset, e.g. a run, are in the same part"
     )
-    batch: int = option(DATA, _WHOLE, "samples in a batch of one worker", metavar="N", default=100, least=1)
-    shuffle: bool = option(DATA, _FLAG, "another order of the samples in each epoch", default=True)
-    check_finite: bool = option(DATA, _FLAG, "refuse NaN and infinity where they are read", default=False)
+    batch: int = option(DATA, "samples in a batch of one worker", default=100, least=1)
+    shuffle: bool = option(DATA, "another order of the samples in each epoch", default=True)
+    check_finite: bool = option(DATA, "refuse NaN and infinity where they are read", default=False)
     cache: str | None = option(
-        DATA, _WORD, "copy the files to a folder of each host first, once for all its ranks", metavar="FOLDER"
+        DATA, "copy the files to a folder of each host first, once for all its ranks", "FOLDER"
     )
     copy_command: tuple[str, ...] | None = option(
-        *(DATA, Kind.COMMAND, "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it"),
-        metavar="LINE",
+        DATA,
+        "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it",
+        "LINE",
+        kind=OptionKind.COMMAND,
     )
 
-    loss: str = option(
-        TRAINING, _WORD, "the framework's name for it, or a function of the Python file", metavar="NAME"
-    )
+    loss: str = option(TRAINING, "the framework's name for it, or a function of the Python file")
     metrics: tuple[str, ...] = option(
-        TRAINING, _WORDS, "the same for what is only measured, e.g. accuracy", metavar="NAME"
+        TRAINING, "the same for what is only measured, e.g. accuracy", default=()
     )
-    epochs: int = option(
-        TRAINING, _WHOLE, "how often each sample is trained on", metavar="N", default=1, least=1
-    )
-    optimizer: str = option(TRAINING, _WORD, "the framework's name for it", metavar="NAME", default="sgd")
-    learning_rate: float | None = option(
-        TRAINING, _REAL, "of the optimizer; else the framework's", metavar="X", above=0
-    )
-    momentum: float | None = option(TRAINING, _REAL, "of the optimizer", metavar="X", least=0, below=1)
+    epochs: int = option(TRAINING, "how often each sample is trained on", default=1, least=1)
+    optimizer: str = option(TRAINING, "the framework's name for it", default="sgd")
+    learning_rate: float | None = option(TRAINING, "of the optimizer; else the framework's", above=0)
+    momentum: float | None = option(TRAINING, "of the optimizer", least=0, below=1)
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
-        TRAINING, Kind.PAIRS, "what else the optimizer takes", metavar="NAME=VALUE"
+        TRAINING, "what else the optimizer takes", default=dict
     )
-    seed: int = option(
-        TRAINING,
-        _WHOLE,
-        "of first weights and orders of samples",
-        metavar="N",
-        default=0,
-        least=0,
-        below=2**32,
-    )
+    seed: int = option(TRAINING, "of first weights and orders of samples", default=0, least=0, below=2**32)
     early_stopping: int | None = option(
-        TRAINING, _WHOLE, "stop after so many epochs without a better metric", metavar="EPOCHS", least=1
+        TRAINING, "stop after so many epochs without a better metric", "EPOCHS", least=1
     )
-    early_stopping_metric: str | None = option(
-        TRAINING, _WORD, "that metric (val_loss, or loss without --val)", metavar="NAME"
-    )
+    early_stopping_metric: str | None = option(TRAINING, "that metric (val_loss, or loss without --val)")
     target_metric: str | None = option(
-        TRAINING, _WORD, "stop when it is reached, e.g. 'val_accuracy > 0.9'", metavar="CONDITION"
+        TRAINING, "stop when it is reached, e.g. 'val_accuracy > 0.9'", "CONDITION"
     )
 
-    mode: str = option(
-        *(ALGORITHM, _WORD, "how workers and centre exchange"),
-        metavar="NAME",
-        default="downpour",
-        choices=tuple(MODES),
-    )
-    algorithm: dict[str, Any] = field(default_factory=dict)
+    mode: str = option(GROUP, "how workers and centre exchange", default="downpour", choices=tuple(MODES))
+    algorithm: dict[str, Any] = field(default_factory=dict, metadata={"options": MODE_OPTIONS})
 
-    servers: int = option(
-        RANKS,
-        _WHOLE,
-        "how many of the ranks share the serving of the centre",
-        metavar="N",
-        default=1,
-        least=1,
-    )
-    max_gpus: int | None = option(
-        RANKS, _WHOLE, "use at most so many GPUs of each host; 0: none", metavar="N", least=0
-    )
+    servers: int = option(RANKS, "how many of the ranks share the serving of the centre", default=1, least=1)
+    max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     stall_timeout: int | None = option(
-        RANKS, _WHOLE, "give up a worker that is silent so long; else it is only named", metavar="S", least=1
+        RANKS, "give up a worker that is silent so long; else it is only named", "S", least=1
     )
 
-    run: str | None = option(
-        *(OUTPUT, _WORD, "a new folder for the result; else runs/MODEL-1, -2, ..."), metavar="FOLDER"
-    )
+    run: str | None = option(OUTPUT, "a new folder for the result; else runs/MODEL-1, -2, ...", "FOLDER")
     checkpoint: int | None = option(
-        *(OUTPUT, _WHOLE, "save all ranks every N epochs (1); the same command goes on. FOLDER: as --run"),
-        metavar="N|FOLDER",
+        OUTPUT,
+        "save all ranks every N epochs (1); the same command goes on. FOLDER: as --run",
+        "N|FOLDER",
         bare="1",
         least=1,
     )
-    monitor: bool = option(
-        OUTPUT, _FLAG, "a line per epoch and rank: speed, memory, staleness", default=False
-    )
-    timeline: bool = option(OUTPUT, _FLAG, "a trace of each rank for ui.perfetto.dev", default=False)
-    log_level: str = option(
-        *(OUTPUT, _WORD, "what is told while it trains"),
-        metavar="NAME",
-        default="warning",
-        choices=("debug", "info", "warning", "error"),
+    monitor: bool = option(OUTPUT, "a line per epoch and rank: speed, memory, staleness", default=False)
+    timeline: bool = option(OUTPUT, "a trace of each rank for ui.perfetto.dev", default=False)
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        OUTPUT, "what is told while it trains", default="warning"
     )
 
     def __post_init__(self) -> None:
@@ -205,15 +121,16 @@ class Settings:
         return algorithm_of(self.mode, self.algorithm)
 
     @property
-    def target(self) -> Target | None:
-        """The target metric, read."""
+    def target(self) -> tuple[str, Target] | None:
+        """The name of the target metric, and what says that it is good enough."""
         if self.target_metric is None:
             return None
         found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\w]+)\s*", self.target_metric)
-        wanted = Option(name="target_metric", group="", kind=Kind.REAL, help="")
+        wanted = Option(name="target_metric", group="", kind=OptionKind.REAL, help="")
         if found is None:
             Given(self.target_metric).refuse(wanted, "must be like 'val_accuracy > 0.9' or 'val_loss < 0.1'")
-        return Target(found[1], found[2] == ">", Given(found[3]).read(wanted))
+        side = {">": "above", "<": "below"}[found[2]]
+        return found[1], Target(**{side: Given(found[3]).read(wanted)})
 
     @property
     def part(self) -> tuple[int, int] | None:
@@ -225,66 +142,39 @@ class Settings:
             Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
         return int(found[1]) - 1, int(found[2])
 
-    def _contradictions(self) -> list[str]:
-        found = [
-            (not self.model, "--model is missing: name a Keras JSON, a .keras file or a Python file"),
-            (not self.loss, "--loss is missing: name one, e.g. --loss categorical_crossentropy"),
-            (
-                self.copy_command is not None and self.cache is None,
-                "--copy-command says how to copy, but not where to; add --cache FOLDER",
-            ),
-            (
-                self.early_stopping_metric is not None and self.early_stopping is None,
-                "--early-stopping-metric says by what to stop, but not when; add --early-stopping EPOCHS",
-            ),
-            (
-                self.checkpoint is not None and self.run is None,
-                "--checkpoint needs --run FOLDER, where the same command finds what it has saved",
-            ),
-            (
-                self.fold is not None and bool(self.val),
-                "--fold takes what validates from the samples of --train; leave --val out, or --fold",
-            ),
-            (
-                self.fold is None and bool(self.fold_labels or self.fold_groups),
-                f"--fold-{'labels' if self.fold_labels else 'groups'} is for parts; add --fold, e.g. 1/5",
-            ),
-            (
-                self.mode == "gem" and self.optimizer.lower() != "sgd",
-                f"--mode gem follows a momentum SGD, no {self.optimizer}; use --optimizer sgd --momentum 0.9",
-            ),
-            (
-                self.mode == "eamsgd"
-                and (self.optimizer.lower() != "sgd" or self.optimizer_option.get("nesterov") is not True),
-                f"--mode eamsgd follows an SGD with Nesterov momentum; use {_NESTEROV}",
-            ),
-            (
-                {"alpha", "beta"} <= self.algorithm.keys(),
-                "--alpha takes the place of --beta (alpha = beta / workers); give one of the two",
-            ),
-        ]
-        return [problem for wrong, problem in found if wrong]
-
-
-def _options() -> dict[str, Option]:
-    found: dict[str, Option] = {}
-    for one in fields(Settings):
-        if one.name == "algorithm":
-            found |= mode_options()
-        else:
-            default = None if one.default in (MISSING, ()) else one.default
-            found[one.name] = Option(name=one.name, default=default, **one.metadata)
-    return found
+    def _contradictions(self) -> Iterator[str]:
+        if not self.model:
+            yield "--model is missing: name a Keras JSON, a .keras file or a Python file"
+        if not self.loss:
+            yield "--loss is missing: name one, e.g. --loss categorical_crossentropy"
+        if self.copy_command is not None and self.cache is None:
+            yield "--copy-command says how to copy, but not where to; add --cache FOLDER"
+        if self.early_stopping_metric is not None and self.early_stopping is None:
+            yield "--early-stopping-metric says by what to stop, but not when; add --early-stopping EPOCHS"
+        if self.checkpoint is not None and self.run is None:
+            yield "--checkpoint needs --run FOLDER, where the same command finds what it has saved"
+        if self.fold is not None and self.val:
+            yield "--fold takes what validates from the samples of --train; leave --val out, or --fold"
+        if self.fold is None and (self.fold_labels or self.fold_groups):
+            by = "labels" if self.fold_labels else "groups"
+            yield f"--fold-{by} is for parts; add --fold, e.g. 1/5"
+        sgd = self.optimizer.lower() == "sgd"
+        if self.mode == "gem" and not sgd:
+            yield f"--mode gem follows a momentum SGD, no {self.optimizer}; use {_MOMENTUM}"
+        if self.mode == "eamsgd" and not (sgd and self.optimizer_option.get("nesterov") is True):
+            yield f"--mode eamsgd follows an SGD with Nesterov momentum; use {_NESTEROV}"
+        if {"alpha", "beta"} <= self.algorithm.keys():
+            yield "--alpha takes the place of --beta (alpha = beta / workers); give one of the two"
 
 
 #: All options by name, in the order of the help.
-OPTIONS: Mapping[str, Option] = _options()
+OPTIONS: Mapping[str, Option] = options_of(Settings)
 _FIXED = frozenset({"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric"})
 #: The names of those that a search may choose.
 SEARCHABLE: Sequence[str] = [
     name
     for name, one in OPTIONS.items()
-    if (one.group in (TRAINING, ALGORITHM) or name in ("batch", "shuffle", "servers")) and name not in _FIXED
+    if (one.group in (TRAINING, GROUP) or name in ("batch", "shuffle", "servers")) and name not in _FIXED
 ]
 
 
@@ -302,7 +192,7 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
             )
         values[name] = one.read(OPTIONS[name])
     mode = values.get("mode", OPTIONS["mode"].default)
-    algorithm = {name: values.pop(name) for name in mode_options() if name in values}
+    algorithm = {name: values.pop(name) for name in MODE_OPTIONS if name in values}
     for name in algorithm:
         if name not in MODES[mode].options:
             having = ", ".join(other for other, facts in MODES.items() if name in facts.options)

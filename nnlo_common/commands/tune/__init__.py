@@ -1,12 +1,15 @@
 """The `nnlo tune` command: `nnlo train` over blocks of ranks, again and again, with other options each time.
 
-    _request    what the command line asks for     _parser   its flags     _wording  flags for arguments
-    _space      what is searched                   _reading  how that is written down
-    _layout     the ranks                          _folder   the search's folder
-    _figure     what makes one trial better than another
-    _run        the order of it all                _trainings  one trial: `nnlo train` in a block
-    _table      what is told meanwhile             _watch    who looks after the trials meanwhile
-    _outcome    what is written down at the end    _page, _pictures, _drawing   the page that shows it
+    _request         the options of a search        _search_space   what is searched
+    _space_reader    how that is written down       _default_trial  the first trial
+    _block_layout    the ranks                      _search_folder  the search's folder
+    _figure_of_merit what makes one trial better than another
+    _tune_command    the order of it all            _optuna_study   the search itself
+    _trial_training  one trial: `nnlo train` in a block
+    _trial_watch     looks after running trials     _trial_table    what is told of them
+    _search_facts    a search and its trials as plain values
+    _search_result   what is written down at the end
+    _report_page     the page that shows it         _charts, _svg   its drawings
 
-What a training is, and all its options, is the business of `_train`; who trains when is that of `tune`.
+What a training is, and all its options, is the business of `train`; who trains when is that of `search`.
 """

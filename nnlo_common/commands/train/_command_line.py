@@ -1,0 +1,141 @@
+"""The command line of `nnlo train`: flags made of the options, and what they say together with a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
+from nnlo_common.commands.train._option_files import read_config
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+
+__all__ = ["Parser", "add_flags", "given_by", "layout", "read"]
+
+CONFIG = Option(
+    name="config", group="", kind=OptionKind.WORD, help="a file of options, .toml or .yaml", metavar="FILE"
+)
+_METAVARS = {OptionKind.WHOLE: "N", OptionKind.REAL: "X", OptionKind.PAIRS: "NAME=VALUE"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses by an exception, so that one rank can speak for all; its help is printed by one rank, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse what the user has written."""
+        raise ConfigurationError(f"{message}; {self.prog} --help says what there is")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        launch = find_launch(os.environ)
+        if launch is None or not launch.rank:
+            super()._print_message(message, file)
+
+
+def layout(prog: str) -> argparse.HelpFormatter:
+    """Return the layout of a help: lines of one width, whatever the terminal's, with room for the flags."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=96)
+
+
+def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the flags of options, in their groups, and that of a file of options."""
+    _add(parser, CONFIG)
+    groups: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        _add(groups[option.group], option)
+
+
+def _add(to: Any, option: Option) -> None:
+    """Add a flag, which keeps what it is given as it is: options are read in one place."""
+    text = option.help.strip().replace("%", "%%")
+    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _told_default(option)}
+    if option.kind is OptionKind.FLAG:
+        to.add_argument(option.flag, action=argparse.BooleanOptionalAction, **facts)
+        return
+    facts["metavar"] = option.metavar or _METAVARS.get(option.kind, "NAME")
+    if option.kind is OptionKind.PAIRS:
+        facts |= {"nargs": "+", "action": "extend"}
+    elif option.kind is OptionKind.WORDS:
+        facts["nargs"] = "+"
+    elif option.bare is not None:
+        facts |= {"nargs": "?", "const": option.bare}
+    to.add_argument(option.flag, **facts)
+
+
+def _told_default(option: Option) -> str:
+    told = f": {', '.join(option.choices)}" if len(option.choices) > 2 else ""
+    if option.default is None or option.default is False:
+        return told
+    return f"{told} ({'yes' if option.default is True else option.default})"
+
+
+def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
+    """Return the settings of a command line.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+
+    Raises:
+        ConfigurationError: something is unknown, impossible, or contradicts something else.
+    """
+    return settings_of(given_by(flags, unknown, OPTIONS, "train"))
+
+
+def given_by(
+    flags: Mapping[str, Any], unknown: Sequence[str], options: Mapping[str, Option], command: str
+) -> dict[str, Given]:
+    """Return what a command line and its file of options give, by name; a flag counts more than the file.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+        options: those that there are.
+        command: whose they are.
+    """
+    if unknown:
+        _refuse(unknown, options, command)
+    given = {name: Given(value) for name, value in flags.items()}
+    config = given.pop("config", None)
+    if config is None:
+        return _with_folder(given)
+    by_file = read_config(config.read(CONFIG))
+    for name in given.keys() & by_file.keys():
+        if name in options and options[name].kind is OptionKind.PAIRS:
+            table = by_file[name].read(options[name]) | given[name].read(options[name])
+            given[name] = Given(table)
+    return _with_folder(by_file | given)
+
+
+def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
+    """Read `--checkpoint FOLDER` as what it is short for: `--run FOLDER --checkpoint 1`."""
+    folder = given.get("checkpoint")
+    if folder is None or "run" in given or not isinstance(folder.value, str) or _is_number(folder.value):
+        return given
+    return given | {"run": folder, "checkpoint": Given("1", folder.place)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
+    """Refuse words that are no options, and name the nearest that is one."""
+    word = unknown[0].partition("=")[0]
+    if not word.startswith("-"):
+        raise ConfigurationError(
+            f"{word!r} belongs to no option; nnlo {command} --help says what there is (a pattern of files is "
+            "to be given as one word, in quotes, or behind --train)"
+        )
+    flags = ["--config", *(option.flag for option in options.values())]
+    raise ConfigurationError(
+        f"there is no option {word}{nearest(word, flags)} (nnlo {command} --help has them all)"
+    )

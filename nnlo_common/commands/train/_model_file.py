@@ -1,0 +1,237 @@
+"""Model files: recognise one without loading it, then load it with the framework that can."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.commands.train._pickled import unpickled
+from nnlo_common.commands.train._python_file import (
+    asked,
+    check_source,
+    frameworks_in,
+    import_file,
+    made_model,
+)
+from nnlo_common.commands.train._settings import Settings
+
+__all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
+
+_LARGEST_JSON = 100_000_000
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+_MADE = "make it with model.to_json() or model.save('model.keras')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model, and what came with it.
+
+    Attributes:
+        model: a Keras model or a torch module.
+        framework: "keras" or "torch".
+        name: for the folder of the run.
+        path: of the file.
+        module: the Python file, if it was one.
+    """
+
+    model: Any
+    framework: str
+    name: str
+    path: Path
+    module: ModuleType | None = None
+
+
+def check_model(settings: Settings) -> Path:
+    """Refuse a model file that cannot be one, as far as can be told without a framework; return its path."""
+    path = Path(settings.model).expanduser().resolve()
+    _check_readable(path)
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        check_source(path)
+        return path
+    if settings.model_params:
+        raise ConfigurationError(
+            f"--model-params are arguments for get_model() of a Python file, but --model {path} is none"
+        )
+    if suffix == ".json":
+        _check_layers(path, path.read_bytes(), settings.allow_pickle)
+    elif suffix == ".keras":
+        _check_layers(path, _config_in(path), settings.allow_pickle)
+    elif suffix in _PICKLES:
+        if not settings.allow_pickle:
+            raise ConfigurationError(
+                f"--model {path} is a pickle, which can run any code when it is loaded; give a Python file "
+                "with get_model(), or add --allow-pickle if you trust it"
+            )
+    else:
+        raise ConfigurationError(
+            f"--model {path} ends in {suffix or 'nothing'}; it has to be .json, .keras or .py, or, with "
+            f"--allow-pickle, {', '.join(_PICKLES)}"
+        )
+    return path
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            if file.read(1):
+                return
+        problem = "it is empty"
+    except IsADirectoryError:
+        problem = "it is a folder"
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    raise ConfigurationError(f"--model {path} cannot be read ({problem}); name the file of a model")
+
+
+def _config_in(path: Path) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo("config.json").file_size > _LARGEST_JSON:
+                raise ConfigurationError(f"--model {path} has a config.json that is no model's; {_MADE}")
+            damaged = archive.testzip()
+            if damaged is None:
+                return archive.read("config.json")
+            problem = f"{damaged} in it is damaged"
+    except KeyError:
+        problem = "there is no config.json in it"
+    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
+        problem = str(error)
+    raise ConfigurationError(f"--model {path} is no whole .keras file ({problem}); {_MADE}")
+
+
+def _check_layers(path: Path, text: bytes, allow: bool) -> None:
+    """Refuse what is no description of a model, or has in it what would run code from the file."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ConfigurationError(f"--model {path} is nested too deeply to be a model; {_MADE}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"--model {path} is no JSON ({error}); {_MADE}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("config"), dict) or "class_name" not in found:
+        raise ConfigurationError(
+            f"--model {path} is JSON, but describes no Keras model: it has no class_name and config; {_MADE}"
+        )
+    for one in _described(found):
+        name, module = one.get("class_name"), one.get("module")
+        told = one.get("config")
+        own = told.get("name") if isinstance(told, dict) else None
+        if name in ("Lambda", "__lambda__") and not allow:
+            raise ConfigurationError(
+                f"--model {path}: {f'the layer {own!r}' if own else 'a part of it'} is a Lambda, code that "
+                "would be run from the file; write a layer of its own class in a Python file with "
+                "get_model(), or add --allow-pickle if you trust it"
+            )
+        if isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
+            raise ConfigurationError(
+                f"--model {path} has a {name!r} of {module}, which Keras does not have; give a Python file "
+                "whose get_model() imports it"
+            )
+
+
+def _described(found: Any) -> Iterator[dict[str, Any]]:
+    """Everything in a description that is an object of a class."""
+    waiting = [found]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if "class_name" in one:
+                yield one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def load_model(settings: Settings, path: Path) -> Loaded:
+    """Load the model, seeded; by whatever framework it is of."""
+    module, suffix = None, path.suffix.lower()
+    if suffix == ".py":
+        for framework in frameworks_in(path):
+            plug_in(framework).seed(settings.seed)
+        module = import_file(path)
+        model = made_model(module, path, settings.model_params)
+    elif suffix in (".pkl", ".pickle"):
+        model = unpickled(path)
+    else:
+        framework = "torch" if suffix in _PICKLES else "keras"
+        plug_in(framework).seed(settings.seed)
+        model = plug_in(framework).load(path, settings.allow_pickle)
+    framework = _framework(model, path, "get_model() has returned" if module else "it holds")
+    # For what the training draws; of a pickle nothing was drawn.
+    plug_in(framework).seed(settings.seed)
+    name = asked(module, path, "get_name") or path.stem
+    if not isinstance(name, str):
+        raise ConfigurationError(f"--model {path}: get_name() has returned {name!r}; return a text")
+    return Loaded(
+        model=model,
+        framework=framework,
+        name=re.sub(r"[^\w-]+", "_", name)[:60] or "model",
+        path=path,
+        module=module,
+    )
+
+
+def _framework(model: Any, path: Path, said: str) -> str:
+    """Return of which framework a model is; a Keras model on torch is a torch module, too."""
+    bases = [f"{one.__module__}.{one.__qualname__}" for one in type(model).__mro__]
+    if any(re.fullmatch(r"keras\..*\.Model", base) for base in bases):
+        return "keras"
+    if "torch.nn.modules.module.Module" in bases:
+        return "torch"
+    raise ConfigurationError(
+        f"--model {path}: {said} {f'{model!r:.80}' if model is not None else 'None'}, of the type "
+        f"{type(model).__name__}, and neither a keras.Model nor a torch.nn.Module; return the model itself"
+    )
+
+
+def plug_in(framework: str) -> Any:
+    """Return the half of the driver that knows a framework.
+
+    Raises:
+        ConfigurationError: the framework cannot be loaded.
+        MissingExtraError: it is not installed.
+    """
+    name = f"nnlo_{framework}._train"
+    if name in sys.modules:
+        return sys.modules[name]
+    if importlib.util.find_spec(framework) is None:
+        raise MissingExtraError("this model", framework, framework)
+    if framework == "keras":
+        choose_back_end(os.environ)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        hint = "; choose another back end by KERAS_BACKEND=torch, tensorflow or jax" * (framework == "keras")
+        raise ConfigurationError(f"{framework} cannot be loaded ({error}){hint}") from None
+
+
+def choose_back_end(env: MutableMapping[str, str]) -> None:
+    """Let Keras have a back end that is installed, where nobody has chosen one and TensorFlow is not there.
+
+    Args:
+        env: the variables of the process.
+    """
+    if "KERAS_BACKEND" in env or "keras" in sys.modules or importlib.util.find_spec("tensorflow") is not None:
+        return
+    file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
+    try:
+        # Keras writes this file itself, with its default, when it is first imported.
+        if json.loads(file.read_text("utf-8")).get("backend", "tensorflow") != "tensorflow":
+            return
+    except (OSError, ValueError, AttributeError):
+        pass
+    for name in ("torch", "jax"):
+        if importlib.util.find_spec(name) is not None:
+            env["KERAS_BACKEND"] = name
+            return

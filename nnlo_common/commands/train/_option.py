@@ -1,0 +1,291 @@
+"""Option: a name, a kind and a range; its value is read alike from a command line and from a file."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import math
+import reprlib
+import shlex
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType
+from typing import Any, Literal, NoReturn
+
+from nnlo_common.base._errors import ConfigurationError
+
+__all__ = ["Given", "Option", "OptionKind", "kind_of", "nearest", "option", "options_of"]
+
+_SHOWN = reprlib.Repr()  # whatever is given, it is told in one line
+_SHOWN.maxstring = _SHOWN.maxother = 60
+_SHOWN.maxdict = _SHOWN.maxlist = 3
+_LARGEST = 2**63 - 1  # what TOML can hold
+
+
+class OptionKind(enum.Enum):
+    """What the value of an option may be; the values are for people."""
+
+    WORD = "a text"
+    WORDS = "a text or a list of texts"
+    COMMAND = "a list of texts, or a line as a shell would split it"
+    WHOLE = "a whole number"
+    REAL = "a finite number"
+    FLAG = "true or false"
+    PAIRS = "a table of names and values, name=value on the command line"
+
+
+_KINDS = {
+    str: OptionKind.WORD,
+    tuple: OptionKind.WORDS,
+    int: OptionKind.WHOLE,
+    float: OptionKind.REAL,
+    bool: OptionKind.FLAG,
+    dict: OptionKind.PAIRS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of `nnlo train`.
+
+    Attributes:
+        name: in a file; on the command line it is `flag`.
+        group: the heading under which it is explained.
+        kind: what its value may be.
+        help: what it does.
+        metavar: what stands for the value in the help.
+        default: its value if it is not given; None where there is none.
+        bare: what its flag means without a value; None if it needs one.
+        least: the smallest number that will do.
+        above: the number that it has to be above.
+        below: the number that it has to be below.
+        choices: the texts that will do; none: any.
+    """
+
+    name: str
+    group: str
+    kind: OptionKind
+    help: str
+    metavar: str = ""
+    default: Any = None
+    bare: str | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """How it is called on the command line.
+
+        Example:
+            >>> Option(name="learning_rate", group="", kind=OptionKind.REAL, help="").flag
+            '--learning-rate'
+        """
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def expected(self) -> str:
+        """Its kind, with the range of a number."""
+        bounds = {"at least": self.least, "above": self.above, "below": self.below}
+        told = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        return f"{self.kind.value} {told}".strip()
+
+    def holds(self, number: float) -> bool:
+        """Whether a number is in the range."""
+        low = (self.least is None or number >= self.least) and (self.above is None or number > self.above)
+        return low and number <= _LARGEST and (self.below is None or number < self.below)
+
+
+def option(group: str, help: str, metavar: str = "", default: Any = None, **facts: Any) -> Any:  # noqa: A002
+    """Return the field of a dataclass that is an option; the field's type says of which kind."""
+    metadata = {"group": group, "help": help, "metavar": metavar, **facts}
+    return (
+        field(default_factory=dict, metadata=metadata)
+        if default is dict
+        else field(default=default, metadata=metadata)
+    )
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Return the options that the fields of a dataclass are or, by their metadata, stand for; by name.
+
+    Example:
+        >>> @dataclass
+        ... class Few:
+        ...     epochs: int = option("Training", "how often", default=1, least=1)
+        >>> options_of(Few)["epochs"].expected
+        'a whole number at least 1'
+    """
+    hints, found = typing.get_type_hints(settings), dict[str, Option]()
+    for one in fields(settings):
+        default = None if one.default in (MISSING, ()) else one.default
+        facts = {"name": one.name, "default": default, **kind_of(hints[one.name]), **one.metadata}
+        found |= one.metadata.get("options") or {one.name: Option(**facts)}
+    return found
+
+
+def kind_of(annotation: Any) -> dict[str, Any]:
+    """Return the kind of values of a type, and the choices where it is a `Literal`, or has None besides.
+
+    Example:
+        >>> kind_of(float | None)
+        {'kind': <OptionKind.REAL: 'a finite number'>}
+    """
+    if NoneType in typing.get_args(annotation):
+        (annotation,) = (one for one in typing.get_args(annotation) if one is not NoneType)
+    origin = typing.get_origin(annotation) or annotation
+    if origin is Literal:
+        return {"kind": OptionKind.WORD, "choices": typing.get_args(annotation)}
+    return {"kind": _KINDS[origin]}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody has given to an option.
+
+    Attributes:
+        value: as it was given.
+        place: by what: the command line, or a file.
+    """
+
+    value: Any
+    place: str = "the command line"
+
+    def read(self, option: Option) -> Any:
+        """Return the value as what the option is.
+
+        Raises:
+            ConfigurationError: it is none.
+
+        Example:
+            >>> Given("1e-3").read(Option(name="rate", group="", kind=OptionKind.REAL, help=""))
+            0.001
+        """
+        value = _READERS[option.kind](self, option)
+        if option.choices and value not in option.choices:
+            meant = nearest(value, option.choices)
+            self.refuse(option, f"must be one of {', '.join(option.choices)}{meant}")
+        return value
+
+    def refuse(self, option: Option, expected: str) -> NoReturn:
+        """Say what is expected in its place."""
+        shown = _SHOWN.repr(self.value)
+        asked = f"{option.flag} {shown}" if self.by_hand else f"{self.place}: {option.name} = {shown}"
+        raise ConfigurationError(f"{asked} is not possible: it {expected}")
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether it was given on the command line."""
+        return self.place == Given.__dataclass_fields__["place"].default
+
+    def _word(self, option: Option) -> str:
+        if not isinstance(self.value, str) or not self.value.strip():
+            self.refuse(option, f"must be {OptionKind.WORD.value} that is not empty")
+        return self.value
+
+    def _words(self, option: Option) -> tuple[str, ...]:
+        words = [self.value] if isinstance(self.value, str) else self.value
+        if not isinstance(words, list | tuple) or not words or not all(map(_is_text, words)):
+            self.refuse(option, f"must be {OptionKind.WORDS.value} that are not empty")
+        return tuple(words)
+
+    def _command(self, option: Option) -> tuple[str, ...]:
+        if not isinstance(self.value, str):
+            return self._words(option)
+        try:
+            return Given(shlex.split(self.value), self.place)._words(option)
+        except ValueError as error:
+            self.refuse(option, f"cannot be split into arguments ({error}); mend its quotes")
+
+    def _number(self, option: Option) -> float:
+        # YAML has texts where people mean numbers, e.g. 1e-3; a command line has nothing else.
+        whole = option.kind is OptionKind.WHOLE
+        fits = isinstance(self.value, str | int if whole else str | int | float)
+        try:
+            number: float = (int if whole else float)(self.value) if fits else math.nan
+            fits = not isinstance(self.value, bool) and math.isfinite(number) and option.holds(number)
+        except (ValueError, OverflowError):
+            fits = False
+        if not fits:
+            self.refuse(option, f"must be {option.expected}")
+        return number
+
+    def _flag(self, option: Option) -> bool:
+        if not isinstance(self.value, bool):
+            self.refuse(option, f"must be {OptionKind.FLAG.value}")
+        return self.value
+
+    def _pairs(self, option: Option) -> dict[str, Any]:
+        pairs = dict(self._split(option)) if isinstance(self.value, list) else self.value
+        if not isinstance(pairs, Mapping) or not all(_is_name(name) for name in pairs):
+            self.refuse(option, f"must be {OptionKind.PAIRS.value}")
+        for name, value in pairs.items():
+            if not _is_plain(value):
+                self.refuse(option, f"has {name!r}, whose value must be a number, a text, or a list of these")
+        return dict(pairs)
+
+    def _split(self, option: Option) -> Iterable[tuple[str, Any]]:
+        """The pairs of a command line, where each is `name=value`."""
+        names = set()
+        for pair in self.value:
+            name, equals, text = pair.partition("=") if isinstance(pair, str) else ("", "", "")
+            if not equals or not name.isidentifier():
+                self.refuse(option, "must be pairs like depth=3")
+            if name in names:
+                self.refuse(option, f"has {name!r} twice; give it once")
+            names.add(name)
+            yield name, _literal(text)
+
+
+_READERS: Mapping[OptionKind, Callable[[Given, Option], Any]] = {
+    OptionKind.WORD: Given._word,
+    OptionKind.WORDS: Given._words,
+    OptionKind.COMMAND: Given._command,
+    OptionKind.WHOLE: Given._number,
+    OptionKind.REAL: Given._number,
+    OptionKind.FLAG: Given._flag,
+    OptionKind.PAIRS: Given._pairs,
+}
+
+
+def nearest(asked: object, known: Iterable[str]) -> str:
+    """Return a question that names the nearest right word, if there is one.
+
+    Example:
+        >>> nearest("easdg", ["easgd", "gem"])
+        "; did you mean 'easgd'?"
+    """
+    lowered: dict[str, str] = {}
+    for word in known:
+        lowered.setdefault(word.lower(), word)
+    word = str(asked).lower()
+    # Two letters that have changed places are what people mistype most.
+    near = [one for one in lowered if one != word and sorted(one) == sorted(word)]
+    near = near or difflib.get_close_matches(word, lowered, 1)
+    return f"; did you mean {lowered[near[0]]!r}?" if near else ""
+
+
+def _literal(text: str) -> Any:
+    """What a text means in TOML, if it means a number, a truth or a list; else the text."""
+    try:
+        value = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return value["value"] if set(value) == {"value"} and _is_plain(value["value"]) else text
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,146 @@
+"""Files of options, TOML and YAML: read with suspicion, and TOML written so that it reads the same."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.commands.train._option import Given, Option
+
+__all__ = ["as_toml", "parsed_toml", "read_config"]
+
+_LARGEST = 1_000_000
+
+
+def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
+    """Return what a file gives to options, by their names.
+
+    Args:
+        path: of the file.
+        flag: by what it was named.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not what its name says.
+        MissingExtraError: it is YAML, and PyYAML is not installed.
+    """
+    path = Path(path).expanduser()
+    asked = f"{flag} {path}"
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise ConfigurationError(f"{asked} is neither .toml nor .yaml; name a file that ends so")
+    text = _text(path, asked)
+    found = parsed_toml(text, asked) if path.suffix == ".toml" else _yaml(text, asked)
+    if found in (None, {}):
+        raise ConfigurationError(f"{asked} is empty; write options into it, such as epochs")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(
+            f"{asked} has no names of options in it, but {type(found).__name__} data; write e.g. "
+            f"{'epochs = 5' if path.suffix == '.toml' else 'epochs: 5'}, one in each line"
+        )
+    given: dict[str, Given] = {}
+    for name, value in found.items():
+        plain = name.replace("-", "_")
+        if plain in given:
+            raise ConfigurationError(f"{asked} has {plain!r} twice; give it once")
+        given[plain] = Given(value, asked)
+    return given
+
+
+def _text(path: Path, asked: str) -> str:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigurationError(
+                f"{asked} has more than {_LARGEST} bytes; it cannot be a list of options"
+            )
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{asked} cannot be read ({error.strerror}); name a file of options"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{asked} is no UTF-8 text; name a file of options") from None
+
+
+def parsed_toml(text: str, asked: str) -> dict[str, Any]:
+    """Return what TOML says.
+
+    Args:
+        text: the TOML.
+        asked: how it was named.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{asked} is no TOML: {error}; mend it there") from None
+    except RecursionError:
+        raise ConfigurationError(f"{asked} is nested too deeply; options are plain values") from None
+
+
+def _yaml(text: str, asked: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtraError(f"{asked}, a YAML file,", "PyYAML", "yaml") from None
+
+    try:
+        return yaml.load(text, Loader=_strict(yaml))
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        said = problem or str(error).splitlines()[0]
+        hint = " (YAML takes no tabs)" if "'\\t'" in said else ""
+        raise ConfigurationError(
+            f"{asked}{where} is no YAML of options: {said}{hint}; mend it there"
+        ) from None
+    except (RecursionError, ValueError) as error:  # such as a date that is none
+        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(f"{asked} is no YAML of options: {said}; mend it there") from None
+
+
+def _strict(yaml: Any) -> Any:
+    """The safe loader, which makes nothing but plain data, without what no list of options needs."""
+
+    class Strict(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
+        """Takes no aliases and no name twice."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.MarkedYAMLError(
+                    problem="aliases are not taken; write the value", problem_mark=mark
+                )
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = [key.value for key, _ in node.value]
+            for number, (key, _) in enumerate(node.value):
+                if key.value in names[:number]:
+                    problem = f"{key.value!r} is there twice; give it once"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return Strict
+
+
+def as_toml(values: Mapping[str, Any], options: Mapping[str, Option]) -> str:
+    """Return TOML that reads as these values, those of options under the headings of these.
+
+    Args:
+        values: by name; None and what is empty is left out.
+        options: what they are.
+    """
+    import tomli_w
+
+    plain = {name: value for name, value in values.items() if value not in (None, (), {})}
+    tables = {name: plain.pop(name) for name, value in values.items() if isinstance(value, Mapping) and value}
+    parts = []
+    for group in dict.fromkeys(option.group for option in options.values()):
+        own = {name: plain[name] for name, one in options.items() if one.group == group and name in plain}
+        if own:
+            parts.append(f"# {group}\n{tomli_w.dumps(own)}")
+    return "\n".join([*parts, tomli_w.dumps(tables)])

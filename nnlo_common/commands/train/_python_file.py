@@ -1,0 +1,145 @@
+"""A Python file with a model: run as suspiciously as one can run what is trusted to make the model."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._job import brief
+from nnlo_common.commands.train._option import nearest
+
+__all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model", "running"]
+
+_NAME = "nnlo_train_model"
+_FRAMEWORKS = ("keras", "torch")
+
+
+def check_source(path: Path) -> None:
+    """Refuse, without running it, a file that is no Python or has no get_model."""
+    tree = _parsed(path)
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    bound = {
+        name
+        for node in ast.walk(tree)
+        for name in ([node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else [])
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name for alias in node.names}
+    if not {"get_model", "*"} & (names | bound):
+        raise ConfigurationError(
+            f"--model {path} has no get_model{nearest('get_model', names)}; write a function get_model() "
+            "that returns the model"
+        )
+
+
+def frameworks_in(path: Path) -> list[str]:
+    """Return which frameworks a file imports anywhere in it, so that they can be seeded before it runs."""
+    found = set()
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return [name for name in _FRAMEWORKS if name in found]
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise ConfigurationError(f"--model {path}, line {error.lineno}: {error.msg}; mend the file") from None
+    except ValueError as error:
+        raise ConfigurationError(f"--model {path} is no Python ({error}); name a Python file") from None
+
+
+def import_file(path: Path) -> ModuleType:
+    """Run a Python file as a module, with its own folder on the path as for a script."""
+    if sys.path[:1] != [str(path.parent)]:  # a search runs it again and again
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(_NAME, path)
+    assert spec is not None  # the file ends in .py
+    assert spec.loader is not None
+    module = sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+    with running(path, "while it was imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def made_model(module: ModuleType, path: Path, params: Mapping[str, Any]) -> Any:
+    """Return what get_model makes of the parameters."""
+    make = getattr(module, "get_model", None)
+    if not callable(make):
+        raise ConfigurationError(
+            f"--model {path}: get_model is {make!r}, which cannot be called; write a function get_model() "
+            "that returns the model"
+        )
+    _check_params(make, path, params)
+    with running(path, "by get_model()"):
+        return make(**params)
+
+
+def asked(module: ModuleType | None, path: Path, name: str) -> Any:
+    """Return what one of the other functions of a file says; None if there is none."""
+    function: Callable[[], Any] | None = getattr(module, name, None)
+    if function is None:
+        return None
+    with running(path, f"by {name}()"):
+        return function()
+
+
+def _check_params(make: Callable[..., Any], path: Path, params: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # one that is written in C
+        return
+    try:
+        signature.bind(**params)
+    except TypeError as error:
+        names = list(signature.parameters)
+        unknown = [name for name in params if name not in names]
+        meant = nearest(unknown[0], names) if unknown else ""
+        raise ConfigurationError(
+            f"--model {path}: get_model{signature} does not go with --model-params "
+            f"{' '.join(f'{name}={value}' for name, value in params.items()) or '(none)'}: {error}{meant}"
+        ) from None
+
+
+@contextmanager
+def running(path: Path, when: str) -> Iterator[None]:
+    """Run something of a user's file: nothing to read from, and what it raises is told with its line."""
+    standard_input = sys.stdin
+    with open(os.devnull) as nothing:  # noqa: PTH123 - as a stream
+        sys.stdin = nothing
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise ConfigurationError(_told(path, when, error)) from None
+        finally:
+            sys.stdin = standard_input
+
+
+def _told(path: Path, when: str, error: BaseException) -> str:
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    where = f"--model {path}" + (f", line {lines[-1]}" if lines else "")
+    if isinstance(error, SystemExit):
+        return (
+            f"{where}: sys.exit({error.code!r}) was called {when}; let it return, or raise an error that "
+            "says why"
+        )
+    if isinstance(error, EOFError):
+        return f"{where}: it reads from the terminal {when}, which no rank has; pass --model-params instead"
+    kind = type(error).__name__
+    return f"{where}: {kind} was raised {when}: {brief(str(error)) or 'without a word'}\nMend the file there"

@@ -1,0 +1,240 @@
+"""Plan of a training for the half of the driver that knows a framework: all that is known without one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._fold_samples import parts
+from nnlo_common.commands.train._job import brief
+from nnlo_common.commands.train._model_file import Loaded
+from nnlo_common.commands.train._option import nearest
+from nnlo_common.commands.train._python_file import asked
+from nnlo_common.commands.train._settings import Settings
+from nnlo_common.data import HDF5Source, Reading, list_files
+
+__all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Which samples.
+
+    Attributes:
+        train: files to train on.
+        val: files to validate with; none: no validation.
+        reading: what in the first, and how it is read.
+        val_reading: the same of the others.
+    """
+
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    reading: Reading
+    val_reading: Reading
+
+    def first(self) -> tuple[Any, Any]:
+        """Return features and labels of two samples, the same on all ranks, so that all find the same."""
+        source = HDF5Source(self.train, **self.reading)
+        try:
+            features, labels = source.take(0, min(2, len(source)))
+        finally:
+            source.close()
+        return features, labels
+
+    def count(self) -> int:
+        """Return how many samples there are to train on."""
+        source = HDF5Source(self.train, **self.reading)
+        try:
+            return len(source)
+        finally:
+            source.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A training that is to be.
+
+    Attributes:
+        settings: what was asked for.
+        loaded: the model.
+        data: which samples.
+        watch: called on each rank after each epoch, with its number and what this rank knows of its metrics:
+            the server those of the centre; None: nobody watches, and progress is printed.
+    """
+
+    settings: Settings
+    loaded: Loaded
+    data: Data
+    watch: Callable[[int, Mapping[str, float]], object] | None = None
+
+    @property
+    def wrapper(self) -> str:
+        """The name of the plug-in's wrapper."""
+        return MODES[self.settings.mode].algorithm.__name__
+
+    def from_module(self, name: str) -> Callable[..., Any] | None:
+        """Return what the Python file calls so, if it is one, e.g. a loss."""
+        found = getattr(self.loaded.module, name, None)
+        return found if callable(found) else None
+
+    def unknown(self, asked_for: str, name: str, known: Sequence[str]) -> ConfigurationError:
+        """Return the error that something is not known by its name."""
+        framework = {"keras": "Keras", "torch": "PyTorch"}[self.loaded.framework]
+        also = ", nor has the Python file" if self.loaded.module is not None else ""
+        return ConfigurationError(
+            f"{asked_for} {name}: {framework} has none of that name{also}{nearest(name, known)}\n"
+            f"It has {', '.join(known)}"
+        )
+
+    def resolved(self, asked_for: str, name: str, find: Callable[[str], Any], known: Sequence[str]) -> Any:
+        """Return what is called so: in the Python file, or in the framework.
+
+        Args:
+            asked_for: the option that names it.
+            name: as it was given.
+            find: finds it in the framework, or raises.
+            known: the names that there are.
+
+        Raises:
+            ConfigurationError: neither has it.
+        """
+        own = self.from_module(name)
+        if own is not None:
+            return own
+        try:
+            return find(name)
+        except (KeyError, TypeError, ValueError):
+            raise self.unknown(asked_for, name, known) from None
+
+    def made_optimizer(
+        self, module: ModuleType, first: Sequence[Any] = (), called: Mapping[str, str] | None = None
+    ) -> Any:
+        """Return the optimizer that was asked for.
+
+        Args:
+            module: where the framework has them, and what they are: its `Optimizer`.
+            first: what each of them takes besides options.
+            called: how the framework calls our options, where it has other names.
+
+        Raises:
+            ConfigurationError: there is none of that name, or it does not take the options.
+        """
+        base = module.Optimizer
+        classes = [one for name, one in vars(module).items() if name[0] != "_" and inspect.isclass(one)]
+        found = [one for one in classes if issubclass(one, base) and one is not base]
+        settings, known = self.settings, {one.__name__.lower(): one for one in found}
+        make = known.get(settings.optimizer.lower())
+        if make is None:
+            names = sorted(one.__name__ for one in known.values())
+            raise self.unknown("--optimizer", settings.optimizer, names)
+        own = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
+        renamed = {(called or {}).get(name, name): value for name, value in own.items()}
+        options = settings.optimizer_option | {
+            name: value for name, value in renamed.items() if value is not None
+        }
+        taken = [*inspect.signature(make).parameters][len(first) :]
+        for name in options:
+            if name not in taken or name == "kwargs":
+                raise ConfigurationError(
+                    f"--optimizer {make.__name__} takes no {name!r}{nearest(name, taken)}\n"
+                    f"It takes {', '.join(taken)}"
+                )
+        try:
+            return make(*first, **options)
+        except (TypeError, ValueError) as error:
+            told = f"--optimizer {make.__name__} with {options}: {brief(str(error))}"
+            raise ConfigurationError(told) from None
+
+
+def check_files(settings: Settings) -> None:
+    """Refuse lists that name no files, or files that are not there, as far as it can be told early."""
+    for flag, files in (("--train", settings.train), ("--val", settings.val)):
+        for path in list_files(files) if files else ():
+            if "://" in path and settings.cache is None:
+                raise ConfigurationError(f"{flag} {path} is remote; add --cache FOLDER and --copy-command")
+            if "://" not in path and not os.path.lexists(path):
+                raise ConfigurationError(f"{flag} {path}: there is no such file; mend the path or the list")
+
+
+def data_of(settings: Settings, loaded: Loaded) -> Data:
+    """Return which samples there are, as the options say or else the Python file."""
+    files = {}
+    for flag, given, function in (
+        ("--train", settings.train, "get_train"),
+        ("--val", settings.val, "get_val"),
+    ):
+        found = given or asked(loaded.module, loaded.path, function) or ()
+        found = (found,) if isinstance(found, str | Path) else found
+        if not isinstance(found, list | tuple) or not all(isinstance(one, str | Path) for one in found):
+            raise ConfigurationError(
+                f"--model {loaded.path}: {function}() has returned {found!r:.80}; return paths or patterns"
+            )
+        files[flag] = tuple(map(str, found))
+    if not files["--train"]:
+        raise ConfigurationError("--train is missing: name HDF5 files, a pattern, or a list file")
+    reading = Reading(check_finite=settings.check_finite)
+    reading["features"], adapt_features = _side(loaded, "features", settings.features_name)
+    reading["labels"], adapt_labels = _side(loaded, "labels", settings.labels_name)
+    reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
+    if settings.cache is not None:
+        reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
+    if settings.part is not None:
+        return _folded(files["--train"], reading, settings)
+    return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
+
+
+def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Data:
+    training, validation = parts(files, reading, settings)
+    return Data(
+        train=files,
+        val=files,
+        reading={**reading, "samples": training},
+        val_reading={**reading, "samples": validation},
+    )
+
+
+def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
+    """The names of one side, and what adapts it."""
+    found = asked(loaded.module, loaded.path, f"get_{side}")
+    name, adaptor = found if isinstance(found, tuple) and len(found) == 2 else (found or side, None)
+    if not isinstance(name, str) or not (adaptor is None or callable(adaptor)):
+        raise ConfigurationError(
+            f"--model {loaded.path}: get_{side}() has returned {found!r:.80}; return the name of a dataset, "
+            "or a pair of it and a function that adapts the arrays (or None)"
+        )
+    return (name if not given else given[0] if len(given) == 1 else given), adaptor
+
+
+def check_exchanges(plan: RunPlan, workers: int) -> None:
+    """Refuse a training that ends before its workers exchange: the centre would stay as it begins.
+
+    Args:
+        plan: what it is to be.
+        workers: who share the samples.
+    """
+    settings = plan.settings
+    rule = settings.rule()
+    if not isinstance(rule, EASGD | LocalSGD | DiLoCo) or (isinstance(rule, LocalSGD) and rule.warmup):
+        return  # what is left of an epoch is contributed at its end
+    elastic = isinstance(rule, EASGD)
+    # In the paper's order the first exchange comes before the first step, and moves nothing.
+    needed = rule.every + (isinstance(rule, EASGD) and rule.order == "paper")
+    share = math.ceil(plan.data.count() / workers)
+    steps = settings.epochs * math.ceil(share / settings.batch)
+    if needed > steps:
+        less = rule.every + steps - needed
+        raise ConfigurationError(
+            f"--mode {settings.mode} exchanges every {rule.every} steps of a worker, but each has {steps} "
+            f"steps: {share} samples in batches of {settings.batch}, {settings.epochs} times; the centre "
+            f"would stay as it begins{'' if elastic else ' until the training ends'}. Give "
+            + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
+        )

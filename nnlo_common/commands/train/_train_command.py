@@ -1,0 +1,216 @@
+"""The order of it all: read, check, load, agree, claim a folder, train, and write down what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nnlo_common.base._errors import NNLOError
+from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._topology import Topology
+from nnlo_common.commands.train._command_line import read
+from nnlo_common.commands.train._devices import share_host, train_turns
+from nnlo_common.commands.train._job import Job, brief, run_in_job, tell
+from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._run_folder import (
+    HISTORY,
+    RUN,
+    claim,
+    config_text,
+    facts_of_run,
+    give_back,
+    write_json,
+)
+from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
+from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.train._trainer import Trainer
+from nnlo_common.training._roles import say
+
+__all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
+
+#: Sees the metrics of an epoch, on each rank.
+EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
+
+
+def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+    """Train as the command line says, and return the exit status of every rank.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+    """
+    return run_in_job("train", TrainRun, flags, unknown)
+
+
+class TrainRun:
+    """A training on one rank.
+
+    Args:
+        job: the ranks that train.
+        watch: sees what comes of each epoch; then nothing is printed.
+    """
+
+    trainer: Trainer
+    settings: Settings
+    going_on = ""
+
+    def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
+        self._job, self._watch = job, watch
+        self.folder = Path()
+        self._fresh = self._training = False
+        self._began_s, self._began = (
+            time.perf_counter(),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+        """Train as the command line says, and return the exit status."""
+        try:
+            self.prepare(flags, unknown)
+            self.train()
+            self.close()
+        except Exception as error:
+            if not isinstance(error, NNLOError):  # of the user's code, perhaps: what to do comes first
+                tell(f"{self._job.name}{type(error).__name__}: {brief(str(error))}{self.advice}")
+            raise
+        return 0
+
+    def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
+        """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""
+        job = self._job
+        with job.together():
+            settings = read(flags, unknown)
+            log(settings.log_level, job)
+        places = job.places()
+        with job.together():
+            _check_ranks(settings, job.size)
+            path = check_model(settings)
+            check_files(settings)
+        share_host(places, job.rank, settings.max_gpus, os.environ, train_turns(settings.servers))
+        self.load(settings, path)
+        self.claim()
+
+    def load(self, settings: Settings, path: Path) -> None:
+        """Load the model, and join the others (collective).
+
+        Args:
+            settings: what the training is to be.
+            path: of the model.
+        """
+        job, self.settings = self._job, settings
+        with job.together():
+            loaded = load_model(settings, path)
+            self._name, self.module = loaded.name, loaded.module
+            plan = RunPlan(
+                settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch
+            )
+            self.trainer = plug_in(loaded.framework).prepare(plan)
+            if job.size > 1:
+                check_exchanges(plan, job.size - settings.servers)
+        with job.together():  # what a wrapper refuses, it refuses on all ranks
+            self.trainer.join()
+
+    def claim(self) -> None:
+        """Take a folder for the run (collective)."""
+        job, settings = self._job, self.settings
+        with job.together():
+            if job.speaks:
+                config = config_text(settings, self.trainer.learning_rate)
+                self.folder, resumes = claim(settings, self._name, config)
+                self._fresh = not resumes
+        self.folder = Path(job.share(str(self.folder))[0])
+
+    def train(self) -> Mapping[str, list[float]]:
+        """Train, and write down what came of it; return the centre's metrics, which all ranks get."""
+        self._say(self._told())
+        self._training = True
+        history = self.trainer.train(self.folder)
+        ranks = self._job.share(
+            {
+                "role": self.trainer.role,
+                "host": os.uname().nodename,
+                "history": history,
+                "report": dict(self.trainer.report()),
+            }
+        )
+        with self._job.together():
+            if self._job.speaks:
+                self._keep(history, ranks)
+        center: Mapping[str, list[float]] = ranks[0]["history"]
+        return center
+
+    def close(self) -> None:
+        """Close the files, however it has ended."""
+        if (trainer := getattr(self, "trainer", None)) is not None:
+            trainer.close()
+
+    def undo(self) -> None:
+        """Leave nothing of a training that has not begun."""
+        if self._job.speaks and self._fresh:
+            give_back(self.folder)
+
+    @property
+    def advice(self) -> str:
+        """What to do when the training fails."""
+        if not self._training:
+            return ""
+        if self.settings.checkpoint is None:
+            return "\nWith --checkpoint and --run the same command would go on from what was saved"
+        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self.folder}"
+
+    def _say(self, text: str) -> None:
+        if self._watch is None:
+            say("alone" if self._job.speaks else "worker", f"nnlo train: {text}")
+
+    def _told(self) -> str:
+        settings, size = self.settings, self._job.size
+        workers = max(size - settings.servers, 1)
+        ranks = "alone" if size == 1 else f"{settings.servers} serving, {workers} training"
+        options = "".join(
+            f" --{name.replace('_', '-')} {value}" for name, value in settings.algorithm.items()
+        )
+        return (
+            f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {self.trainer.learning_rate:g}, "
+            f"batches of {settings.batch}; {self.folder}"
+        )
+
+    def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Write the result; the history comes last, for it tells that all is there."""
+        seconds = time.perf_counter() - self._began_s
+        model = self.trainer.save(self.folder)
+        own = [
+            {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
+            for rank, one in enumerate(ranks)
+        ]
+        write_json(self.folder / RUN, facts_of_run(own, seconds, self._began))
+        workers = [
+            {"rank": rank, "role": one["role"], "history": one["history"]}
+            for rank, one in enumerate(ranks)
+            if one["role"].startswith("worker")
+        ]
+        write_json(self.folder / HISTORY, {"center": history, "workers": workers})
+        last = "  ".join(f"{name} {values[-1]:.4f}" for name, values in history.items() if values)
+        self._say(f"{model} after {seconds:.1f} s  {last}")
+
+
+def _check_ranks(settings: Settings, size: int) -> None:
+    """Refuse numbers of ranks that cannot be; one alone trains plainly, whatever is asked."""
+    if size > 1:
+        Topology.plan(size, Arrangement(servers=settings.servers))
+        settings.rule().check(size - settings.servers, settings.servers)
+
+
+def log(level: str, job: Job) -> None:
+    """Let all loggers write, with the rank."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {job.rank}: %(message)s"))
+    for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):
+        logger = logging.getLogger(name)
+        logger.setLevel(level.upper())
+        logger.addHandler(handler)
+        logger.propagate = False

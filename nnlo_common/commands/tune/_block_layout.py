@@ -1,0 +1,108 @@
+"""The ranks of a search: which block and fold each belongs to, and what of its host it may use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._hosts import Place
+from nnlo_common.commands.train._devices import GpuTurns
+from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.tune._request import in_flags
+from nnlo_common.search._optimize import cut_blocks
+
+__all__ = ["BlockLayout", "search_turns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """How the ranks of a search are divided.
+
+    Attributes:
+        blocks: the ranks of each; none where this process is alone.
+        parallel: how many folds of a trial are trained side by side.
+        search_ranks: how many ranks, after the first, only choose parameters.
+    """
+
+    blocks: Sequence[Sequence[int]] = ()
+    parallel: int = 1
+    search_ranks: int = 0
+
+    @classmethod
+    def of(
+        cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0
+    ) -> BlockLayout:
+        """Cut all ranks but the first, which coordinates, and the search ranks.
+
+        Raises:
+            ConfigurationError: ranks would be left over or missing.
+        """
+        if len(places) == 1:
+            return cls()
+        size = max(1, len(places) - 1 - search_ranks) if block_size is None else block_size
+        with in_flags():
+            blocks = cut_blocks([place.host for place in places], size, search_ranks)
+        return cls(blocks=blocks, parallel=folds if size % folds == 0 else 1, search_ranks=search_ranks)
+
+    @property
+    def cell_size(self) -> int:
+        """How many ranks train one model."""
+        return len(self.blocks[0]) // self.parallel if self.blocks else 1
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a training that the ranks of a block cannot be divided for."""
+        if self.cell_size > 1:
+            arrangement = Arrangement(blocks=len(self.blocks), folds=self.parallel, servers=settings.servers)
+            arrangement.check(1 + sum(map(len, self.blocks)))
+            settings.rule().check(self.cell_size - settings.servers, settings.servers)
+
+    def block_of(self, rank: int) -> int:
+        """The number of a rank's block; 0 for who is in none."""
+        return next((index for index, block in enumerate(self.blocks) if rank in block), 0)
+
+    def cell_of(self, rank: int) -> Sequence[int]:
+        """The ranks that train one model with this one.
+
+        Example:
+            >>> layout = BlockLayout(blocks=[(1, 2, 3, 4)], parallel=2)
+            >>> layout.cell_of(0), layout.cell_of(4)
+            ((0,), (3, 4))
+        """
+        for block in self.blocks:
+            if rank in block:
+                start = block.index(rank) // self.cell_size * self.cell_size
+                return block[start : start + self.cell_size]
+        return (rank,)
+
+    def told(self, servers: int, folds: int) -> str:
+        """Say it in a line."""
+        if not self.blocks:
+            return "one process trains trial after trial"
+        size = self.cell_size
+        cell = "1 rank alone" if size == 1 else f"{servers} serving and {size - servers} training"
+        several = f" {self.parallel} folds, each" if self.parallel > 1 else ""
+        serial = ", fold after fold" if folds > self.parallel else ""
+        count = len(self.blocks)
+        blocks = "1 block" if count == 1 else f"{count} blocks"
+        searching = "" if not self.search_ranks else f"{self.search_ranks} choosing, "
+        return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"
+
+
+def search_turns(search_ranks: int) -> GpuTurns:
+    """Return the turns of a search: the ranks of a host one after the other; who only chooses needs no GPU.
+
+    Args:
+        search_ranks: how many ranks, after the first, only choose parameters.
+    """
+
+    def turns(places: Sequence[Place]) -> list[int | None]:
+        found: list[int | None] = [None] * len(places)
+        trained = Counter[str]()
+        for place in places[1 + search_ranks :]:
+            found[place.rank] = trained[place.host] % place.gpus if place.gpus else None
+            trained[place.host] += 1
+        return found
+
+    return turns

@@ -1,0 +1,63 @@
+"""The parameters that a training has where nobody chooses: the first trial, so that the best is no worse."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._search_space import Space
+
+__all__ = ["defaults"]
+
+
+def defaults(
+    space: Space, given: Mapping[str, Given], make: Callable[..., Any] | None, **known: Any
+) -> dict[str, Any]:
+    """Return the default of every parameter that has one which can be searched.
+
+    Args:
+        space: what is searched.
+        given: what is given to all trainings.
+        make: the function that makes the model; None: there is none.
+        known: options whose default the framework has.
+
+    Example:
+        >>> from nnlo_common.commands.tune._search_space import Parameter
+        >>> rate = Parameter(name="learning_rate", table="", key="learning_rate", low=1e-3, high=0.1)
+        >>> wide = Parameter(name="batch", table="", key="batch", low=200, high=300)
+        >>> defaults(Space((rate, wide)), {}, None, learning_rate=0.01)
+        {'learning_rate': 0.01}
+    """
+    found: dict[str, Any] = {}
+    for one in space.parameters:
+        if not one.active(found):
+            continue
+        if one.table:
+            value = _of_model(make, one.key) if one.table == "model_params" else None
+        else:
+            value = known.get(one.key, _of_option(one.key, given, found))
+        if value is not None and one.holds(value):
+            found[one.name] = value
+    return found
+
+
+def _of_model(make: Callable[..., Any] | None, key: str) -> Any:
+    try:
+        parameter = inspect.signature(make).parameters.get(key) if make else None
+    except ValueError:  # one that is written in C
+        return None
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _of_option(key: str, given: Mapping[str, Given], found: Mapping[str, Any]) -> Any:
+    mode = found["mode"] if "mode" in found else OPTIONS["mode"].default
+    if "mode" in given:
+        mode = given["mode"].read(OPTIONS["mode"])
+    if key in MODES[mode].options:
+        return MODES[mode].options[key].default
+    # Where no momentum is given, the frameworks have none.
+    return 0.0 if key == "momentum" else OPTIONS[key].default

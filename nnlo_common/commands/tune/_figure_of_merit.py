@@ -1,0 +1,109 @@
+"""Figure of merit of a trial: a metric of its history, or a function of the trained model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._option import nearest
+from nnlo_common.commands.train._trainer import rises
+
+__all__ = ["FUNCTION", "FigureOfMerit", "figure_of"]
+
+#: What a Python file calls its own figure of merit.
+FUNCTION = "get_figure_of_merit"
+_WHICH = ("last", "best", "min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class FigureOfMerit:
+    """A figure of merit.
+
+    Attributes:
+        metric: its name; empty where a function of the Python file says it.
+        which: of all epochs: "last", "min" or "max".
+        maximize: whether it is to rise.
+    """
+
+    metric: str
+    which: str
+    maximize: bool
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        if not self.metric:
+            return "figure of merit"
+        return self.metric if self.which == "last" else f"{self.metric}, {self.which}"
+
+    @property
+    def direction(self) -> Literal["maximize", "minimize"]:
+        """What Optuna calls where it is to go."""
+        return "maximize" if self.maximize else "minimize"
+
+    def of(self, history: Mapping[str, Sequence[float]]) -> float:
+        """Return the value of a training.
+
+        Example:
+            >>> FigureOfMerit("val_loss", "min", False).of({"val_loss": [3.0, 1.0, 2.0]})
+            1.0
+        """
+        values = history[self.metric]
+        return {"last": values[-1], "min": min(values), "max": max(values)}[self.which]
+
+
+def figure_of(
+    objective: str | None, maximize: bool | None, module: Any, metrics: Sequence[str]
+) -> FigureOfMerit:
+    """Return the figure of merit that is asked for.
+
+    Args:
+        objective: as `--objective` has it; None: that of the Python file, else val_loss, or loss.
+        maximize: whether it is to rise; None: its name says so.
+        module: the Python file, if there is one.
+        metrics: what the trainings will have.
+
+    Raises:
+        ConfigurationError: they will not have it.
+
+    Example:
+        >>> figure_of("accuracy:best", None, None, ["loss", "accuracy"])
+        FigureOfMerit(metric='accuracy', which='max', maximize=True)
+    """
+    if objective is None:
+        if callable(getattr(module, FUNCTION, None)):
+            return FigureOfMerit("", "last", bool(maximize))
+        objective = "val_loss" if "val_loss" in metrics else "loss"
+    metric, _, which = objective.partition(":")
+    which = which or "last"
+    if which not in _WHICH:
+        meant = nearest(which, _WHICH)
+        raise ConfigurationError(
+            f"--objective {objective}: behind the colon must be one of {', '.join(_WHICH)}{meant}"
+        )
+    if metric not in metrics:
+        hint = (
+            " (val_ needs --val or --n-fold)"
+            if metric.startswith("val_") and "val_loss" not in metrics
+            else ""
+        )
+        raise ConfigurationError(
+            f"--objective {metric}: the trainings have {', '.join(metrics)}{hint}{nearest(metric, metrics)}"
+        )
+    upward = {"min": False, "max": True}.get(which, rises(metric)) if maximize is None else maximize
+    return FigureOfMerit(metric, ("max" if upward else "min") if which == "best" else which, upward)
+
+
+def merit(function: Callable[[Any], Any], model: Any) -> float:
+    """Return what the function of the Python file says of the trained model."""
+    value = function(model)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigurationError(f"{FUNCTION}() has returned {value!r:.80}; return a finite number")
+    return number

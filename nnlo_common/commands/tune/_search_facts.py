@@ -1,0 +1,145 @@
+"""Facts about a search and its trials as plain values; nothing here knows Optuna's classes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.commands.tune._block_layout import BlockLayout
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit
+from nnlo_common.commands.tune._request import Request
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER
+from nnlo_common.commands.tune._search_space import Space
+
+__all__ = ["HELPERS", "SearchFacts", "FinishedTrial", "finished", "last_problem"]
+
+_ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
+HELPERS = "nnlo:helpers"
+_BROKEN_OFF = ("broken off: ", "not begun: ")
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFacts:
+    """What a search is.
+
+    Attributes:
+        request: what was asked for.
+        space: what is searched.
+        figure: what trials are measured by.
+        layout: the ranks.
+        folder: of the search.
+        default: the parameters of the first trial; those that are not in it are chosen.
+        began: when, for people.
+        began_s: when, in seconds since 1970.
+    """
+
+    request: Request
+    space: Space
+    figure: FigureOfMerit
+    layout: BlockLayout
+    folder: Path
+    default: Mapping[str, Any]
+    began: str
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedTrial:
+    """A trial that has finished.
+
+    Attributes:
+        number: its number.
+        state: "complete", "pruned" or "failed".
+        value: what it came to; None unless it is complete.
+        params: what it tried.
+        folds: the value of each fold.
+        steps: the value after each epoch.
+        block: which block trained it.
+        helpers: which others helped it at the end of the search, and since when, in seconds since 1970.
+        folder: its name.
+        began_s: since when, in seconds since 1970.
+        ended_s: until when.
+        problem: the last line of what went wrong.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    params: dict[str, Any]
+    folds: tuple[float, ...]
+    steps: tuple[tuple[int, float], ...]
+    block: int
+    helpers: tuple[tuple[int, float], ...] = ()
+    folder: str
+    began_s: float
+    ended_s: float
+    problem: str
+
+    @property
+    def shifts(self) -> list[tuple[int, float, float]]:
+        """Which blocks have trained it, each from when until when."""
+        return [(block, since, self.ended_s) for block, since in ((self.block, self.began_s), *self.helpers)]
+
+    @property
+    def fate(self) -> str:
+        """Its state for people, to whom it has not failed if it was only broken off."""
+        return "broken off" if self.problem.startswith(_BROKEN_OFF) else self.state
+
+    def described(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {
+            **asdict(self),
+            "folds": list(self.folds),
+            "steps": [list(one) for one in self.steps],
+            "helpers": [list(one) for one in self.helpers],
+        }
+
+
+def finished(study: Any) -> list[FinishedTrial]:
+    """Return the trials of a study that have finished."""
+    return [_finished(one) for one in study.get_trials(deepcopy=False) if one.state.name in _STATES]
+
+
+def _finished(trial: Any) -> FinishedTrial:
+    user = trial.user_attrs
+    ended = _seconds(trial.datetime_complete)
+    began = user.get(BEGAN, _seconds(trial.datetime_start) or ended)
+    if _SECONDS in user:  # of a trial from the journal Optuna may know only when it was read there
+        ended = min(ended, began + user[_SECONDS])
+    value = trial.value if trial.state.name == "COMPLETE" else None
+    return FinishedTrial(
+        number=trial.number,
+        state=_STATES[trial.state.name],
+        value=None if value is None or math.isnan(value) else value,
+        params=dict(trial.params),
+        folds=tuple(one for one in user.get(_FOLDS, ()) if one is not None),
+        steps=tuple(sorted(trial.intermediate_values.items())),
+        block=user.get(BLOCK, 0),
+        helpers=tuple((block, since) for block, since in user.get(HELPERS, ())),
+        folder=user.get(FOLDER, f"{trial.number:04}"),
+        began_s=began,
+        ended_s=ended,
+        problem=last_problem(user.get(_ERROR, "")),
+    )
+
+
+def last_problem(error: str) -> str:
+    r"""Return the line of a traceback that says what was wrong.
+
+    Example:
+        >>> last_problem("Traceback ...\n  File ...\npackage.OddError: it is odd\nMend it")
+        'OddError: it is odd'
+    """
+    lines = error.strip().splitlines()
+    told = [line for line in lines if re.match(r"[A-Za-z_][\w.]*: ", line)] or lines
+    return re.sub(r"^[\w.]*\.(?=\w+: )", "", told[-1]) if told else ""
+
+
+def _seconds(moment: datetime | None) -> float:
+    return 0.0 if moment is None else moment.timestamp()

@@ -1,0 +1,174 @@
+"""The folder of a search: claimed before it begins, and what is found there when it goes on.
+
+search.toml      all options: `nnlo tune --config search.toml` searches the same again
+journal.jsonl    from which the same command goes on
+trials/0007/     a folder of a run for each trial, with folds one for each of them in it
+trials/0007.json what it has tried
+search.json, report.html, at the end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._folder_lock import LOCK, hold
+from nnlo_common.base._whole_files import whole
+from nnlo_common.commands.train._run_folder import RUNS, check_same, next_free
+
+__all__ = [
+    "BEGAN",
+    "BLOCK",
+    "FOLDER",
+    "JOURNAL",
+    "SEARCH",
+    "TRIAL",
+    "VALUE",
+    "Found",
+    "claim_search",
+    "drop_models",
+    "known_value",
+    "leave",
+    "look",
+]
+
+#: User attributes of a trial: the block that trained it, since when, and the name of its folder.
+BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
+JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
+_MODELS = ("model.keras", "weights.pt")
+# What may be another when a search goes on.
+_MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was in the folder of a search when it began, equal on all ranks.
+
+    Attributes:
+        taken: names of folders that belong to trials that have finished.
+        left: trials that were broken off and have checkpoints: name, parameters and seed.
+    """
+
+    taken: tuple[str, ...] = ()
+    left: tuple[tuple[str, Mapping[str, Any], int], ...] = ()
+
+    def home(self, number: int, chosen: Mapping[str, Any], seed: int) -> tuple[str, int]:
+        """Return the name of a trial's folder, and its seed: those with which it was begun before, if it was.
+
+        Example:
+            >>> Found(("0003",), (("0002", {"x": 1}, 9),)).home(3, {"x": 1}, 5)
+            ('0002', 9)
+            >>> Found(("0003",)).home(3, {"x": 1}, 5)
+            ('0003-2', 5)
+        """
+        for name, parameters, begun in self.left:
+            if parameters == chosen:
+                return name, begun
+        names = (f"{number:04}" + (f"-{turn}" if turn > 1 else "") for turn in count(1))
+        taken = {*self.taken, *(name for name, _, _ in self.left)}
+        return next(name for name in names if name not in taken), seed
+
+
+def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
+    """Make the folder of a search; say whether it was there, to go on with.
+
+    Args:
+        asked: the folder that was asked for; None: a new one.
+        name: of the model.
+        text: the options of the search.
+
+    Raises:
+        ConfigurationError: it cannot be made, or is something else's.
+    """
+    folder = None if asked is None else Path(asked).expanduser().absolute()
+    try:
+        folder = next_free(f"{name}-search") if folder is None else folder
+        if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
+            raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(folder, "searching")
+        # Not before: of two that begin at once the second comes to the folder of the first.
+        if (folder / SEARCH).is_file():
+            check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
+            return folder, True
+        with whole(folder / SEARCH) as fresh:
+            fresh.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
+        ) from None
+    return folder, False
+
+
+def _is_free(folder: Path) -> bool:
+    return folder.is_dir() and {one.name for one in folder.iterdir()} <= {LOCK}
+
+
+def leave(folder: Path) -> None:
+    """Remove the folder of a search that has not begun."""
+    if {one.name for one in folder.iterdir()} <= {SEARCH, LOCK}:
+        for name in (SEARCH, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def look(folder: Path, goes_on: bool) -> Found:
+    """Return what is in the folder of a search, and remove what was broken off and cannot go on.
+
+    Args:
+        folder: of the search.
+        goes_on: whether trainings have checkpoints to go on from.
+    """
+    finished = _finished(folder / JOURNAL)
+    left = []
+    trials = folder / TRIAL
+    names = {path.name.removesuffix(".json") for path in trials.iterdir()} if trials.is_dir() else set()
+    for home in (trials / name for name in sorted(names - finished)):
+        told = _read(home.with_name(f"{home.name}.json"))
+        if goes_on and told is not None:
+            left.append((home.name, told["parameters"], told["seed"]))
+            for history in [*home.rglob("history.json")]:
+                if known_value(history.parent) is None:  # complete, but for what it came to
+                    shutil.rmtree(history.parent)
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+            home.with_name(f"{home.name}.json").unlink(missing_ok=True)
+    return Found(tuple(sorted(finished)), tuple(left))
+
+
+def _finished(journal: Path) -> set[str]:
+    """The names of the folders of trials that a journal knows as finished."""
+    names = set()
+    for line in journal.read_text("utf-8").splitlines() if journal.exists() else ():
+        with contextlib.suppress(ValueError):  # the line that was being written when the job was killed
+            told = json.loads(line)
+            if "state" in told:
+                names.add(told.get("user", {}).get(FOLDER, ""))
+    return names - {""}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def known_value(run: Path) -> float | None:
+    """Return what a training came to that had ended before; None: it had not."""
+    told = _read(run / VALUE)
+    return None if told is None else float(told["value"])
+
+
+def drop_models(home: Path) -> None:
+    """Remove the models of a trial, whose configuration makes them again."""
+    for name in _MODELS:
+        for path in (home / name, *home.glob(f"fold*/{name}")):
+            path.unlink(missing_ok=True)

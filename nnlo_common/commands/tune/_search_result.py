@@ -1,0 +1,164 @@
+"""Outcome of a search: a few lines on the terminal, and files for programs and people."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnlo_common.base._whole_files import whole
+from nnlo_common.commands.doctor._rank_report import versions
+from nnlo_common.commands.train._option_files import as_toml
+from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
+from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._report_page import page
+from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
+from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
+from nnlo_common.commands.tune._search_space import Parameter, Space
+from nnlo_common.commands.tune._trial_table import short
+from nnlo_common.training.report._terminal import table
+
+__all__ = ["conclude", "importances", "search_text"]
+
+RESULT, REPORT = "search.json", "report.html"
+# With fewer trials importances are mostly noise.
+_ENOUGH = 10
+
+
+def search_text(request: Request, space: Space) -> str:
+    """Return the file that makes the same search again, from any folder.
+
+    Args:
+        request: what was asked for.
+        space: what is searched.
+    """
+    values: dict[str, Any] = {
+        name: one.read(OPTIONS[name]) for name, one in request.given.items() if name != "run"
+    }
+    for name in ("model", "cache"):
+        if name in values:
+            values[name] = absolute(values[name])
+    values |= {name: tuple(map(absolute, values[name])) for name in ("train", "val") if name in values}
+    own = {name: getattr(request.search, name) for name in ALL_OPTIONS if hasattr(request.search, name)}
+    searched = {one.name: _described(one) for one in space.parameters}
+    return as_toml(own | values | {"space": searched}, ALL_OPTIONS)
+
+
+def _described(one: Parameter) -> dict[str, Any]:
+    facts: dict[str, Any] = {"choices": list(one.choices)}
+    if not one.choices:
+        facts = {"low": one.low, "high": one.high, "step": one.step, "log": one.log or None}
+    facts["when"] = {name: list(values) for name, values in one.when.items()} or None
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def conclude(study: Any, facts: SearchFacts) -> str:
+    """Write down what the search has come to, and say it.
+
+    Args:
+        study: with all trials.
+        facts: what the search is.
+
+    Returns:
+        What is wrong; empty where something was found.
+    """
+    trials = finished(study)
+    good = [one for one in trials if one.value is not None]
+    best = (max if facts.figure.maximize else min)(good, key=_value) if good else None
+    for one in trials:
+        if one is not best and not facts.request.search.keep_models:
+            drop_models(facts.folder / TRIAL / one.folder)
+    weights, hint = importances(study, good)
+    write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
+    with whole(facts.folder / REPORT) as fresh:
+        fresh.write_text(page(facts, trials, best, weights, hint), "utf-8")
+    if best is None:
+        last = trials[-1].problem if trials else ""
+        return (
+            f"none of {len(trials)} trials has come to its end; {facts.folder / RESULT} says why of each. "
+            f"The last: {last or 'it was given up'}"
+        )
+    print(_said(facts, trials, best, weights, hint), flush=True)
+    return ""
+
+
+def _value(one: FinishedTrial) -> float:
+    assert one.value is not None  # only those are compared
+    return one.value
+
+
+def importances(study: Any, good: Sequence[FinishedTrial]) -> tuple[dict[str, float], str]:
+    """Return how much of the differences each parameter makes, and what to think of it.
+
+    Args:
+        study: with all trials.
+        good: those that came to their end.
+    """
+    import optuna
+
+    if len(good) < _ENOUGH:
+        return {}, f"importances need {_ENOUGH} trials at least, and there are {len(good)}"
+    if len({one.value for one in good}) < 2:
+        return {}, "all trials are alike, so no parameter is more important than another"
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    try:
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    except (RuntimeError, ValueError) as error:  # such as no parameter that all trials have
+        return {}, f"there are no importances: {error}"
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}, (
+        "the share of each parameter in what sets the best tenth of trials apart"
+    )
+
+
+def _record(
+    facts: SearchFacts,
+    trials: Sequence[FinishedTrial],
+    best: FinishedTrial | None,
+    weights: Mapping[str, float],
+) -> dict[str, Any]:
+    """All there is to know, as plain values."""
+    return {
+        "command": command(),
+        "began": facts.began,
+        "seconds": round(time.time() - facts.began_s, 3),
+        "objective": facts.figure.name,
+        "direction": facts.figure.direction,
+        "best": None if best is None else best.described(),
+        "importances": weights,
+        "blocks": [list(block) for block in facts.layout.blocks],
+        "folds": facts.request.search.n_fold,
+        "trials": [one.described() for one in trials],
+        "versions": versions(),
+        "environment": environment(),
+        "configuration": {name: one.value for name, one in facts.request.given.items()}
+        | {"space": {one.name: _described(one) for one in facts.space.parameters}},
+    }
+
+
+def _said(
+    facts: SearchFacts,
+    trials: Sequence[FinishedTrial],
+    best: FinishedTrial,
+    weights: Mapping[str, float],
+    hint: str,
+) -> str:
+    spread = f" ± {np.std(best.folds):.4f} over {len(best.folds)} folds" if len(best.folds) > 1 else ""
+    shares = {name: f"{100 * weight:.0f} %" for name, weight in weights.items()}
+    rows = {name: short(value) for name, value in best.params.items()}
+    others = "" if facts.request.search.keep_models else ", the only one whose model is kept"
+    home = facts.folder / TRIAL / best.folder
+    failed = sum(one.fate == "failed" for one in trials)
+    return "\n".join(
+        [
+            f"nnlo tune: best of {len(trials)} trials is {best.number}, {facts.figure.name} "
+            f"{best.value:.4f}{spread}" + (f"; {failed} have failed" if failed else ""),
+            table(rows),
+            f"importances: {', '.join(f'{name} {share}' for name, share in shares.items()) or hint}",
+            f"trained again by: nnlo train --config {home / 'config.toml'}{others}",
+            f"report: {facts.folder / REPORT}",
+        ]
+    )

@@ -1,0 +1,145 @@
+"""Search space: parameters of the model, and options of `nnlo train`; `_reading` parses its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._settings import OPTIONS, settings_of
+
+__all__ = ["Parameter", "Space"]
+
+# As far as a multiple of a step may be off by rounding.
+_NO_STEP = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One thing that is searched.
+
+    Attributes:
+        name: in the space, and for Optuna.
+        table: the option whose table it is in; empty where it is an option itself.
+        key: its name there.
+        choices: one of these; none: a range.
+        low: the lowest value.
+        high: the highest.
+        step: between values; None: any between.
+        log: whether all orders of magnitude are tried alike.
+        when: of other parameters, the values with which it is searched at all.
+    """
+
+    name: str
+    table: str
+    key: str
+    choices: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+    step: float | None = None
+    log: bool = False
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def active(self, chosen: Mapping[str, Any]) -> bool:
+        """Whether it is searched, with what was chosen before."""
+        return all(name in chosen and chosen[name] in values for name, values in self.when.items())
+
+    def holds(self, value: Any) -> bool:
+        """Whether a trial may choose this.
+
+        Example:
+            >>> tens = Parameter(name="width", table="", key="width", low=10, high=50, step=10)
+            >>> tens.holds(30), tens.holds(35), tens.holds(60), tens.holds(30.0)
+            (True, False, False, False)
+        """
+        if self.choices:
+            return any(type(one) is type(value) and one == value for one in self.choices)
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            return False
+        steps = (value - self.low) / self.step if self.step else 0.0
+        return self.low <= value <= self.high and abs(steps - round(steps)) < _NO_STEP
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of its values can be tried."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return bool(self.choices) or whole or self.step is not None
+
+    def suggest(self, trial: Any) -> Any:
+        """Let a trial choose."""
+        if self.choices:
+            return trial.suggest_categorical(self.name, self.choices)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(self.name, self.low, self.high, step=int(self.step or 1), log=self.log)
+        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Everything that is searched; what a parameter depends on comes before it."""
+
+    parameters: tuple[Parameter, ...]
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        """Let a trial choose all that it needs."""
+        chosen: dict[str, Any] = {}
+        for one in self.parameters:
+            if one.active(chosen):
+                chosen[one.name] = one.suggest(trial)
+        return chosen
+
+    def probes(self) -> list[dict[str, Any]]:
+        """Return points to try the options with: both ends of all ranges, and each choice once."""
+        ends = [
+            {one.name: one.choices[0] if one.choices else getattr(one, end) for one in self.parameters}
+            for end in ("low", "high")
+        ]
+        found = ends + [ends[0] | {one.name: choice} for one in self.parameters for choice in one.choices[1:]]
+        return [self.active(point) for point in found]
+
+    def active(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a point is searched, given the rest of it."""
+        chosen: dict[str, Any] = {}
+        for one in self.parameters:
+            if one.name in point and one.active(chosen):
+                chosen[one.name] = point[one.name]
+        return chosen
+
+    def applied(self, given: Mapping[str, Given], chosen: Mapping[str, Any]) -> dict[str, Given]:
+        """Return what is given to a training, together with what was chosen for it."""
+        result, place = dict(given), "the search"
+        for one in self.parameters:
+            if one.name not in chosen:
+                continue
+            if one.table:
+                table = result[one.table].read(OPTIONS[one.table]) if one.table in result else {}
+                result[one.table] = Given({**table, one.key: chosen[one.name]}, place)
+            else:
+                result[one.key] = Given(chosen[one.name], place)
+        return result
+
+    def check_grid(self) -> None:
+        """Refuse what has more values than can be tried."""
+        if endless := [one.name for one in self.parameters if not one.finite]:
+            raise ConfigurationError(
+                f"--hyper-opt grid tries each combination, but {', '.join(map(repr, endless))} may be any "
+                "number between two; give a step, or choices"
+            )
+
+    def check(self, given: Mapping[str, Given]) -> None:
+        """Refuse what is given and searched, and what no training takes."""
+        for one in self.parameters:
+            table = given[one.table].read(OPTIONS[one.table]) if one.table in given else {}
+            if one.key in table or (not one.table and one.key in given):
+                raise ConfigurationError(
+                    f"{one.name!r} is searched, and given, too; leave it out of the space or of the options"
+                )
+        for probe in self.probes():
+            try:
+                settings_of(self.applied(given, probe))
+            except ConfigurationError as error:
+                told = ", ".join(f"{name} = {value}" for name, value in probe.items())
+                raise ConfigurationError(f"with {told} the search would try: {error}") from None

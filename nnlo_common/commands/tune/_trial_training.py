@@ -1,0 +1,116 @@
+"""One trial of a search: a training of `nnlo train` by the ranks of a block, or of a fold of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna import TrialPruned
+
+from nnlo_common.base._whole_files import whole
+from nnlo_common.commands.train._job import Job
+from nnlo_common.commands.train._model_file import plug_in
+from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._python_file import running
+from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json
+from nnlo_common.commands.train._settings import Settings, settings_of
+from nnlo_common.commands.train._train_command import TrainRun
+from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
+from nnlo_common.commands.tune._search_facts import SearchFacts
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
+from nnlo_common.search.samplers._seeding import seed_of
+from nnlo_common.training._joining import launched
+
+__all__ = ["TrialTraining"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTraining:
+    """The objective of a search.
+
+    Attributes:
+        facts: what the search is.
+        path: of the model.
+        framework: of the model.
+        found: what was in the folder when the search began.
+        block: which block this rank is in.
+    """
+
+    facts: SearchFacts
+    path: Path
+    framework: str
+    found: Found
+    block: int
+
+    def __call__(self, trial: Any) -> float:
+        """Train, and return how good that was; all ranks of the block do, as `trial` says."""
+        chosen = self.facts.space.suggest(trial)
+        fold, folds = trial.fold, trial.folds
+        # The folds of a trial have one seed, so that they differ by their samples only.
+        name, seed = self.found.home(trial.number, chosen, seed_of(self.facts.request.seed, trial.number))
+        if fold == 0:
+            for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
+                if key not in trial.user_attrs:  # or it goes on, with more ranks
+                    trial.set_user_attr(key, value)
+        home = self.facts.folder / TRIAL / name
+        settings = self._settings(chosen, seed, home, fold, folds)
+        job = Job(launched(), "tune")
+        known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
+        if known is not None:  # this fold had ended when the search was killed
+            return float(known)
+        run = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
+        try:
+            run.load(settings, self.path)
+            if fold == 0 and job.speaks:
+                whole_set = config_text(self._settings(chosen, seed, home, 0, 1), run.trainer.learning_rate)
+                _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
+            run.claim()
+            value = self._value(job, run, run.train())
+            if job.speaks:
+                write_json(run.folder / VALUE, {"value": value})
+            return value
+        finally:
+            run.close()
+            plug_in(self.framework).forget()
+
+    def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
+        """What a training is to be."""
+        given = self.facts.space.applied(self.facts.request.given, chosen)
+        if folds > 1:
+            given = self.facts.request.search.folded(given, fold)
+        given["seed"] = Given(seed, "the search")
+        given["run"] = Given(str(home if folds == 1 else home / f"fold{fold + 1}"), "the search")
+        return settings_of(given)
+
+    def _watch(self, trial: Any, epoch: int, scores: Mapping[str, float]) -> None:
+        """Report an epoch; all ranks give the trial up together."""
+        if self.facts.figure.metric in scores:
+            trial.report(scores[self.facts.figure.metric], epoch)
+        if self.facts.request.search.prune != "none" and trial.should_prune():
+            raise TrialPruned
+
+    def _value(self, job: Job, run: TrainRun, history: Mapping[str, list[float]]) -> float:
+        if self.facts.figure.metric:
+            return self.facts.figure.of(history)
+        value = 0.0
+        with job.together():
+            if job.speaks:
+                function = getattr(run.module, FUNCTION)
+                with running(self.path, f"by {FUNCTION}()"):
+                    value = merit(function, run.trainer.model)
+        return float(job.share(value)[0])
+
+
+def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
+    """Write down what is tried, and where folds are trained the same training with all samples."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    if config:
+        home.mkdir(exist_ok=True)
+        with whole(home / CONFIG) as fresh:
+            fresh.write_text(config, "utf-8")
+    with whole(home.with_name(f"{home.name}.json")) as fresh:
+        fresh.write_text(json.dumps(tried, indent=1) + "\n")

@@ -1,0 +1,239 @@
+"""The order of it all: read, look, agree, claim a folder, search, and write down what came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.base._signals import EXIT_CODE
+from nnlo_common.base._whole_files import usable
+from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.commands.train._devices import share_host
+from nnlo_common.commands.train._job import Job, run_in_job, tell
+from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
+from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
+from nnlo_common.commands.train._settings import settings_of
+from nnlo_common.commands.train._train_command import log
+from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
+from nnlo_common.commands.tune._default_trial import defaults
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
+from nnlo_common.commands.tune._request import Request, in_flags, read_request
+from nnlo_common.commands.tune._search_facts import SearchFacts
+from nnlo_common.commands.tune._search_folder import Found, claim_search, leave, look
+from nnlo_common.commands.tune._search_result import search_text
+from nnlo_common.commands.tune._search_space import Space
+from nnlo_common.commands.tune._space_reader import space_of
+from nnlo_common.training._joining import within
+from nnlo_common.training._roles import say
+
+__all__ = ["run_tune"]
+
+_RATE = "learning_rate"
+
+
+def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+    """Search as the command line says, and return the exit status of every rank.
+
+    Args:
+        flags: what was given to flags, by their names.
+        unknown: what the parser does not know.
+    """
+    return run_in_job("tune", _SearchRun, flags, unknown)
+
+
+class _SearchRun:
+    """A search on one rank."""
+
+    request: Request
+    layout: BlockLayout
+    space: Space
+    figure: FigureOfMerit
+    framework: str
+    _default: Mapping[str, Any]
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._path, self._folder, self._found = Path(), Path(), Found()
+        self._fresh = self._searching = False
+        self._began_s, self._began = time.time(), datetime.now(UTC).isoformat(timespec="seconds")
+
+    def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
+        """Search as the command line says, and return the exit status."""
+        self.prepare(flags, unknown)
+        return self.search()
+
+    def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
+        """Do all that can go wrong before a search, what is quick first, and agree with all ranks."""
+        job = self._job
+        with job.together():
+            request = self.request = read_request(flags, unknown)
+            _check_optuna()
+            _check_export(request.search.export)
+            draft = request.draft()
+            log(draft.log_level, job)
+        places = job.places()
+        with job.together():
+            self.layout = BlockLayout.of(
+                places, request.search.block_size, request.search.n_fold, request.search.search_ranks
+            )
+            self._path = check_model(draft)
+            check_files(draft)
+        share_host(places, job.rank, draft.max_gpus, os.environ, search_turns(request.search.search_ranks))
+        with job.together():
+            self.space = self._read_space()
+            for probe in self.space.probes():
+                self.layout.check(settings_of(self.space.applied(request.given, probe)))
+        with job.together(), self._cell():
+            self._try(self.space.probes()[0])
+            self._default = self._defaults()
+        self._claim()
+
+    def search(self) -> int:
+        """Search, and write down what came of it; return the exit status."""
+        from nnlo_common.commands.tune._optuna_study import search
+
+        self._searching = True
+        facts = SearchFacts(
+            request=self.request,
+            space=self.space,
+            figure=self.figure,
+            layout=self.layout,
+            folder=self._folder,
+            default=self._default,
+            began=self._began,
+            began_s=self._began_s,
+        )
+        speaker = "alone" if self._job.speaks else "worker"
+        servers = self.request.draft().servers
+        told = self.layout.told(servers, self.request.search.n_fold)
+        say(speaker, f"nnlo tune: {told}; {self._folder}")
+        try:
+            return search(self._job, facts, self._path, self.framework, self._found)
+        except SystemExit as left:
+            if left.code == EXIT_CODE and self._job.speaks:
+                tell(f"a signal has ended the search{self.advice}", "tune")
+            raise
+
+    def undo(self) -> None:
+        """Leave nothing of a search that has not begun."""
+        if self._job.speaks and self._fresh:
+            leave(self._folder)
+
+    @property
+    def advice(self) -> str:
+        """What to do when the search is broken off."""
+        if not self._searching:
+            return ""
+        if self.request.run is None:
+            return "\nWith --run FOLDER the same command would go on from here"
+        return f"\nThe same command goes on from the trials in {self._folder}"
+
+    @property
+    def going_on(self) -> str:
+        """The same: a search that was interrupted is one that was broken off."""
+        return self.advice
+
+    def _read_space(self) -> Space:
+        """Read what is searched; for that the Python file is run."""
+        request, path = self.request, self._path
+        module = None
+        if path.suffix.lower() == ".py":
+            for framework in frameworks_in(path):
+                plug_in(framework).seed(0)
+            module = import_file(path)
+        table = asked(module, path, "get_space") if request.table is None else request.table
+        if table is None:
+            raise ConfigurationError(
+                "nothing is searched: write get_space() into the Python file, or give --space FILE"
+            )
+        place = f"--model {path}: get_space()" if request.table is None else request.place
+        self._make = getattr(module, "get_model", None)
+        space = space_of(table, place, self._make)
+        space.check(request.given)
+        if request.search.hyper_opt == "grid":
+            space.check_grid()
+        return space
+
+    @contextmanager
+    def _cell(self) -> Iterator[None]:
+        """Let this rank have those for its world that it will train with."""
+        if self._job.world is None:
+            yield
+            return
+        world = cast("DivisibleWorld", self._job.world)
+        part = world.part(self.layout.cell_of(world.rank))
+        try:
+            with within(part):
+                yield
+        finally:
+            part.close()
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the first trial; a learning rate that the framework has shows when all else is made."""
+        given, space = self.request.given, self.space
+        found = defaults(space, given, self._make)
+        if any(one.name == _RATE for one in space.parameters):
+            point = space.active(space.probes()[0] | found)
+            rate = self._try({name: value for name, value in point.items() if name != _RATE})
+            found = defaults(space, given, self._make, learning_rate=rate)
+        return found
+
+    def _try(self, chosen: Mapping[str, Any]) -> float:
+        """Make a training, without training it, and return its learning rate."""
+        request = self.request
+        settings = settings_of(request.search.folded(self.space.applied(request.given, chosen), 0))
+        loaded = load_model(settings, self._path)
+        self.framework = loaded.framework
+        plan = RunPlan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
+        training = plug_in(loaded.framework).prepare(plan)
+        try:
+            search = request.search
+            self.figure = figure_of(search.objective, search.maximize, loaded.module, training.metrics)
+            if self.layout.cell_size > 1:
+                check_exchanges(plan, self.layout.cell_size - settings.servers)
+        finally:
+            training.close()
+        self._name = loaded.name
+        plug_in(loaded.framework).forget()
+        return float(f"{training.learning_rate:.6g}")  # Keras has it in 32 bits
+
+    def _claim(self) -> None:
+        """Take a folder for the search, and look what is in it (collective)."""
+        job = self._job
+        told: list[Any] = []
+        with job.together():
+            if job.speaks:
+                text = search_text(self.request, self.space)
+                self._folder, goes_on = claim_search(self.request.run, self._name, text)
+                self._fresh = not goes_on
+                found = look(self._folder, "checkpoint" in self.request.given)
+                told = [str(self._folder), list(found.taken), [list(one) for one in found.left]]
+        folder, taken, left = job.share(told)[0]
+        self._folder = Path(folder)
+        self._found = Found(tuple(taken), tuple((name, chosen, seed) for name, chosen, seed in left))
+
+
+def _nobody(epoch: int, scores: Mapping[str, float]) -> None:
+    """Watch nothing."""
+
+
+def _check_export(asked: str | None) -> None:
+    from nnlo_common.search.journal._export import exportable
+
+    if asked is not None:
+        with in_flags():
+            usable(f"--export {asked}", exportable(asked))
+
+
+def _check_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("nnlo tune", "optuna", "tune") from None

@@ -1,0 +1,113 @@
+"""A line of JSON for each epoch of a rank: what it has done, and what it has used."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._whole_files import of_rank, usable
+from nnlo_common.training._roles import TrainingReport
+
+__all__ = ["EpochLog", "Usage"]
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What this process uses.
+
+    Attributes:
+        memory_mb: resident memory; where the system does not tell, the most there ever was.
+        cpu_s: processor time since its start, of all its threads.
+
+    Example:
+        >>> Usage.now().memory_mb > 1
+        True
+    """
+
+    memory_mb: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Return it."""
+        if _STATM.exists():
+            memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
+        else:
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            memory = most * (1 if sys.platform == "darwin" else 1024)
+        return cls(memory / 1e6, time.process_time())
+
+
+class EpochLog:
+    """Appends to a file of this rank's own; an epoch begins when `begin` is called.
+
+    Args:
+        path: the file; the rank is added to its name.
+        rank: this rank's number.
+        role: "alone", "server 0", "worker 0", ...
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log = EpochLog(Path(folder, "monitor.jsonl"), 1, "worker 0")
+        ...     log.end(0, {"samples": 40}, 0.1, {"loss": float("nan")})
+        ...     line = json.loads(Path(folder, "monitor.rank1.jsonl").read_text())
+        >>> line["role"], line["samples"], line["metrics"]
+        ('worker 0', 40, {'loss': None})
+    """
+
+    def __init__(self, path: str | Path, rank: int, role: str) -> None:
+        self._file = usable(f"Monitor({str(path)!r})", of_rank(path, rank))
+        self._rank, self._role = rank, role
+        self.begin()
+
+    def begin(self) -> None:
+        """Note when, and with what, an epoch begins."""
+        self._began_s, self._before = time.perf_counter(), Usage.now()
+
+    def end(
+        self,
+        epoch: int,
+        counts: Mapping[str, int],
+        learning_rate: float,
+        metrics: Mapping[str, float],
+        served: TrainingReport | None = None,
+    ) -> None:
+        """Write the line of an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            counts: of what there was in it, by name; rates are made of them.
+            learning_rate: of the optimizer.
+            metrics: as this rank sees them; what is not finite is written as null.
+            served: on a server, what it has seen since the training's start.
+        """
+        seconds, now = time.perf_counter() - self._began_s, Usage.now()
+        line: dict[str, Any] = {
+            "epoch": epoch,
+            "rank": self._rank,
+            "role": self._role,
+            "time": round(time.time(), 3),
+            "seconds": round(seconds, 6),
+        }
+        for name, count in counts.items():
+            line |= {name: count, f"{name}_per_second": round(count / seconds, 3)}
+        line |= {
+            "memory_mb": round(now.memory_mb, 3),
+            "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
+            "learning_rate": learning_rate,
+        }
+        if served is not None:
+            line |= {"exchanges": served.exchanges, "mean_staleness": served.mean_staleness}
+        line["metrics"] = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
