@@ -169,7 +169,7 @@ def _steps(model: Any, case: Case, seconds: float) -> int:
 
 def _parts(distribute: Any) -> list[tuple[Any, str, str]]:
     """What an exchange consists of."""
-    part, exchanging = distribute._team._part, distribute._exchanging
+    part, exchanging = distribute._team._part, distribute._exchanges
     weights = exchanging._weights
     endpoint = part._endpoint
     parts = [(weights, "collect", "read sum"), (weights, "clear", "clear sum")]

@@ -151,10 +151,10 @@ def _breakdown(plain: Loop, trained: Loop, steps: int) -> str:
 
 def _parts(optimizer: nt.Downpour) -> list[tuple[Any, str, str]]:
     """What an exchange consists of."""
-    part, bridge = optimizer._team._part, optimizer._bridge
+    part, flat_model = optimizer._team._part, optimizer._flat_model
     endpoint = part._endpoint
     rules = [shard_client.rule for shard_client in part._worker.shard_clients]
-    parts = [(bridge, "collect", "collect"), (endpoint, "send", "send")]
+    parts = [(flat_model, "collect", "collect"), (endpoint, "send", "send")]
     parts += [(endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
     parts += [(rule, "observe", "sum") for rule in rules]
     return [*parts, *((rule, "incoming", "absorb") for rule in rules)]

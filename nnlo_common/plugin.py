@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common import algorithms
 from nnlo_common.algorithms import Algorithm, DynSGD
+from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import padded
+from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
@@ -24,7 +25,8 @@ from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
-    Batches,
+    BatchOptions,
+    FileBatches,
     Files,
     HDF5Source,
     Lease,
@@ -34,6 +36,7 @@ from nnlo_common.data import (
     portion,
     share,
 )
+from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.training._event_loop import Periodic
@@ -71,11 +74,13 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
-    "algorithms",
     "AnswerT",
     "assigned",
-    "Batches",
+    "BatchOptions",
     "brief",
+    "check_assignment",
+    "check_position",
+    "CheckpointManager",
     "ConfigurationError",
     "cut_teams",
     "Death",
@@ -89,6 +94,7 @@ __all__ = [
     "EpochLog",
     "EpochMeanQuery",
     "EXIT_CODE",
+    "FileBatches",
     "Files",
     "Halt",
     "HDF5Source",
@@ -96,7 +102,7 @@ __all__ = [
     "hold",
     "Interrupts",
     "is_live",
-    "CheckpointManager",
+    "is_number",
     "launched",
     "Lease",
     "LeasedBatches",
@@ -105,15 +111,16 @@ __all__ = [
     "meeting",
     "Message",
     "Meter",
+    "mixins",
     "Moves",
     "Moving",
     "Note",
     "NoteQuery",
     "optimize",
+    "OtherProject",
     "packed_tree",
     "padded",
     "Periodic",
-    "RunPlan",
     "portion",
     "Post",
     "PRESENT",
@@ -124,12 +131,14 @@ __all__ = [
     "Reading",
     "run_block",
     "running",
+    "RunPlan",
     "SampledData",
     "say",
     "Screen",
     "See",
     "seed_of",
     "seed_random",
+    "Session",
     "share",
     "SIGNAL",
     "spaced",
@@ -137,7 +146,6 @@ __all__ = [
     "split",
     "Start",
     "table",
-    "Session",
     "TimeLeft",
     "Trace",
     "Trainer",

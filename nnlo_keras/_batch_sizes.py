@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from nnlo_keras._fitting import batches_of, samples_counted, synchronise
+from nnlo_keras._compat import data_of_fit, samples_counted, synchronise
 
 __all__ = ["BatchSizes"]
 
@@ -28,9 +28,9 @@ class BatchSizes:
         self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, where they have to be counted
 
     @classmethod
-    def of(cls, frame: Any, model: Any, *, steps_matter: bool) -> BatchSizes:
-        """Find what the `fit` loops over that has called what runs in `frame`."""
-        return cls(batches_of(frame), model, steps_matter=steps_matter)
+    def of(cls, model: Any, *, steps_matter: bool) -> BatchSizes:
+        """Find what the `fit` of a model loops over that has called, directly or not."""
+        return cls(data_of_fit(), model, steps_matter=steps_matter)
 
     @property
     def per_execution(self) -> int:

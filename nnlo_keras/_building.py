@@ -7,24 +7,21 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_keras._fitting import batches_of
+from nnlo_keras import _compat
 
 __all__ = ["build", "build_metrics"]
 
 
-def build(model: Any, frame: Any) -> None:
+def build(model: Any) -> None:
     """Build what of a model is not built, as Keras does on torch and JAX when `fit` begins.
 
-    On TensorFlow `fit` leaves it to the first batch, but what is exchanged must be known before.
-
-    Args:
-        model: the model.
-        frame: that of something which `fit` has called, directly or not.
+    On TensorFlow `fit` leaves it to the first batch, but what is exchanged must be known before. Call it from
+    what `fit` calls.
     """
     if keras.backend.backend() != "tensorflow" or _built(model):
         return
     try:
-        model(_like_its_inputs(frame))
+        model(_like_its_inputs())
     except Exception as error:
         raise ConfigurationError(
             f"{type(model).__name__} has layers that are not built, and to call it on what is like its data "
@@ -32,30 +29,25 @@ def build(model: Any, frame: Any) -> None:
         ) from error
 
 
-def build_metrics(model: Any, frame: Any) -> None:
-    """Build what a model is measured by, as Keras does on torch and JAX when `fit` begins.
-
-    Args:
-        model: the model.
-        frame: that of something which `fit` has called, directly or not.
-    """
+def build_metrics(model: Any) -> None:
+    """Build what a model is measured by, as Keras does on torch and JAX when `fit` begins."""
     if keras.backend.backend() == "tensorflow":
-        model._symbolic_build(data_batch=_spec(frame))
+        _compat.build_metrics(model, _spec())
 
 
 def _built(model: Any) -> bool:
     if type(model).call is keras.Model.call:
         return True  # it cannot be called, and only holds models that its training step calls
     own_build = type(model).build is not keras.Model.build
-    return all(layer.built for layer in model._flatten_layers(include_self=own_build))
+    return all(layer.built for layer in _compat.layers_of(model, itself=own_build))
 
 
-def _like_its_inputs(frame: Any) -> Any:
+def _like_its_inputs() -> Any:
     """Tensors without values, like those of the data: a batch that was taken might not come again."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(_spec(frame))
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(_spec())
     return keras.tree.map_structure(lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), x)
 
 
-def _spec(frame: Any) -> Any:
+def _spec() -> Any:
     """What a batch of the data looks like."""
-    return batches_of(frame)._distributed_dataset.element_spec
+    return _compat.spec_of(_compat.data_of_fit())

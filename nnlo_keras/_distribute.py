@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,16 +12,16 @@ from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._exchanging import Exchanging
-from nnlo_keras._feeding import Feeding
-from nnlo_keras._fitting import container_of
-from nnlo_keras._model import CenterOptimizer, RateOption, Statistics, Weights
-from nnlo_keras._optimizers import any_wrapper_in, assign_variables, wrappers_in
-from nnlo_keras._quiet import quieten, refuse_loading, restored_first, undisturbed, unvalidated
+from nnlo_keras._callback_lists import drop_center_callbacks, refuse_loading, restored_first, undisturbed
+from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._compat import begin_with, callbacks_of_fit, first_epoch, strategy_of, unvalidated
+from nnlo_keras._exchanges import Exchanges
+from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._rates import Rates
+from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs
-from nnlo_keras._wrapper import Mode, Wrapper
+from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
+from nnlo_keras._wrapper import StepMode, Wrapper
 
 __all__ = ["Distribute"]
 
@@ -55,13 +54,13 @@ class Distribute(keras.callbacks.Callback):
         super().__init__()
         self._stall_timeout_s, self._world = stall_timeout_s, world
         self._team: Session | None = None
-        self._exchanging: Exchanging | None = None  # on a worker
+        self._exchanges: Exchanges | None = None  # on a worker
         self._served: ServedEpochs | None = None  # on a server
         self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
-        self._feeding: Feeding | None = None  # where `fit` trains on an H5Sequence
-        self._companions: list[Companion] = []
+        self._feed: SequenceFeed | None = None  # where `fit` trains on an H5Sequence
+        self._rank_callbacks: list[RankCallback] = []
         self._report = TrainingReport()
         self.role = "alone"
 
@@ -81,21 +80,21 @@ class Distribute(keras.callbacks.Callback):
     @property
     def batches_in_epoch(self) -> int:
         """How many batches this worker has trained on in this epoch."""
-        return 0 if self._exchanging is None else self._exchanging.in_epoch
+        return 0 if self._exchanges is None else self._exchanges.in_epoch
 
     @property
-    def feeding(self) -> Feeding | None:
+    def feed(self) -> SequenceFeed | None:
         """What `fit` trains on, where that is an H5Sequence."""
-        return self._feeding
+        return self._feed
 
     def state(self) -> dict[str, Any] | None:
         """Return where this worker is in its epoch; None where there is none to exchange with."""
-        return None if self._exchanging is None else self._exchanging.state()
+        return None if self._exchanges is None else self._exchanges.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned, once the epoch has begun."""
-        if self._exchanging is not None:
-            self._exchanging.load(state)
+        if self._exchanges is not None:
+            self._exchanges.load(state)
 
     def settle(self) -> None:
         """On a server whose training is over: let the centre be what the model was then."""
@@ -117,7 +116,7 @@ class Distribute(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Put callbacks to rest that are not for this rank; none of them has begun yet."""
         super().set_model(model)
-        container, wrapper = container_of(sys._getframe(1)), any_wrapper_in(model)
+        container, wrapper = callbacks_of_fit(), any_wrapper_in(model)
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # what is wrong with it will be said when the training begins
@@ -128,30 +127,30 @@ class Distribute(keras.callbacks.Callback):
             restored_first(container)
         elif role.startswith("server"):
             # It also steps its part by its own rate.
-            quieten(container, but=keras.callbacks.ReduceLROnPlateau)
+            drop_center_callbacks(container, but=keras.callbacks.ReduceLROnPlateau)
         else:
-            quieten(container)
+            drop_center_callbacks(container)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Take up this rank's part."""
         wrappers = wrappers_in(self.model)
         world = self._world or launched()
         for wrapper in wrappers.values():
-            wrapper.mode, wrapper.attached = Mode.ALONE, True
+            wrapper.mode, wrapper.attached = StepMode.ALONE, True
             wrapper.several = world is not None and world.size > 1
-        container = container_of(sys._getframe(1))
+        container = callbacks_of_fit()
         callbacks = [] if container is None else container.callbacks
-        self._companions = [one for one in callbacks if isinstance(one, Companion)]
-        self._feeding, self._epochs_left = Feeding.of(sys._getframe(1)), range(0)
+        self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
+        self._feed, self._epochs_left = SequenceFeed.of_fit(), range(0)
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
             raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
         else:
-            build(self.model, sys._getframe(1))
+            build(self.model)
             assign_variables(self.model, wrappers)
             self._take_part(world, container, list(wrappers.values()))
-        for one in self._companions:
+        for one in self._rank_callbacks:
             one.after_start(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -159,40 +158,40 @@ class Distribute(keras.callbacks.Callback):
         self._epochs_left = range(epoch + 1, self.params.get("epochs") or 0)
         if self._served is not None:
             self._served.begin_epoch(epoch, last=not self._epochs_left)
-        elif self._exchanging is not None:
-            self._exchanging.begin_epoch()
-        if self._feeding is not None:
-            self._feeding.begin_epoch(epoch)
+        elif self._exchanges is not None:
+            self._exchanges.begin_epoch()
+        if self._feed is not None:
+            self._feed.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Note the weights that a batch begins with, where they matter."""
-        if self._exchanging is not None:
-            self._exchanging.begin_batch()
+        if self._exchanges is not None:
+            self._exchanges.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if it is time to."""
-        team, feeding = self._team, self._feeding
+        team, feed = self._team, self._feed
         if self._served is not None:
             self._served.end_batch()
-        if team is None or self._exchanging is None:
+        if team is None or self._exchanges is None:
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
-        before = self._exchanging.in_epoch
-        self._exchanging.end_batch(batch, idle=feeding is not None and feeding.idle)
+        before = self._exchanges.in_epoch
+        self._exchanges.end_batch(batch, idle=feed is not None and feed.idle)
         if self._statistics is not None:
-            self._statistics.add_batches(self._exchanging.in_epoch - before)
+            self._statistics.add_batches(self._exchanges.in_epoch - before)
         if team.stopped:
             self.model.stop_training = True
-        elif feeding is not None:
-            feeding.end_batch()
+        elif feed is not None:
+            feed.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
         if self._served is not None:
             self._served.end_epoch()
-        elif self._exchanging is not None:
-            self._exchanging.end_epoch(epoch, logs, last=not self._epochs_left)
+        elif self._exchanges is not None:
+            self._exchanges.end_epoch(epoch, logs, last=not self._epochs_left)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Leave with the centre's weights."""
@@ -201,16 +200,16 @@ class Distribute(keras.callbacks.Callback):
             return
         if served is not None and self.model.stop_training:
             team.stop()
-        for one in self._companions:
+        for one in self._rank_callbacks:
             one.before_end()
         if served is not None:
             served.end()
         self._pass_epochs(team)
-        if self._exchanging is not None:
-            self._exchanging.last_round()
+        if self._exchanges is not None:
+            self._exchanges.last_round()
         else:
             team.last_round()
-        for one in self._companions:
+        for one in self._rank_callbacks:
             one.after_epochs()
         if served is not None:
             team.settle_center(served.settle)
@@ -226,22 +225,22 @@ class Distribute(keras.callbacks.Callback):
         team, weights = self._join(world, wrappers)
         rates = Rates(self.model, team)
         if team.serves:
-            served = ServedEpochs(self.model, team, weights, rates, self._companions)
-            self._served, self._exchanging = served, None
+            served = ServedEpochs(self.model, team, weights, rates, self._rank_callbacks)
+            self._served, self._exchanges = served, None
             self._restore += served.take_over(container, self)
             return
-        local = wrappers[0].mode is Mode.LOCAL
-        sizes = BatchSizes.of(sys._getframe(1), self.model, steps_matter=local)
-        exchanging = Exchanging(team, weights, wrappers, rates, sizes, undisturbed=calm)
-        self._served, self._exchanging = None, exchanging
+        local = wrappers[0].mode is StepMode.LOCAL
+        sizes = BatchSizes.of(self.model, steps_matter=local)
+        exchanging = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
+        self._served, self._exchanges = None, exchanging
         if self._statistics is not None:
             self._restore += self._statistics.count(wrappers[0])
         self._restore += unvalidated(self.model)  # that is for the rank that has the centre
-        if self._feeding is not None:
-            self._restore += self._feeding.lease(self.model, team)
+        if self._feed is not None:
+            self._restore += self._feed.lease(self.model, team)
 
     def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
-        if getattr(self.model, "_distribute_strategy", None) is not None:
+        if strategy_of(self.model) is not None:
             raise ConfigurationError(
                 "a TensorFlow distribution strategy is around this model; take it away: nnlo distributes the "
                 "training, with one replica on each rank"
@@ -261,20 +260,20 @@ class Distribute(keras.callbacks.Callback):
             model=weights,
             buffers=self._statistics,
             options=RateOption(wrappers),
-            center_optimizer=lambda place: CenterOptimizer(wrappers, weights, place),
+            center_optimizer=lambda place: KerasCenterOptimizer(wrappers, weights, place),
             moved_outside=local or first.moves_locally,  # within the training step
             given_sums=not local,
             servers=first.servers,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
             stall_timeout_s=self._stall_timeout_s,
-            meetings=[type(one).__name__ for one in self._companions if one.meets],
+            meetings=[type(one).__name__ for one in self._rank_callbacks if one.meets],
         )
         self.role = team.member.role
-        mode = Mode.SERVE if team.serves else Mode.LOCAL if local else Mode.ACCUMULATE
+        mode = StepMode.SERVE if team.serves else StepMode.LOCAL if local else StepMode.ACCUMULATE
         for wrapper in wrappers:
             wrapper.mode = mode
-        for one in self._companions:
+        for one in self._rank_callbacks:
             one.before_part(self)
         self._refuse_to_wait_at_start(first.algorithm)
         # Before a worker may be kept waiting.
@@ -285,7 +284,7 @@ class Distribute(keras.callbacks.Callback):
     def _refuse_to_wait_at_start(self, algorithm: Algorithm) -> None:
         """Refuse callbacks that wait for all workers before the first batch if some are let in later."""
         alone = getattr(algorithm, "warm_start", 0)
-        meeting = [type(one).__name__ for one in self._companions if one.meets_at_start]
+        meeting = [type(one).__name__ for one in self._rank_callbacks if one.meets_at_start]
         if alone and meeting:
             error = ConfigurationError(
                 f"{meeting[0]}() needs all ranks before the first batch, but warm_start={alone} lets one "
@@ -295,19 +294,19 @@ class Distribute(keras.callbacks.Callback):
             raise error
 
     def _prepare(self, role: str) -> None:
-        for one in self._companions:
+        for one in self._rank_callbacks:
             one.before_start(role)
 
     def _agree_on_first_epoch(self, team: Session) -> None:
         """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
-        restored = {"epoch": self.model._initial_epoch or 0}
+        restored = {"epoch": first_epoch(self.model)}
         first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
-        self.model._initial_epoch = int(first) or None
+        begin_with(self.model, int(first))
 
     def _pass_epochs(self, team: Session) -> None:
         """Be there in the epochs that this rank has stopped before, as far as others wait for it in them."""
         for epoch in self._epochs_left:
-            for one in self._companions:
+            for one in self._rank_callbacks:
                 one.before_empty_epoch(epoch)
             if not team.serves:
                 team.begin_epoch()
@@ -317,8 +316,8 @@ class Distribute(keras.callbacks.Callback):
                 team.begin_epoch()
 
     def _release(self, team: Session) -> None:
-        self._report, self._team, self._feeding = team.report(), None, None
-        self._exchanging = self._served = self._statistics = None
+        self._report, self._team, self._feed = team.report(), None, None
+        self._exchanges = self._served = self._statistics = None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
-    Batches,
+    BatchOptions,
+    FileBatches,
     Files,
-    HDF5Source,
     LeasedBatches,
     LedgerClient,
     RankWorld,
-    Reading,
     SampledData,
     Session,
     assigned,
@@ -34,28 +33,18 @@ _LOOKS = 4
 class H5Sequence(keras.utils.PyDataset):
     """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
 
-    Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
-    epoch only. The files are read in slices, never sample by sample, by a thread that is ahead of the
-    training, into the next epoch, too; only a few of their blocks are in memory.
-
-    It shuffles by itself: the `shuffle` of `fit` changes nothing, as batches come in the order in which
-    Keras asks. A server gets one sample, for its `fit` to see what the data are like.
+    `nnlo_common.data.FileBatches` says how they are dealt out and read. It shuffles by itself: the `shuffle`
+    of `fit` changes nothing, as batches come in the order in which Keras asks. A server gets one sample, for
+    its `fit` to see what the data are like. `assignment="dynamic"` needs `Distribute` in the `fit`.
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
-        batch_size: how many samples a batch has; the last one of an epoch may have fewer.
-        shuffle: in another order in each epoch. False: as they lie in the files.
-        seed: of the orders; equal on all ranks.
-        block: how many samples are read in a row; None: about 256 KB.
-        window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
-        assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
-            from the server as they need them, so that a slow worker gets less, all end at about the same
-            time, and what a dead worker had is given out again. It needs `Distribute` in the `fit`. Blocks
-            and windows are smaller then.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
+        options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
+            `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
+            `nnlo_common.data.HDF5Source`.
 
     Attributes:
         epoch: the number of the next epoch, from 0. It counts up by itself, and `Distribute` lets it never be
@@ -77,42 +66,21 @@ class H5Sequence(keras.utils.PyDataset):
         self,
         files: Files,
         *,
-        batch_size: int = 32,
-        shuffle: bool = True,
-        seed: int = 0,
-        block: int | None = None,
-        window: int | None = None,
-        assignment: Literal["static", "dynamic"] = "static",
         shard: bool = True,
         servers: int = 1,
         world: RankWorld | None = None,
-        **reading: Unpack[Reading],
+        **options: Unpack[BatchOptions],
     ) -> None:
         super().__init__()
-        if assignment not in ("static", "dynamic") or (assignment == "dynamic" and not shard):
-            raise ConfigurationError(
-                f"assignment={assignment!r} with shard={shard} is not possible: it must be 'static', or "
-                "'dynamic' for what is trained on"
-            )
-        self._source = HDF5Source(files, **reading)
-        world, dynamic = world or launched(), assignment == "dynamic"
-        part, self.leased, self.dynamic = None, False, dynamic
+        batches = self._batches = FileBatches(files, "H5Sequence", trained_on=shard, **options)
+        world, self.dynamic, self.leased = world or launched(), batches.dynamic, False
+        self._part = [0, batches.size]
         if shard and world is not None and world.size > 1:
             worker = assigned(world, servers).worker
-            part = _part(len(self._source), worker, world.size - servers, leased=dynamic)
-            self.leased = dynamic and worker is not None
-        self._batches = Batches(
-            self._source,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            block=block,
-            window=window,
-            part=part,
-            leased=dynamic,
-        )
-        self._part = list(part or (0, len(self._source)))
-        self._shard, self._like = shard, None if not self.leased else self._source.take(0, 1)
+            self._part = list(_part(batches.size, worker, world.size - servers, leased=self.dynamic))
+            self.leased = self.dynamic and worker is not None
+            batches.take_part((self._part[0], self._part[1]))
+        self._shard, self._like = shard, None if not self.leased else batches.like()
         self.epoch = 0
         self._begun = self._looked = False  # whether Keras has begun an epoch, and has looked at the data
         self._begin()
@@ -121,7 +89,7 @@ class H5Sequence(keras.utils.PyDataset):
         """How many batches an epoch has on this rank; more than enough, where they are leased."""
         if not self.leased:
             return len(self._batches) - self._taken
-        return 2 * (_LOOKS + math.ceil(len(self._source) / self._batches.batch_size))
+        return 2 * (_LOOKS + math.ceil(self._batches.size / self._batches.batch_size))
 
     @property
     def epoch(self) -> int:
@@ -135,16 +103,15 @@ class H5Sequence(keras.utils.PyDataset):
 
     def state(self, taken: int) -> dict[str, Any]:
         """Return where an epoch is of which so many batches were used."""
-        return {**self._meaning(), "epoch": self.epoch, "taken": 0 if self.leased else taken}
+        return {
+            **self._batches.position(part=self._part),
+            "epoch": self.epoch,
+            "taken": 0 if self.leased else taken,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was returned; the epoch has the batches only that are left."""
-        meaning = self._meaning()
-        if (found := {name: state.get(name) for name in meaning}) != meaning:
-            raise ConfigurationError(
-                f"a state of {found} was saved, but this H5Sequence is of {meaning}; resume with the same "
-                "files, options and number of workers"
-            )
+        self._batches.check(state, part=self._part)
         self.epoch, self._taken = state["epoch"], state["taken"]
 
     def turn_to(self, epoch: int) -> None:
@@ -168,7 +135,7 @@ class H5Sequence(keras.utils.PyDataset):
                     "server for leases; give it to fit() itself, with callbacks=[nnlo_keras.Distribute()], "
                     "and use shard=False to validate, or assignment='static'"
                 )
-            return self._like  # what is trained on is leased; see _feeding
+            return self._like  # what is trained on is leased; see `_sequence_feed`
         with self._lock:
             place = self._taken + self._given.setdefault(index, len(self._given))
             return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)
@@ -203,18 +170,6 @@ class H5Sequence(keras.utils.PyDataset):
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
         self._batches.close()
-        self._source.close()
-
-    def _meaning(self) -> dict[str, Any]:
-        """What has to be equal, or a position would mean another sample."""
-        batches = self._batches
-        return {
-            "size": batches.size,
-            "order": batches.order,
-            "batch_size": batches.batch_size,
-            "part": self._part,
-            "assignment": "dynamic" if self.dynamic else "static",
-        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_given", "_lock")}

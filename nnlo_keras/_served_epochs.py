@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.plugin import NoteQuery, Session, Vector
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._fitting import serving
-from nnlo_keras._model import Weights
-from nnlo_keras._quiet import last_of, own_logs
+from nnlo_keras._callback_lists import last_of, own_logs
+from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._rates import Rates
+from nnlo_keras._serving import serving
+from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]
 
@@ -25,14 +25,14 @@ class ServedEpochs:
         team: this rank's place among several.
         weights: the model's.
         rates: what workers are to be told of learning rates.
-        companions: the callbacks that go along.
+        callbacks: those of ours.
     """
 
     def __init__(
-        self, model: Any, team: Session, weights: Weights, rates: Rates, companions: Sequence[Companion]
+        self, model: Any, team: Session, weights: Weights, rates: Rates, callbacks: Sequence[RankCallback]
     ) -> None:
         self._model, self._team, self._weights = model, team, weights
-        self._rates, self._companions = rates, companions
+        self._rates, self._callbacks = rates, callbacks
         self._epoch, self._served, self._last = 0, False, False
         self._logs: dict[str, float] = {}
         self._final: Vector | None = None  # what the model was when the training was over
@@ -85,7 +85,7 @@ class ServedEpochs:
             self._team.begin_epoch()
             if self._last:
                 self._team.last_round()
-            for one in self._companions:
+            for one in self._callbacks:
                 one.after_serving()
             self._logs = dict(self._team.ask(NoteQuery(epoch=self._epoch, values={}, weight=0)).means)
         return self._logs

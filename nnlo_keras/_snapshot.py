@@ -11,7 +11,8 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import packed_tree, random_numbers
-from nnlo_keras._layout import memory_of
+from nnlo_keras._compat import EMA_SWAPPED, global_seeds
+from nnlo_keras._variable_layout import memory_of
 
 __all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
 
@@ -23,10 +24,8 @@ _SEEN = (
     "best_epoch",
     "best_weights",
     "cooldown_counter",
-    "_ema_weights_in_model",
+    EMA_SWAPPED,
 )
-#: What layers draw from that have no seed generator of their own.
-_SEEDS = "global_seed_generator"
 #: What callbacks of the user's own have that want to be kept.
 _OWN = ("state_dict", "load_state_dict")
 _DECIDING = (
@@ -67,7 +66,7 @@ def untrained(model: Any, trained: Iterable[Any]) -> list[Any]:
 
 def random_states() -> dict[str, Any]:
     """Return the states of all random numbers that a script draws from, as far as they can be had."""
-    seeds = keras.src.backend.common.global_state.get_global_attribute(_SEEDS)
+    seeds = global_seeds()
     states = {**random_numbers.random_states(), "keras": None if seeds is None else values_of([seeds.state])}
     if keras.backend.backend() == "torch":
         import torch
@@ -80,7 +79,7 @@ def load_random(states: Mapping[str, Any]) -> None:
     """Go on drawing where `random_states` was called."""
     if states["keras"] is not None:
         # What is not there yet is seeded by a number of Python's, which are set behind it.
-        seeds = keras.src.random.seed_generator.global_seed_generator()
+        seeds = global_seeds(make=True)
         assign([seeds.state], states["keras"], "the seeds of Keras")
     random_numbers.load_random(states)
     if "torch" in states:
@@ -108,7 +107,8 @@ class Decisions:
                     f"the callback {type(one).__name__} has {has[0]}() alone, but a checkpoint needs "
                     f"{' and '.join(f'{name}()' for name in _OWN)}; write both, or none"
                 )
-        self._history = None if container is None else container._history
+        histories = [one for one in self._callbacks if isinstance(one, keras.callbacks.History)]
+        self._history = histories[-1] if histories else None
 
     def state(self) -> dict[str, Any]:
         """Return it."""

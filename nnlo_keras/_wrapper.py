@@ -10,18 +10,15 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, launched
-from nnlo_keras._passing import Passing
-from nnlo_keras._sums import GradientSum, gradient_sum
+from nnlo_common.plugin import Algorithm, launched, mixins
+from nnlo_keras._compat import module_of_back_end, trained_by
+from nnlo_keras._delegation import Delegation
+from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
-__all__ = ["AS_YOURS", "Mode", "Wrapper", "wrapper_of"]
-
-
-#: The learning rate of local steps that is always that of the wrapped optimizer.
-AS_YOURS = "as yours"
+__all__ = ["StepMode", "Wrapper", "wrapper_of"]
 
 
-class Mode(enum.Enum):
+class StepMode(enum.Enum):
     """What a wrapper does with the gradients that it is given."""
 
     ALONE = "the wrapped optimizer steps; nobody else is there"
@@ -30,7 +27,7 @@ class Mode(enum.Enum):
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
-class Wrapper(Passing, keras.optimizers.Optimizer):
+class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
     Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
@@ -69,19 +66,29 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
-        rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
+        rate = local is None or local == mixins.AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, servers
-        self._own, self.mode = own, Mode.ALONE
+        self._own, self.mode = own, StepMode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
         self.attached = False  # whether a Distribute callback drives it
         self.several = False  # whether it has found several ranks
         self.rate_set: float | None = None  # by a callback, since the training began
-        self.sum: GradientSum | None = None
+        self.sum: GradientAccumulator | None = None
         self.applied = 0
         self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
         self.check_options()
+
+    def _wrap(
+        self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
+    ) -> None:
+        Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
+        if self.local_optimizer is not None:
+            del own["local"]  # it has a config of its own
+
+    def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
+        return _momentum_of(keras.optimizers.get(optimizer), type(self).__name__, nesterov=nesterov)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the wrapped optimizer's variables and, among several ranks, the sum of gradients."""
@@ -106,8 +113,8 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
             )
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
-        if self.mode is Mode.ACCUMULATE:
-            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        if self.mode is StepMode.ACCUMULATE:
+            variables = self.owned if trainable_variables is None else trainable_variables
             self._accumulate(grads, variables)
             self._step_locally(grads, variables)
             return None
@@ -115,14 +122,15 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it
-        given = {self._var_key(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        given = {id(variable): grad for variable, grad in zip(variables, grads, strict=True)}
+        owned = dict.fromkeys(id(variable) for variable in self.owned)
         for variable in variables:
-            if self._var_key(variable) not in self._trainable_variables_indices:
+            if id(variable) not in owned:
                 raise ConfigurationError(
                     f"{type(self).__name__} got a gradient of {variable.path!r}, which it was not built for; "
                     "build it with all variables that it is to train before fit() begins"
                 )
-        self.sum.add([given.get(self._var_key(variable)) for variable in self._trainable_variables])
+        self.sum.add([given.get(identity) for identity in owned])
 
     def _step_locally(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Move the weights of this worker until the next centre comes."""
@@ -131,7 +139,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
         if self.local_optimizer is not None:
             self.local_optimizer.apply(grads, variables)
         elif self.local_rate:
-            rate = self.learning_rate if self.local_rate == AS_YOURS else self.local_rate
+            rate = self.learning_rate if self.local_rate == mixins.AS_YOURS else self.local_rate
             for gradient, variable in zip(grads, variables, strict=True):
                 if gradient is not None:
                     dense = keras.ops.cast(
@@ -153,7 +161,7 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
     @property
     def owned(self) -> list[Any]:
         """The variables that it was built for."""
-        return list(self._trainable_variables)
+        return trained_by(self)
 
     # -- what others ask of an optimizer --------------------------------------------------------------
 
@@ -161,11 +169,11 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """Its own, the wrapped optimizer's, and those of an optimizer for local steps."""
         local = [] if self.local_optimizer is None else self.local_optimizer.variables
-        return [*self._variables, *self.inner_optimizer.variables, *local]
+        return [*super().variables, *self.inner_optimizer.variables, *local]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Set `variables`."""
-        own = len(self._variables)
+        own = len(super().variables)
         inner = own + len(self.inner_optimizer.variables)
         super().set_weights(weights[:own])
         self.inner_optimizer.set_weights(weights[own:inner])
@@ -199,8 +207,8 @@ class Wrapper(Passing, keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Set the variables to their averages, if the wrapped optimizer keeps some, where it runs."""
-        steps_here = self.mode is not Mode.SERVE or self.algorithm.optimizer_runs == "center"
-        if self.mode is not Mode.ACCUMULATE and steps_here:
+        steps_here = self.mode is not StepMode.SERVE or self.algorithm.optimizer_runs == "center"
+        if self.mode is not StepMode.ACCUMULATE and steps_here:
             self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
@@ -239,10 +247,37 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
 def _serialized(optimizer: Any) -> dict[str, Any]:
     one: dict[str, Any] = keras.optimizers.serialize(optimizer)
     # On the torch back end Keras names modules that exist only where torch is installed.
-    if str(one.get("module", "")).startswith("keras.src.backend."):
+    if module_of_back_end(str(one.get("module", ""))):
         one = {**one, "module": "keras.optimizers", "registered_name": None}
         one["class_name"] = type(optimizer).__name__
     return one
+
+
+def _momentum_of(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
+    """The momentum of a momentum SGD that has nothing else."""
+    extras = [
+        name
+        for name in (
+            "weight_decay",
+            "clipnorm",
+            "clipvalue",
+            "global_clipnorm",
+            "use_ema",
+            "loss_scale_factor",
+            "gradient_accumulation_steps",
+        )
+        if getattr(optimizer, name, None)
+    ]
+    found = bool(getattr(optimizer, "nesterov", False))
+    extras += ["nesterov"] if found and not nesterov else []
+    if not isinstance(optimizer, keras.optimizers.SGD) or extras or found < nesterov:
+        with_extras = f" with {', '.join(extras)}" if extras else ""
+        kind = "a momentum, nesterov=True" if nesterov else "a momentum"
+        raise ConfigurationError(
+            f"{wrapper} needs a keras.optimizers.SGD with {kind} and nothing else; this is "
+            f"{type(optimizer).__name__}{with_extras}"
+        )
+    return float(optimizer.momentum)
 
 
 def _local(optimizer: Any, wrapper: str) -> Any:

@@ -14,7 +14,7 @@ from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._monitor import Monitor
-from nnlo_torch._progress import Progress
+from nnlo_torch._progress_lines import Progress
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._timeline import Timeline
 from nnlo_torch._wrapper import Wrapper

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_torch._bridge import Bridge, Road
-from nnlo_torch._options import GroupOptions
+from nnlo_torch._flat_model import FlatModel, Storage
+from nnlo_torch._group_options import GroupOptions
 
-__all__ = ["CenterOptimizer"]
+__all__ = ["TorchCenterOptimizer"]
 
 
-class CenterOptimizer:
+class TorchCenterOptimizer:
     """Steps one shard of the centre with a torch optimizer; fits `nnlo_common.VectorOptimizer`.
 
     The wrapped optimizer steps parameters that are views of the centre, with gradients that are views of
@@ -22,15 +22,15 @@ class CenterOptimizer:
 
     Args:
         optimizer: the user's.
-        bridge: the server's model.
+        flat_model: the server's model.
         place: the part of the vector that this server holds.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, bridge: Bridge, place: slice) -> None:
-        self._optimizer, self._bridge, self._place = optimizer, bridge, place
+    def __init__(self, optimizer: torch.optim.Optimizer, flat_model: FlatModel, place: slice) -> None:
+        self._optimizer, self._flat_model, self._place = optimizer, flat_model, place
         self._options = GroupOptions(optimizer)
-        self._mine = bridge.parameters.layout.inside(place)
-        self._marks = bridge.marks[self._mine] - place.start
+        self._mine = flat_model.parameters.layout.inside(place)
+        self._marks = flat_model.marks[self._mine] - place.start
         self._masters = self._float32_masters()
         self._views: dict[int, list[torch.Tensor]] = {}
 
@@ -70,7 +70,7 @@ class CenterOptimizer:
         views = self._views.get(address)
         if views is None:
             flat, start = torch.from_numpy(vector), self._place.start
-            segments = [self._bridge.parameters.layout.segments[index] for index in self._mine]
+            segments = [self._flat_model.parameters.layout.segments[index] for index in self._mine]
             views = self._views[address] = [
                 flat[s.offset - start : s.offset - start + s.size].view(s.shape) for s in segments
             ]
@@ -79,14 +79,14 @@ class CenterOptimizer:
     def _float32_masters(self) -> list[torch.Tensor]:
         """What the optimizer steps: float32 views of the centre, whatever the model's own type is."""
         masters: dict[int, torch.Tensor] = {}
-        of_tensor = {id(tensor): index for index, tensor in enumerate(self._bridge.tensors)}
+        of_tensor = {id(tensor): index for index, tensor in enumerate(self._flat_model.tensors)}
         for group in self._optimizer.param_groups:
-            if group.get("capturable") and Road.BLOCK in self._bridge.roads:
+            if group.get("capturable") and Storage.BLOCK in self._flat_model.storages:
                 group["capturable"] = False  # in a CUDA graph; but the centre lies in the host's memory
             for position, tensor in enumerate(group["params"]):
                 index = of_tensor[id(tensor)]
-                if self._bridge.roads[index] is not Road.VIEW:
-                    master = torch.nn.Parameter(self._bridge.views[index], tensor.requires_grad)
+                if self._flat_model.storages[index] is not Storage.VIEW:
+                    master = torch.nn.Parameter(self._flat_model.views[index], tensor.requires_grad)
                     group["params"][position] = master
                     if tensor in self._optimizer.state:
                         self._optimizer.state[master] = _as_master(self._optimizer.state.pop(tensor))

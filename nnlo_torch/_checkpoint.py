@@ -161,7 +161,7 @@ class Checkpoint:
             if self._sampler is None:
                 self._begun = True
                 list(islice(iterator, self._batch))
-                self._optimizer._weighing.forget()
+                self._optimizer._step_weights.forget()
             if self._was_inside:
                 load_random(saved["random"])  # after the loader has drawn its seed
         while True:

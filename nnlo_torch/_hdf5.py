@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ import torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     AnswerT,
-    Batches,
+    BatchOptions,
+    FileBatches,
     Files,
     HDF5Source,
     LeasedBatches,
@@ -20,9 +21,8 @@ from nnlo_common.plugin import (
     Query,
     Reading,
     SampledData,
-    portion,
 )
-from nnlo_torch._sampler import check_assignment, training_of
+from nnlo_torch._sampler import training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["H5Batches", "H5Dataset"]
@@ -87,27 +87,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 class H5Batches(torch.utils.data.IterableDataset[Any]):
     """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
 
-    Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
-    epoch only. The files are read in slices, never sample by sample, by a thread that is ahead of the
-    training, into the next epoch, too; only a few of their blocks are in memory.
-
-    Loop over it as it is, or over a `DataLoader(batches, batch_size=None)`. On a server rank that serves the
-    epoch and yields nothing. It needs no processes, so `num_workers` has to be 0.
+    `nnlo_common.data.FileBatches` says how they are dealt out and read. Loop over it as it is, or over a
+    `DataLoader(batches, batch_size=None)`. On a server rank that serves the epoch and yields nothing. It
+    needs no processes, so `num_workers` has to be 0.
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
-        batch_size: how many samples a batch has; the last one of an epoch may have fewer.
-        shuffle: in another order in each epoch. False: as they lie in the files.
-        seed: of the orders; equal on all ranks.
-        block: how many samples are read in a row; None: about 256 KB.
-        window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
-        assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
-            from the server as they need them, so that a slow worker gets less, all end at about the same
-            time, and what a dead worker had is given out again. Blocks and windows are smaller then.
         evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins,
             and nothing is shuffled.
         optimizer: the wrapper whose training this belongs to; None: the one made last.
-        reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
+        options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
+            `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
+            `nnlo_common.data.HDF5Source`.
 
     Attributes:
         epoch: the number of the next epoch, from 0; it counts up by itself.
@@ -128,28 +119,14 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self,
         files: Files,
         *,
-        batch_size: int = 32,
-        shuffle: bool = True,
-        seed: int = 0,
-        block: int | None = None,
-        window: int | None = None,
-        assignment: Literal["static", "dynamic"] = "static",
         evaluation: bool = False,
         optimizer: Wrapper | None = None,
-        **reading: Unpack[Reading],
+        **options: Unpack[BatchOptions],
     ) -> None:
-        check_assignment(assignment, evaluation=evaluation)
-        self._source = HDF5Source(files, **reading)
-        self._batches = Batches(
-            self._source,
-            batch_size=batch_size,
-            shuffle=shuffle and not evaluation,
-            seed=seed,
-            block=block,
-            window=window,
-            leased=assignment == "dynamic",
-        )
-        self._evaluation, self._optimizer, self._dynamic = evaluation, optimizer, assignment == "dynamic"
+        if evaluation:
+            options["shuffle"] = False
+        self._batches = FileBatches(files, "H5Batches", trained_on=not evaluation, **options)
+        self._evaluation, self._optimizer = evaluation, optimizer
         self._leased: LeasedBatches | None = None
         self._name = ""
         self.set_epoch(0)
@@ -203,7 +180,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         begun = self._running and self._taken < len(self._batches)
-        state: dict[str, Any] = {**self._meaning(training), "leases": [], "taken": 0, "epoch": self.epoch}
+        state = self._batches.position(workers=_workers(training))
+        state |= {"leases": [], "taken": 0, "epoch": self.epoch}
         if self._leasing(training) is not None and training is not None:
             state["epoch"] -= self._running
             if training.role == "server 0":
@@ -217,12 +195,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
-        meaning = self._meaning(training)
-        if (found := {name: state.get(name) for name in meaning}) != meaning:
-            raise ConfigurationError(
-                f"a state of {found} was saved, but this H5Batches is of {meaning}; resume with the same "
-                "files, options and number of workers"
-            )
+        self._batches.check(state, workers=_workers(training))
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         if self._leasing(training) is not None:
@@ -233,7 +206,6 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def close(self) -> None:
         """Close the files, and take leave of what was copied."""
         self._batches.close()
-        self._source.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_optimizer": None, "_leased": None, "_name": ""}
@@ -258,7 +230,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
 
     def _leasing(self, training: Wrapper | None) -> LeasedBatches | None:
         """What leases; None where nothing is leased."""
-        if not self._dynamic or training is None or training.size == 1:
+        if not self._batches.dynamic or training is None or training.size == 1:
             return None
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
@@ -275,26 +247,20 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         assert training is not None  # or nobody would lease
         return training.ask(query)
 
-    def _meaning(self, training: Wrapper | None) -> dict[str, Any]:
-        """What has to be equal, or a position would mean another sample."""
-        return {
-            "size": self._batches.size,
-            "order": self._batches.order,
-            "batch_size": self._batches.batch_size,
-            "assignment": "dynamic" if self._dynamic else "static",
-            "workers": 1 if training is None else training.share[1],
-        }
-
     def _take_part(self, training: Wrapper | None) -> None:
         """Take this rank's positions, which are known when the training is."""
         if training is None:
             worker, workers = 0, 1
         else:
             worker, workers = (training.rank, training.size) if self._evaluation else training.share
-        self._batches.take_part(portion(len(self._source), max(worker, 0), workers))
+        self._batches.take_share(worker, workers)
 
     def _training(self) -> Wrapper | None:
         return training_of(self._optimizer, "an H5Batches")
+
+
+def _workers(training: Wrapper | None) -> int:
+    return 1 if training is None else training.share[1]
 
 
 def _tensors(batch: Any) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
+
+from nnlo_torch._compat import children_of, parameters_of, saved_buffers
 
 __all__ = ["buffers_of", "modules_of"]
 
@@ -20,7 +21,7 @@ def modules_of(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     """Return the outermost modules that hold any of these parameters, in the order of the parameters."""
     order = {id(tensor): index for index, tensor in reversed(list(enumerate(tensors)))}
     everything = _all_modules()
-    inner = {id(child) for module in everything for child in _attributes(module, "_modules")}
+    inner = {id(child) for module in everything for child in children_of(module)}
     found: list[tuple[int, int, torch.nn.Module]] = []
     for module in everything:
         if id(module) not in inner:
@@ -38,9 +39,8 @@ def buffers_of(modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tens
     buffers: dict[int, tuple[str, torch.Tensor]] = {}
     for module in modules:
         for prefix, part in module.named_modules():
-            for name, buffer in part._buffers.items():
-                saved = name not in part._non_persistent_buffers_set
-                if buffer is not None and saved and buffer.is_floating_point() and not buffer.is_sparse:
+            for name, buffer in saved_buffers(part):
+                if buffer.is_floating_point() and not buffer.is_sparse:
                     buffers.setdefault(id(buffer), (f"{prefix}.{name}".lstrip("."), buffer))
     return list(buffers.values())
 
@@ -67,11 +67,5 @@ def _parameters(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
         part = waiting.pop()
         if id(part) not in seen:
             seen.add(id(part))
-            waiting += _attributes(part, "_modules")
-            yield from _attributes(part, "_parameters")
-
-
-def _attributes(module: torch.nn.Module, name: str) -> list[Any]:
-    """The values of one of a module's tables; another thread may still be making the module."""
-    table = vars(module).get(name) or {}
-    return [value for value in list(table.values()) if value is not None]  # a list is made in one go
+            waiting += children_of(part)
+            yield from parameters_of(part)

@@ -12,10 +12,10 @@ import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
-from nnlo_torch._aside import start
+from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._modules import modules_of
-from nnlo_torch._weighing import Draws, Weighing
+from nnlo_torch._step_weights import Draws, StepWeights
 
 __all__ = ["Participation"]
 
@@ -45,7 +45,7 @@ class Participation:
         self._stopped = self._agreed = self._looping = self._evaluating = False
         self._steps = self._samples = self._samplers = self._epochs_begun = 0
         self._aside: list[Future[Any]] = []
-        self._weighing = Weighing()
+        self._step_weights = StepWeights()
 
     @property
     def serves(self) -> bool:
@@ -100,7 +100,7 @@ class Participation:
 
     def draws(self) -> Draws:
         """Begin a run of a sampler, for `take`; samplers call this in their first `next`."""
-        return self._weighing.draws()
+        return self._step_weights.draws()
 
     def take(self, samples: int, draws: Draws | None = None) -> None:
         """Count samples that this rank has taken; samplers call this.
@@ -116,7 +116,7 @@ class Participation:
         self._samples += samples
         if self._team is not None:
             self._team.take(samples)
-            (self._weighing if draws is None else draws).add(samples)
+            (self._step_weights if draws is None else draws).add(samples)
 
     @contextmanager
     def center_weights(self) -> Iterator[None]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import is_number, mixins
+from nnlo_torch._compat import stepped
 from nnlo_torch._participation import Participation
 
 __all__ = ["local_of", "momentum_of", "refuse"]
@@ -41,7 +42,9 @@ def local_of(
     """
     if local is None:
         return 0.0, None
-    if isinstance(local, int | float | np.number) and not isinstance(local, bool) and 0 <= local < math.inf:
+    if local == mixins.AS_YOURS:
+        return float(optimizer.param_groups[0]["lr"]), None
+    if is_number(local) and 0 <= local < math.inf:
         return float(local), None
     if not isinstance(local, torch.optim.Optimizer):
         raise ConfigurationError(
@@ -56,7 +59,7 @@ def local_of(
             f"lacks {len(given - own)} of yours; make both of the same parameters"
         )
     # Nothing steps it on a server, nor alone; schedulers are not to warn of that.
-    local._opt_called = True  # type: ignore[attr-defined]
+    stepped(local)
     return 0.0, local
 
 

@@ -10,10 +10,20 @@ from typing import Any, Literal
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Lease, LedgerClient, SampledData, epoch_order, launched, share, whole_number
+from nnlo_common.plugin import (
+    Lease,
+    LedgerClient,
+    SampledData,
+    check_assignment,
+    check_position,
+    epoch_order,
+    launched,
+    share,
+    whole_number,
+)
 from nnlo_torch._wrapper import Wrapper, current
 
-__all__ = ["ShardSampler", "check_assignment", "training_of"]
+__all__ = ["ShardSampler", "training_of"]
 
 _drawing = threading.Lock()  # torch's random state is one for all threads
 
@@ -62,7 +72,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 f"shuffle=True with a {type(data_source).__name__}, which has an order of its own; "
                 "leave it out"
             )
-        check_assignment(assignment, evaluation=evaluation)
+        check_assignment(assignment, trained_on=not evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
         self._dynamic, self._evaluation, self._optimizer = assignment == "dynamic", evaluation, optimizer
@@ -145,12 +155,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
-        found = {name: state.get(name) for name in self._meaning()}
-        if found != self._meaning():
-            raise ConfigurationError(
-                f"a sampler of {found} was saved, but this one is of {self._meaning()}; resume with the same "
-                "data set, seed and number of workers"
-            )
+        check_position(state, self._meaning(), "ShardSampler")
         training = self._training()
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
@@ -243,14 +248,6 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             # Not torch.manual_seed, which seeds the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
             return list(self._inner)
-
-
-def check_assignment(assignment: str, *, evaluation: bool) -> None:
-    """Refuse what is no way to deal samples out."""
-    if assignment not in ("static", "dynamic") or (evaluation and assignment == "dynamic"):
-        raise ConfigurationError(
-            f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' in training"
-        )
 
 
 def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:

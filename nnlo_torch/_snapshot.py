@@ -12,7 +12,7 @@ import torch
 
 from nnlo_common import ConfigurationError, Layout, Segment
 from nnlo_common.plugin import random_numbers
-from nnlo_torch._bridge import named_parameters
+from nnlo_torch._flat_model import named_parameters
 
 __all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
 

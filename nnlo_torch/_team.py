@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from nnlo_common.plugin import Algorithm, RankWorld, Session
-from nnlo_torch._bridge import Bridge, named_parameters
-from nnlo_torch._buffers import BufferBridge
-from nnlo_torch._center import CenterOptimizer
+from nnlo_torch._center import TorchCenterOptimizer
+from nnlo_torch._flat_buffers import FlatBuffers
+from nnlo_torch._flat_model import FlatModel, named_parameters
+from nnlo_torch._group_options import GroupOptions
 from nnlo_torch._modules import buffers_of
-from nnlo_torch._options import GroupOptions
 
 __all__ = ["join_team", "kinds_of"]
 
@@ -30,7 +30,7 @@ def join_team(
     modules: Sequence[torch.nn.Module],
     local: torch.optim.Optimizer | None,
     stall_timeout_s: float | None,
-) -> tuple[Session, Bridge]:
+) -> tuple[Session, FlatModel]:
     """Tie the model to flat vectors and take up this rank's part (collective).
 
     Args:
@@ -43,16 +43,16 @@ def join_team(
         stall_timeout_s: after how long a silent worker is given up; None: never.
     """
     named = named_parameters(optimizer, modules)
-    bridge = Bridge(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
+    flat_model = FlatModel(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
     buffers = buffers_of(modules)
     steps = optimizer if algorithm.optimizer_runs == "worker" else local
     team = Session(
         algorithm,
         world,
-        model=bridge,
-        buffers=BufferBridge(buffers, modules) if buffers else None,
+        model=flat_model,
+        buffers=FlatBuffers(buffers, modules) if buffers else None,
         options=GroupOptions(optimizer),
-        center_optimizer=lambda place: CenterOptimizer(optimizer, bridge, place),
+        center_optimizer=lambda place: TorchCenterOptimizer(optimizer, flat_model, place),
         local_step=None if steps is None else steps.step,
         optimizer=kinds_of(optimizer, local),
         servers=servers,
@@ -60,4 +60,4 @@ def join_team(
     )
     if team.member.threads is not None:
         torch.set_num_threads(team.member.threads)
-    return team, bridge
+    return team, flat_model

@@ -5,19 +5,19 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from itertools import chain
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, RankWorld, launched
-from nnlo_torch._bridge import Bridge
+from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
+from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
+from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._participation import Participation
-from nnlo_torch._requirements import refuse
+from nnlo_torch._requirements import local_of, momentum_of, refuse
+from nnlo_torch._step_weights import checked_weight
 from nnlo_torch._team import join_team
-from nnlo_torch._weighing import checked_weight
 
 __all__ = ["Wrapper", "current"]
 
@@ -29,7 +29,7 @@ def current() -> Wrapper | None:
     return None if _current is None else _current()
 
 
-class Wrapper(Participation, torch.optim.Optimizer):
+class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     """An optimizer around yours; its parameter groups *are* yours, so schedulers set your learning rates.
 
     Started alone it does exactly what yours does. In a training of several ranks it exchanges with the
@@ -61,7 +61,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = False
-    _bridge: Bridge | None
+    _flat_model: FlatModel | None
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
         world = world or launched()
         if world is not None and world.size > 1:
             modules = self._modules()
-            self._team, self._bridge = join_team(
+            self._team, self._flat_model = join_team(
                 *(optimizer, algorithm, world),
                 servers=servers,
                 modules=modules,
@@ -99,11 +99,28 @@ class Wrapper(Participation, torch.optim.Optimizer):
         local: torch.optim.Optimizer | None = None,
     ) -> None:
         self._begin_participation()
-        self._bridge = None
+        self._flat_model = None
         super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
+
+    def _wrap(
+        self,
+        optimizer: Any,
+        algorithm: Algorithm,
+        own: dict[str, Any],  # noqa: ARG002 - for Keras, which makes a wrapper anew from them
+        local: Any = None,
+        **common: Any,
+    ) -> None:
+        refuse(optimizer, type(self).__name__)
+        rate, moves = local_of(local, optimizer, type(self).__name__)
+        if rate:
+            algorithm = replace(algorithm, local_learning_rate=rate)  # type: ignore[call-arg]
+        Wrapper.__init__(self, optimizer, algorithm, local=moves, **common)
+
+    def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
+        return momentum_of(optimizer, type(self).__name__, nesterov=nesterov)
 
     @property
     def weight(self) -> float | None:
@@ -123,14 +140,16 @@ class Wrapper(Participation, torch.optim.Optimizer):
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
 
+    @without_hooks  # of which the global ones would be called twice
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step with the gradients that lie in the parameters."""
         # The global hooks are called by your optimizer, if it steps here.
         steps_here = self._team is None or self.algorithm.optimizer_runs == "worker"
-        before, after = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        first, last = ([], []) if steps_here else global_hooks()
+        before, after = hooks_of(self, "step")
         args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
         kwargs: dict[str, Any] = {}
-        for hook in chain(() if steps_here else _global_optimizer_pre_hooks.values(), before.values()):
+        for hook in (*first, *before):
             changed = hook(self, args, kwargs)
             if changed is not None:
                 if not isinstance(changed, tuple) or len(changed) != 2:
@@ -140,12 +159,9 @@ class Wrapper(Participation, torch.optim.Optimizer):
                     )
                 args, kwargs = changed
         result = self._step(*args[1:], **kwargs)
-        for hook in chain(after.values(), () if steps_here else _global_optimizer_post_hooks.values()):
+        for hook in (*after, *last):
             hook(self, args, kwargs)
         return result
-
-    # Keeps torch from wrapping it in hooks of its own, of which the global ones would be called twice.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         self._agreed = False
@@ -169,7 +185,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        samples = self._weighing.step()
+        samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
         return loss
 
@@ -203,21 +219,23 @@ class Wrapper(Participation, torch.optim.Optimizer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
+        before, after = hooks_of(self, "state_dict")
+        for hook in before:
+            hook(self)
         state = self.optimizer.state_dict()
-        for after in self._optimizer_state_dict_post_hooks.values():
-            state = after(self, state) or state
+        for hook in after:
+            state = hook(self, state) or state
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state."""
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
+        before, after = hooks_of(self, "load_state_dict")
+        for hook in before:
+            state_dict = hook(self, state_dict) or state_dict
         self.optimizer.load_state_dict(state_dict)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        for hook in after:
+            hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("optimizer", "algorithm", "local", "weight")
@@ -235,7 +253,7 @@ class Wrapper(Participation, torch.optim.Optimizer):
 
     def _scale_by_rates(self) -> None:
         """Multiply each gradient with its group's learning rate, where yours is not stepped."""
-        assert self._bridge is not None  # alone nobody asks
+        assert self._flat_model is not None  # alone nobody asks
         rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
-        for view, rate in zip(self._bridge.gradient_views, rates, strict=True):
+        for view, rate in zip(self._flat_model.gradient_views, rates, strict=True):
             view.mul_(rate)

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal, NoReturn
 import numpy as np
 
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
+from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import Stateful
@@ -294,7 +295,7 @@ class Algorithm(ABC):
     def _whole(self, name: str, *, least: int) -> None:
         """Refuse the option `name` unless it is a whole number of at least `least`."""
         value = getattr(self, name)
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        if not is_whole(value, least):
             self._refuse_option(name, f"a whole number of at least {least}")
         object.__setattr__(self, name, int(value))  # so that equal options are described alike
 
@@ -303,9 +304,12 @@ class Algorithm(ABC):
     ) -> None:
         """Refuse the option `name` unless it is a number in the given range."""
         value = getattr(self, name)
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         low = f"above {above}" if least is None else f"at least {least}"
-        if not number or not (value > above if least is None else value >= least) or not value < below:
+        if (
+            not is_number(value)
+            or not (value > above if least is None else value >= least)
+            or not value < below
+        ):
             self._refuse_option(name, low + (", finite" if below == math.inf else f" and below {below}"))
         object.__setattr__(self, name, float(value))
 

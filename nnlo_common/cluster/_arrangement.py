@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Arrangement"]
@@ -38,7 +39,7 @@ class Arrangement:
 
     def __post_init__(self) -> None:
         for name, least in (("servers", 0), ("group_size", 1), ("folds", 1), ("blocks", 0)):
-            _check_number(name, getattr(self, name), least)
+            whole_number(name, getattr(self, name), least)
 
     def __str__(self) -> str:
         names = ("blocks", "folds", "servers", "group_size")
@@ -67,17 +68,11 @@ class Arrangement:
             nnlo_common.ConfigurationError: 4 ranks cannot be laid out as ...: 4 - 1 server = 3 worker
             ranks, which is not a multiple of group_size=2. Start 3 or 5 ranks, or keep 4 ranks with ...
         """
-        _check_number("size", size, 1)
+        whole_number("size", size, 1)
         if obstacle := _obstacle(size, self):
             raise ConfigurationError(
                 f"{_count(size, 'rank')} cannot be laid out as {self}: {obstacle}. {_ways_out(size, self)}"
             )
-
-
-def _check_number(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number from ``least`` on; True is not taken for 1."""
-    if type(value) is not int or value < least:
-        raise ConfigurationError(f"{name}={value!r}: must be a whole number, at least {least}")
 
 
 def _obstacle(size: int, arrangement: Arrangement) -> str:

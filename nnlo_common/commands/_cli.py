@@ -65,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
+    if options.version and parser.speaks:
+        print(f"nnlo {__version__}")
+    if options.version:
+        return 0
     if options.command is None:
         parser.print_help()
         return 0
@@ -76,13 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
         prog="nnlo",
         description="Distributed training over MPI for Keras and PyTorch. Training itself needs no command: "
         "start your own script with `mpiexec -n 3 python train.py`.",
     )
-    parser.add_argument("--version", action="version", version=f"nnlo {__version__}")
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="command")
     doctor = commands.add_parser(
         "doctor",

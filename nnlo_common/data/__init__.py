@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import Blocks, portion
+from nnlo_common.data._file_batches import BatchOptions, FileBatches
 from nnlo_common.data._listing import Files, list_files
 from nnlo_common.data._order import epoch_order, share
 from nnlo_common.data._prefetch import Prefetch
@@ -23,9 +24,11 @@ from nnlo_common.data.leasing._reader import LeasedBatches
 __all__ = [
     "Arrays",
     "Batches",
+    "BatchOptions",
     "Blocks",
     "epoch_order",
     "Field",
+    "FileBatches",
     "Files",
     "HDF5Source",
     "Lease",

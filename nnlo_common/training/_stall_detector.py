@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.protocol import Kind, Message
 
@@ -153,8 +154,7 @@ def check_stall_timeout(stall_timeout_s: float | None) -> float | None:
     Raises:
         ConfigurationError: it is no positive number.
     """
-    number = stall_timeout_s is None or (isinstance(stall_timeout_s, (int, float)) and stall_timeout_s > 0)
-    if not number or isinstance(stall_timeout_s, bool):
+    if stall_timeout_s is not None and not (is_number(stall_timeout_s) and stall_timeout_s > 0):
         raise ConfigurationError(
             f"stall_timeout_s={stall_timeout_s!r} is not possible: use a number of seconds above 0, or None "
             "to only warn of ranks that stall"

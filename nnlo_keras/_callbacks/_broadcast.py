@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._callbacks._host import Host
-from nnlo_keras._callbacks._sharing import share
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._equal_variables import share
+from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = ["Broadcast"]
 
 
-class Broadcast(Companion):
+class Broadcast(RankCallback):
     """At the beginning gives all ranks what the first server's model and optimizer are.
 
     Trainable weights come from the centre in any case. This adds the other floats: moving statistics, frozen
@@ -29,7 +29,7 @@ class Broadcast(Companion):
 
     meets = meets_at_start = True
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """Take what the first server has, or give it."""
         super().after_start(distribute)
         if self.team is not None:

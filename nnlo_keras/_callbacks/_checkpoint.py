@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,17 +21,17 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_keras._building import build_metrics
-from nnlo_keras._callbacks._belongings import Belongings
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._callbacks._host import Host
-from nnlo_keras._feeding import Feeding
-from nnlo_keras._fitting import container_of
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._model_state import ModelState
+from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._compat import begin_with, callbacks_of_fit
+from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
 
 __all__ = ["Checkpoint"]
 
 
-class Checkpoint(Companion):
+class Checkpoint(RankCallback):
     """Saves the training, and goes on where it was when the same command is started again.
 
     A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
@@ -85,7 +84,7 @@ class Checkpoint(Companion):
     def set_model(self, model: Any) -> None:
         """Be the first in the list: an epoch is saved before another callback begins the next."""
         super().set_model(model)
-        container = self._container = container_of(sys._getframe(1))
+        container = self._container = callbacks_of_fit()
         if container is not None:
             container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
             Decisions(container)
@@ -101,12 +100,12 @@ class Checkpoint(Companion):
         if self.has_center:
             usable(f"Checkpoint({str(self.folder)!r})", self._model_file)
 
-    def before_part(self, distribute: Host) -> None:
+    def before_part(self, distribute: Driver) -> None:
         """Go on from the newest checkpoint, with what this rank has in it."""
         self.distribute, self.team = distribute, distribute.team
         self._resume()
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """Alone: go on from the newest checkpoint."""
         super().after_start(distribute)
         if self.team is None:
@@ -114,11 +113,11 @@ class Checkpoint(Companion):
 
     def _resume(self) -> None:
         distribute = self.distribute if self.team else None
-        self._feeding = Feeding.of(sys._getframe(1)) if distribute is None else distribute.feeding
+        self._feed = SequenceFeed.of_fit() if distribute is None else distribute.feed
         self._epoch = self._batch = self._before = 0  # epochs ended; batches of this one, and of it before
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # what is to be gone on from when all have begun
-        self._held = Belongings(self.model, self.team)
+        self._held = ModelState(self.model, self.team)
         self._manager = CheckpointManager(
             self.folder,
             self.team,
@@ -136,7 +135,7 @@ class Checkpoint(Companion):
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
         # What fit looks at when it begins to count epochs.
-        self.model._initial_epoch = self._epoch or None
+        begin_with(self.model, self._epoch)
         interrupts = self._manager.interrupts
         interrupts.__enter__()
         if self._container is not None:  # a fit that fails does not say so
@@ -155,8 +154,8 @@ class Checkpoint(Companion):
         elif self.trains:
             self._manager.look_around(possible=self._has_position)
         inside = first and saved is not None and saved["position"]["inside"]
-        if self._feeding is not None:
-            self._feeding.go_on(saved["data"] if inside and saved is not None else None)
+        if self._feed is not None:
+            self._feed.go_on(saved["data"] if inside and saved is not None else None)
         if inside and saved is not None:
             self._before = saved["position"]["batch"]
         elif first:
@@ -204,7 +203,7 @@ class Checkpoint(Companion):
         if self.team is None:
             self.after_epochs()
             self._manager.finish()
-        self.model._initial_epoch = None
+        begin_with(self.model, None)
         self._manager.interrupts.__exit__(None, None, None)
 
     # -- saving ---------------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ class Checkpoint(Companion):
     @property
     def _has_position(self) -> bool:
         """Whether somebody knows where the data are."""
-        return not self._inside or (self._feeding is not None and self._feeding.has_position)
+        return not self._inside or (self._feed is not None and self._feed.has_position)
 
     @property
     def _model_file(self) -> Path:
@@ -244,7 +243,7 @@ class Checkpoint(Companion):
         distribute, team = self.distribute, self.team
         if self._over and distribute is not None:
             distribute.settle()
-        feeding, taken = self._feeding, self._before + self._batch
+        feed, taken = self._feed, self._before + self._batch
         return {
             "team": None if team is None else team.state(),
             **self._held.state(),
@@ -252,7 +251,7 @@ class Checkpoint(Companion):
             "random": random_states(),
             "callbacks": Decisions(self._container).state(),
             "distribute": None if distribute is None else distribute.state(),
-            "data": None if feeding is None else feeding.state(taken if self._inside else 0, team),
+            "data": None if feed is None else feed.state(taken if self._inside else 0, team),
             "position": {"batch": taken, "inside": self._inside},
         }
 
@@ -275,8 +274,8 @@ class Checkpoint(Companion):
         self._held.load(tree)
         if self.team is not None:
             self.team.load(tree["team"])
-        if self._feeding is not None and tree["data"] is not None:
-            self._feeding.load(tree["data"], self.team)
+        if self._feed is not None and tree["data"] is not None:
+            self._feed.load(tree["data"], self.team)
 
     def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
         """Begin the epoch anew, at the centre, with what another worker has besides its weights."""
@@ -297,7 +296,7 @@ class Checkpoint(Companion):
     def _go_on_inside(self, saved: Mapping[str, Any]) -> None:
         """Undo what was done for the beginning of an epoch that goes on."""
         self._held.synchronise()
-        build_metrics(self.model, sys._getframe(1))
+        build_metrics(self.model)
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
         self._held.load_rates(saved)
         if self.distribute is not None and saved["distribute"] is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from nnlo_common.plugin import EpochMeanQuery
-from nnlo_keras._callbacks._companion import Companion, numbers
+from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
 
 __all__ = ["MetricAverage"]
 
 
-class MetricAverage(Companion):
+class MetricAverage(RankCallback):
     """At the end of each epoch makes the metrics of all ranks the mean over the workers.
 
     Callbacks behind it in the list, and the history, see the means, weighted by the samples that each worker

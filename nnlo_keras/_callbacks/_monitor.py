@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from nnlo_common.plugin import EpochLog
-from nnlo_keras._callbacks._companion import Companion, numbers
-from nnlo_keras._callbacks._host import Host
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
 
 __all__ = ["Monitor"]
 
 
-class Monitor(Companion):
+class Monitor(RankCallback):
     """Appends a line of JSON for each epoch to a file of each rank's own.
 
     `Monitor("run/monitor.jsonl")` writes run/monitor.rank0.jsonl and so on. A line holds: epoch, rank, role;
@@ -44,7 +44,7 @@ class Monitor(Companion):
         super().__init__()
         self.path = Path(path)
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """See whether the file can be written."""
         super().after_start(distribute)
         self._log = EpochLog(self.path, self.rank, self.role)

@@ -8,7 +8,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import launched
-from nnlo_keras._callbacks._companion import numbers
+from nnlo_keras._callbacks._rank_callback import numbers
 
 __all__ = ["Pruning"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.plugin import Trace
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._callbacks._host import Host
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = ["Timeline"]
 
 
-class Timeline(Companion):
+class Timeline(RankCallback):
     """Writes a trace of epochs, batches, exchanges and validation, in a file of each rank's own.
 
     `Timeline("run/timeline.json")` writes run/timeline.rank0.json and so on, to be opened with
@@ -45,7 +45,7 @@ class Timeline(Companion):
         self.path = Path(path)
         self._trace: Trace | None = None
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """Open the file, and have exchanges told."""
         super().after_start(distribute)
         self._trace = Trace.of_rank(self.path, self.rank, self.role)

@@ -9,14 +9,14 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import whole_number
-from nnlo_keras._callbacks._companion import Companion
-from nnlo_keras._fitting import synchronise
+from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._compat import schedule_of, synchronise
 from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["WarmUp"]
 
 
-class WarmUp(Companion):
+class WarmUp(RankCallback):
     """Lets the learning rate rise, batch by batch, to what the optimizer was compiled with.
 
     Batch i of a worker, counted from 0, has the rate r (start + (1 - start) min(1, i/n)); n are the batches
@@ -118,8 +118,7 @@ def _rate_of(optimizer: Any) -> float:
     """Return the rate of the innermost optimizer, or refuse a schedule."""
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
-    schedule = getattr(optimizer, "_learning_rate", None)
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+    if (schedule := schedule_of(optimizer)) is not None:
         raise ConfigurationError(
             f"WarmUp() found the schedule {type(schedule).__name__} as the learning rate of "
             f"{type(optimizer).__name__}; a schedule warms up by itself, e.g. "

@@ -14,10 +14,10 @@ import keras
 
 from nnlo_common import FlatVector
 
-__all__ = ["GradientSum", "gradient_sum"]
+__all__ = ["GradientAccumulator", "gradient_sum"]
 
 
-class GradientSum(Protocol):
+class GradientAccumulator(Protocol):
     """Adds up the gradients of some variables."""
 
     def add(self, gradients: Sequence[Any]) -> None:
@@ -39,7 +39,7 @@ class GradientSum(Protocol):
         """Go on with the sum that lies in the vector whose turn it is, as `collect` has brought it there."""
 
 
-def gradient_sum(optimizer: Any, variables: Sequence[Any]) -> GradientSum:
+def gradient_sum(optimizer: Any, variables: Sequence[Any]) -> GradientAccumulator:
     """Make a sum of gradients, of variables that belong to an optimizer."""
     if keras.backend.backend() == "torch":
         from nnlo_keras._sums._torch import TorchSum

@@ -10,6 +10,7 @@ import torch
 
 from nnlo_common import FlatVector
 from nnlo_common.plugin import PRESENT
+from nnlo_keras._compat import add_all, copy_all
 
 __all__ = ["TorchSum"]
 
@@ -53,9 +54,9 @@ class TorchSum:
                 given.append(gradient)
                 self._there[index] = True
         if first[0]:
-            torch._foreach_copy_(*first)
+            copy_all(*first)
         if later[0]:
-            torch._foreach_add_(*later)
+            add_all(*later)
 
     @torch.no_grad()
     def collect(self) -> None:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from nnlo_common import FlatVector, Segment
 from nnlo_common.plugin import HEADER_BYTES, PRESENT
-from nnlo_keras._layout import layout_of
-from nnlo_keras._roads import memory_of, road
+from nnlo_keras._flat_variables import flat_variables, memory_of
+from nnlo_keras._variable_layout import layout_of
 
 __all__ = ["TracedSum"]
 
@@ -65,13 +65,13 @@ class TracedSum:
         layouts = [layout_of([variable]) for variable in self._sums]
         self._roads = [
             [
-                road([variable], flat.part(layout, slice(start, start + layout.size)), model)
+                flat_variables([variable], flat.part(layout, slice(start, start + layout.size)), model)
                 for variable, layout, start in zip(self._sums, layouts, starts, strict=True)
             ]
             for flat in vectors
         ]
         self._number = FlatVector(layout_of([self._asked]))
-        self._number_road = road([self._asked], self._number, model)
+        self._number_road = flat_variables([self._asked], self._number, model)
         self._joined = memory_of(self._joint, model)
         self._number_road.attach()
 

@@ -12,7 +12,7 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RankWorld
 from nnlo_keras._distribute import Distribute
-from nnlo_keras._optimizers import any_wrapper_in
+from nnlo_keras._model_optimizers import any_wrapper_in
 from nnlo_keras.tune._data import shared
 
 __all__ = ["fit_together"]

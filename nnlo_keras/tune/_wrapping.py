@@ -9,7 +9,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_keras import _wrappers
-from nnlo_keras._optimizers import any_wrapper_in
+from nnlo_keras._model_optimizers import any_wrapper_in
 from nnlo_keras._wrapper import Wrapper
 
 __all__ = ["Wrap", "wrap_in", "wrapping"]

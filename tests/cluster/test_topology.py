@@ -69,7 +69,7 @@ class TestArrangement:
         if least is None:
             assert getattr(Arrangement(**{field: value}), field) == value  # type: ignore[arg-type]
         else:
-            problem = f"{field}={value!r}: must be a whole number, at least {least}"
+            problem = f"{field}={value!r}: must be a whole number of at least {least}"
             with pytest.raises(ConfigurationError, match=f"^{re.escape(problem)}$"):
                 Arrangement(**{field: value})  # type: ignore[arg-type]
 
@@ -154,8 +154,8 @@ PLANS: list[tuple[int, Arrangement, object]] = [
             "1 rank, fewer than group_size=3. Start 3 ranks, or keep 1 rank with group_size=1."
         ),
     ),
-    (0, Arrangement(), "size=0: must be a whole number, at least 1"),
-    (-3, Arrangement(), "size=-3: must be a whole number, at least 1"),
+    (0, Arrangement(), "size=0: must be a whole number of at least 1"),
+    (-3, Arrangement(), "size=-3: must be a whole number of at least 1"),
 ]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+import typing
+from dataclasses import MISSING, fields
 
 import pytest
 
 from nnlo_common import algorithms
-from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms import Algorithm, _mixins
 from nnlo_common.commands.train._algorithm_options import LEFT_OUT, MODES
 from tests.helpers.paths import DOCS
 
@@ -23,6 +24,8 @@ CLASSES = [
 #: What a wrapper calls otherwise than the algorithm, or has besides.
 CALLED = {("Downpour", "local_learning_rate"): "local"}
 OWN = {"Downpour": {"every"}}
+#: What is None in a wrapper, which then takes another option's value or the optimizer's.
+FOLLOWS = {("Downpour", "n_push"), ("Downpour", "n_fetch"), ("AGN", "local_learning_rate")}
 
 
 def rows():
@@ -115,3 +118,24 @@ def test_each_algorithm_is_told_of():
     text = PAGE.read_text()
     for one in CLASSES:
         assert re.search(rf"`{one.__name__}`", text), one
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
+def test_the_constructors_of_wrappers_have_the_types_and_defaults_of_the_algorithm(one):
+    make = getattr(_mixins, f"{one.__name__}Mixin").__init__
+    taken, types = inspect.signature(make).parameters, typing.get_type_hints(make)
+    own_types = typing.get_type_hints(one)
+    compared = [option for option in fields(one) if option.name in taken]
+    assert compared
+    for option in compared:
+        expected = (own_types[option.name], None if option.default is MISSING else option.default)
+        if (one.__name__, option.name) in FOLLOWS:
+            expected = (own_types[option.name] | None, None)
+        assert (types[option.name], taken[option.name].default) == expected, option.name
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
+def test_the_constructors_of_wrappers_explain_each_option_in_their_order(one):
+    make = getattr(_mixins, f"{one.__name__}Mixin").__init__
+    explained = re.findall(r"^ {12}(\w+): ", make.__doc__, re.MULTILINE)
+    assert explained == list(inspect.signature(make).parameters)[1:]

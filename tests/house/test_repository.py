@@ -18,6 +18,7 @@ import pytest
 
 import nnlo_common
 from tests.helpers.paths import ROOT
+from tests.helpers.private_names import foreign_private
 
 PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
 FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
@@ -252,6 +253,10 @@ def test_the_packages_do_nothing_unsafe() -> None:
     check(unsafe, *PACKAGES)
 
 
+def test_private_parts_of_others_are_touched_in_compat_modules_only() -> None:
+    check(foreign_private, *PACKAGES)
+
+
 def test_examples_run_unchanged_on_every_rank() -> None:
     check(asks_for_rank_zero, "examples", "benchmarks")
 
@@ -275,6 +280,27 @@ def test_examples_run_unchanged_on_every_rank() -> None:
         (upward_import, "from nnlo_common.cluster._hosts import Place", True),
         (upward_import, "def f():\n    from nnlo_common import training", True),
         (upward_import, "from nnlo_common.algorithms import EASGD", False),
+        (foreign_private, "import keras.src.backend", True),
+        (foreign_private, "def f():\n    from keras.src import backend", True),
+        (foreign_private, "from optuna._gp.prior import X", True),
+        (foreign_private, "from torch.nn.modules.batchnorm import _BatchNorm", True),
+        (foreign_private, "import keras\nkeras.src.backend.x()", True),
+        (foreign_private, "torch._foreach_add_(a, b)", True),
+        (foreign_private, "def f(trainer):\n    return trainer._hidden", True),
+        (foreign_private, "class A:\n    def f(self):\n        self.model._hidden = 1", True),
+        (foreign_private, "class A:\n    def f(self):\n        return self._optimizer._hidden", True),
+        (foreign_private, "class A(keras.Layer):\n    def f(self):\n        return self._hidden", True),
+        (foreign_private, "class A(L):\n    def _f(self):\n        return super()._f()", True),
+        (foreign_private, "class A:\n    _x = 1\nclass B(A):\n    def f(self):\n        self._x", False),
+        (foreign_private, "class A:\n    def f(self, other):\n        self._x = other._x", False),
+        (foreign_private, "class A:\n    __slots__ = ('_x',)\n    def f(self):\n        self._x", False),
+        (foreign_private, "class A(M, L):\n    _x = 1\nclass M:\n    def f(self):\n        self._x", False),
+        (foreign_private, "class A(L):\n    def f(self):\n        self._x = 1\ndef g(l):\n    l._y", True),
+        (foreign_private, "getattr(trainer, '_hidden', None)", True),
+        (foreign_private, "setattr(trainer, '_hidden', 1)", True),
+        (foreign_private, "vars(trainer)['_hidden']", True),
+        (foreign_private, "hasattr(trainer, '__array__'), name.endswith('_loss'), f'_{name}_step'", False),
+        (foreign_private, "os._exit(1), keras.__version__, _", False),
         (changed_search_path, "import sys\nsys.path.insert(0, '.')", True),
         (riddle, '"""Whether there is time."""', True),
         (riddle, '"""Time that is left."""', False),

@@ -11,9 +11,9 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common import FlatVector  # noqa: E402
-from nnlo_keras._layout import layout_of  # noqa: E402
-from nnlo_keras._roads import road  # noqa: E402
-from nnlo_keras._stepping import stepper  # noqa: E402
+from nnlo_keras._center_steps import stepper  # noqa: E402
+from nnlo_keras._flat_variables import flat_variables  # noqa: E402
+from nnlo_keras._variable_layout import layout_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -43,7 +43,7 @@ class Case:
         optimizer.build(self.variables)
         layout = layout_of(self.variables)
         self.center, self.message = FlatVector(layout), FlatVector(layout)
-        way = road(self.variables, self.center)
+        way = flat_variables(self.variables, self.center)
         pieces = [segment.place for segment in layout.segments]
         self._step = stepper(optimizer, self.variables, pieces, self.center.views(), way.read)
 

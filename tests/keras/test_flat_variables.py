@@ -1,4 +1,4 @@
-"""The roads between Keras variables and a flat vector, on the back end that KERAS_BACKEND names."""
+"""The copies between Keras variables and a flat vector, on the back end that KERAS_BACKEND names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common import ConfigurationError, FlatVector, Layout  # noqa: E402
-from nnlo_keras._layout import averaged, layout_of  # noqa: E402
-from nnlo_keras._roads import road  # noqa: E402
+from nnlo_keras._flat_variables import flat_variables  # noqa: E402
+from nnlo_keras._variable_layout import averaged, layout_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -56,10 +56,10 @@ def gaps(layout):
 
 
 def marked(variables, model=None):
-    """A flat vector with marks in every gap, and the road to it."""
+    """A flat vector with marks in every gap, and the variables in it."""
     flat = FlatVector(layout_of(variables))
     flat.vector[gaps(flat.layout)] = MARK
-    return flat, road(variables, flat, model)
+    return flat, flat_variables(variables, flat, model)
 
 
 def packed(variables):
@@ -297,7 +297,7 @@ def test_memory_that_is_not_aligned(shift, size):
     raw = np.zeros(4 * flat.vector.size + 128, np.uint8)
     start = -raw.ctypes.data % 64 + shift
     flat.vector = raw[start : start + 4 * flat.vector.size].view(np.float32)
-    way = road(variables, flat)
+    way = flat_variables(variables, flat)
     flat.vector[:] = MARK
     fill(flat, noise(flat.vector.size))
     way.write()
@@ -558,7 +558,9 @@ def test_without_the_model_variables_are_away_while_fit_runs():
     seen = []
 
     def look(batch, logs=None):
-        with pytest.raises(ConfigurationError, match=r"is away while fit\(\) runs; give road\(\) the model"):
+        with pytest.raises(
+            ConfigurationError, match=r"is away while fit\(\) runs; give flat_variables\(\) the model"
+        ):
             way.read()
         with pytest.raises(ConfigurationError, match="is away"):
             way.write()
@@ -572,7 +574,7 @@ def test_without_the_model_variables_are_away_while_fit_runs():
 
 @only["jax"]
 def test_a_large_model_is_written_in_parts(monkeypatch):
-    monkeypatch.setattr("nnlo_keras._roads._jax._PART", 100)
+    monkeypatch.setattr("nnlo_keras._flat_variables._jax._PART", 100)
     variables = [variable((size,)) for size in (40, 40, 20, 300, 1, 99, 16, 0, 83)]
     flat, way = marked(variables)
     assert len(way._parts) == 7
@@ -623,21 +625,21 @@ def test_a_variable_without_a_value_is_refused():
 def test_a_vector_for_other_variables_is_refused(other):
     flat = FlatVector(layout_of([variable(shape) for shape in other]))
     with pytest.raises(ConfigurationError, match="not laid out for these variables: "):
-        road([variable((2,)), variable((3,))], flat)
+        flat_variables([variable((2,)), variable((3,))], flat)
 
 
 def test_a_vector_without_room_for_marks_is_refused():
     variables = [variable((2,), name="a"), variable((3,), name="b")]
     arrays = [np.zeros(2, "f4"), np.zeros(3, "f4")]
     with pytest.raises(ConfigurationError, match="not laid out for these variables"):
-        road(variables, FlatVector(Layout.of(arrays, ["a", "b"])))
+        flat_variables(variables, FlatVector(Layout.of(arrays, ["a", "b"])))
 
 
 def test_a_back_end_that_is_none_of_ours_is_refused(monkeypatch):
     flat, _ = marked([])
     monkeypatch.setattr(keras.backend, "backend", lambda: "numpy")
     with pytest.raises(ConfigurationError, match="'numpy'; set KERAS_BACKEND to tensorflow, torch or jax"):
-        road([], flat)
+        flat_variables([], flat)
 
 
 # The layout and what is averaged.

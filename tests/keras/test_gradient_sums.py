@@ -12,8 +12,8 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 from nnlo_common import FlatVector  # noqa: E402
 from nnlo_common.base._flat_vector import PRESENT  # noqa: E402
-from nnlo_keras._layout import layout_of  # noqa: E402
 from nnlo_keras._sums import _traced, gradient_sum  # noqa: E402
+from nnlo_keras._variable_layout import layout_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),

@@ -17,7 +17,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
-from nnlo_keras._optimizers import assign_variables, wrappers_in  # noqa: E402
+from nnlo_keras._model_optimizers import assign_variables, wrappers_in  # noqa: E402
 from tests.keras.test_mpi_fit import WRAPPERS, on  # noqa: E402
 from tests.programs import keras_gan  # noqa: E402
 

@@ -16,7 +16,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
-from nnlo_keras._passing import OPTIONS  # noqa: E402
+from nnlo_keras._delegation import OPTIONS  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.keras_cases import same, values  # noqa: E402
 from tests.helpers.threads import ranks  # noqa: E402
@@ -377,7 +377,7 @@ def test_local_steps_go_by_gradients_that_are_not_scaled(local):
         wrapped = nk.Downpour(inner, local=o.SGD(0.25) if local == "another" else local)
         variable = keras.Variable([1.0, 2.0])
         wrapped.build([variable])
-        wrapped.sum, wrapped.mode = _Sum(), nk._wrapper.Mode.ACCUMULATE
+        wrapped.sum, wrapped.mode = _Sum(), nk._wrapper.StepMode.ACCUMULATE
         wrapped.apply([keras.ops.ones(2) * (scale or 1.0)], [variable])
         found.append(values([variable]))
     same(*found)

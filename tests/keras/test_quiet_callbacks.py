@@ -10,7 +10,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 import nnlo_keras as nk  # noqa: E402
-from nnlo_keras._quiet import undisturbed  # noqa: E402
+from nnlo_keras._callback_lists import undisturbed  # noqa: E402
 
 pytestmark = pytest.mark.framework("keras")
 

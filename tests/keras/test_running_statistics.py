@@ -14,7 +14,7 @@ from tests.helpers.threads import ranks
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
-from nnlo_keras._model import Statistics  # noqa: E402
+from nnlo_keras._weights import Statistics  # noqa: E402
 from tests.programs import keras_statistics as job  # noqa: E402
 
 BACKEND = keras.backend.backend()

@@ -40,7 +40,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
     for mode in MODES.values():
         taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "name", "servers"} == mode.options.keys()
+        assert taken - {"optimizer", "options"} == mode.options.keys()
 
 
 @pytest.mark.framework("keras")

@@ -209,7 +209,7 @@ def test_a_single_process_needs_no_mpi4py():
 
 def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused_together():
     distribute = nk.Distribute()
-    distribute._companions = [nk.WarmUp(1), nk.Broadcast()]
+    distribute._rank_callbacks = [nk.WarmUp(1), nk.Broadcast()]
     distribute._refuse_to_wait_at_start(nk.Downpour(momentum()).algorithm)
     with pytest.raises(ConfigurationError, match=r"Broadcast\(\) needs all ranks .* warm_start=3 lets one"):
         distribute._refuse_to_wait_at_start(nk.Downpour(momentum(), warm_start=3).algorithm)

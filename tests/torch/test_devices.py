@@ -8,7 +8,7 @@ from nnlo_common.testing import MemoryCluster
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch import _bridge  # noqa: E402
+from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
@@ -40,13 +40,13 @@ def device(request, monkeypatch):
     torch.set_num_threads(1)
     if request.param == "cuda":
         return "cuda"
-    ordinary = _bridge._road
+    ordinary = _flat_model._storage
 
     def as_if_elsewhere(tensor):
-        road = ordinary(tensor)
-        return _bridge.Road.BLOCK if road is _bridge.Road.VIEW else road
+        storage = ordinary(tensor)
+        return _flat_model.Storage.BLOCK if storage is _flat_model.Storage.VIEW else storage
 
-    monkeypatch.setattr(_bridge, "_road", as_if_elsewhere)
+    monkeypatch.setattr(_flat_model, "_storage", as_if_elsewhere)
     return "cpu"
 
 
@@ -110,7 +110,7 @@ def test_a_block_is_the_view_s_equal_to_the_bit(monkeypatch):
     """The same training, once with parameters that are the vector and once with copied blocks."""
     torch.set_num_threads(1)
     views = on_ranks(nt.Downpour, "cpu", OPTIMIZERS["adam"])
-    monkeypatch.setattr(_bridge, "_road", as_block)
+    monkeypatch.setattr(_flat_model, "_storage", as_block)
     blocks = on_ranks(nt.Downpour, "cpu", OPTIMIZERS["adam"])
     for (center, own, _), (expected, expected_own, _) in zip(blocks, views, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(center, expected, strict=True))
@@ -118,7 +118,7 @@ def test_a_block_is_the_view_s_equal_to_the_bit(monkeypatch):
 
 
 def as_block(tensor):
-    return _bridge.Road.BLOCK if tensor.dtype is torch.float32 else _bridge.Road.COPY
+    return _flat_model.Storage.BLOCK if tensor.dtype is torch.float32 else _flat_model.Storage.COPY
 
 
 @pytest.mark.parametrize("wrap", [nt.EASGD, nt.GEM, nt.AGN, nt.LocalSGD, nt.DiLoCo, nt.Synchronous])
@@ -136,7 +136,7 @@ def test_every_road_gives_the_same_bits_with_every_wrapper(wrap, monkeypatch):
         )
 
     views = on_ranks(wrapped, "cpu", make)
-    monkeypatch.setattr(_bridge, "_road", as_block)
+    monkeypatch.setattr(_flat_model, "_storage", as_block)
     for (center, own, _), (expected, expected_own, _) in zip(
         on_ranks(wrapped, "cpu", make), views, strict=True
     ):
@@ -147,5 +147,5 @@ def test_every_road_gives_the_same_bits_with_every_wrapper(wrap, monkeypatch):
 @needs_cuda
 def test_memory_for_cuda_is_page_locked():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(10, device="cuda"))], lr=0.1)
-    bridge = _bridge.Bridge(_bridge.named_parameters(optimizer))
-    assert torch.from_numpy(bridge.parameters.vector).is_pinned()
+    flat_model = _flat_model.FlatModel(_flat_model.named_parameters(optimizer))
+    assert torch.from_numpy(flat_model.parameters.vector).is_pinned()

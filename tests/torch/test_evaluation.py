@@ -574,7 +574,7 @@ def test_the_centre_is_kept_from_what_has_diverged(wrapper, make, number):
     def program(world):
         model = make()
         optimizer = wrapped(world, model, wrapper)
-        centers[world.rank] = optimizer._bridge.parameters.vector
+        centers[world.rank] = optimizer._flat_model.parameters.vector
         for step, (x, y) in enumerate(loader_of(optimizer)):
             optimizer.zero_grad()
             (cases.loss_of(model, x, y) * (number if step == 4 else 1.0)).backward()

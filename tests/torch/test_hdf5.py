@@ -375,7 +375,7 @@ def test_the_state_of_another_order_is_refused_and_both_are_named(files):
 
 @pytest.mark.parametrize("options", [{"assignment": "fair"}, {"assignment": "dynamic", "evaluation": True}])
 def test_assignments_that_cannot_be_are_refused(files, options):
-    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' in training"):
+    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for what is trained on"):
         batches_of(files, **options)
 
 

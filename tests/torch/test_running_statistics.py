@@ -11,7 +11,7 @@ from tests.helpers.threads import ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch._buffers import BufferBridge  # noqa: E402
+from nnlo_torch._flat_buffers import FlatBuffers  # noqa: E402
 from nnlo_torch._modules import buffers_of  # noqa: E402
 from tests.programs import torch_statistics as job  # noqa: E402
 
@@ -125,18 +125,18 @@ def test_a_layer_in_eval_mode_and_one_that_does_not_count_are_left_and_averaged(
 
 def test_a_momentum_that_is_changed_between_epochs_never_makes_the_decay_too_slow():
     norm = torch.nn.BatchNorm1d(2, momentum=0.5)
-    bridge = BufferBridge(buffers_of([norm]), [norm])
+    buffers = FlatBuffers(buffers_of([norm]), [norm])
     norm(torch.randn(4, 2))
     norm.momentum = 0.25
-    assert bridge.moves().decay.tolist() == [0.5]
-    bridge.mark()
-    assert bridge.moves().decay.tolist() == [0.75]
+    assert buffers.moves().decay.tolist() == [0.5]
+    buffers.mark()
+    assert buffers.moves().decay.tolist() == [0.75]
     norm.momentum = 0.5
-    assert bridge.moves().decay.tolist() == [0.5]
+    assert buffers.moves().decay.tolist() == [0.5]
     norm.momentum = None
-    assert bridge.moves().decay.tolist() == [0]
-    bridge.mark()
-    assert np.isnan(bridge.moves().decay).all()
+    assert buffers.moves().decay.tolist() == [0]
+    buffers.mark()
+    assert np.isnan(buffers.moves().decay).all()
 
 
 @pytest.mark.mpi

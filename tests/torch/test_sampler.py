@@ -224,8 +224,8 @@ def test_lengths_are_those_of_the_shares(workers):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"assignment": "fair"}, "must be 'static', or 'dynamic' in training"),
-        ({"assignment": "dynamic", "evaluation": True}, "'dynamic' in training"),
+        ({"assignment": "fair"}, "must be 'static', or 'dynamic' for what is trained on"),
+        ({"assignment": "dynamic", "evaluation": True}, "'dynamic' for what is trained on"),
         ({"unit": 0}, "unit=0"),
     ],
 )

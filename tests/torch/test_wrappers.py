@@ -17,7 +17,7 @@ from tests.helpers.paths import EXAMPLES, PROGRAMS
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 from nnlo_common.training import _model_vectors as _framework  # noqa: E402
-from nnlo_torch import _bridge  # noqa: E402
+from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
@@ -228,7 +228,7 @@ def test_16_bit_models_have_a_float32_centre():
                 optimizer.step()
         optimizer.close()
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        return np.concatenate([v.ravel() for v in optimizer._bridge.parameters.views()]), weights(model)
+        return np.concatenate([v.ravel() for v in optimizer._flat_model.parameters.views()]), weights(model)
 
     with MemoryCluster(2) as cluster:
         (center, rounded), (worker, _) = cluster.run(program, timeout_s=30)
@@ -449,7 +449,7 @@ def test_gradients_that_travel_from_where_they_are_made_are_the_copied_ones(lag,
 
     copied = on_ranks(2, wrap, epochs=3)
     monkeypatch.setattr(_framework, "_BEYOND_CACHE", 0)
-    monkeypatch.setattr(_bridge, "_LARGE", 0)
+    monkeypatch.setattr(_flat_model, "_LARGE", 0)
     lent = on_ranks(2, wrap, epochs=3)
     for (center, own, _), (expected, expected_own, _) in zip(lent, copied, strict=True):
         assert np.array_equal(center, expected)
@@ -460,7 +460,7 @@ def test_gradients_that_travel_from_where_they_are_made_are_the_copied_ones(lag,
 def test_a_gradient_that_is_kept_while_it_travels_is_copied_or_named(kept_from, monkeypatch):
     """From the first step on it is seen in time; later it is an error, for what travels was changed."""
     monkeypatch.setattr(_framework, "_BEYOND_CACHE", 0)
-    monkeypatch.setattr(_bridge, "_LARGE", 0)
+    monkeypatch.setattr(_flat_model, "_LARGE", 0)
 
     def train(model, optimizer, indices):
         x, y = cases.data()

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import socket
+from collections.abc import Callable
 from typing import Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -150,10 +151,10 @@ def _libraries() -> list[ctypes.CDLL]:
     return [ctypes.CDLL(MPI.__file__), ctypes.CDLL(None)]
 
 
-def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
+def _symbol(name: str) -> Callable[[], int] | None:
     for library in _libraries():
         if hasattr(library, name):
-            found: ctypes._NamedFuncPointer = getattr(library, name)
+            found: Callable[[], int] = getattr(library, name)
             return found
     return None
 

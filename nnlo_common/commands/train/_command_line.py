@@ -28,10 +28,16 @@ class Parser(argparse.ArgumentParser):
         """Refuse what the user has written."""
         raise ConfigurationError(f"{message}; {self.prog} --help says what there is")
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank prints what all ranks know."""
         launch = find_launch(os.environ)
-        if launch is None or not launch.rank:
-            super()._print_message(message, file)
+        return launch is None or not launch.rank
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, on one rank."""
+        if self.speaks:
+            super().print_help(file)
 
 
 def layout(prog: str) -> argparse.HelpFormatter:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import FrozenTrial, Trial
 
+from nnlo_common.search._compat import number_in, storage_of
 from nnlo_common.search._messages import Done, Message
 from nnlo_common.search.coordinator._lookahead import Ahead
 from nnlo_common.search.coordinator._running_trial import UnderWay
@@ -173,7 +174,7 @@ class InOrder(Here):
         while self.left and len(self._begun) < self._blocks:
             trial = self._ask()
             # A copy, because Optuna's trial writes what it suggests into what it has got from the storage.
-            self._begun[trial.number] = copy.deepcopy(self._study._storage.get_trial(trial._trial_id))
+            self._begun[trial.number] = copy.deepcopy(storage_of(self._study).get_trial(number_in(trial)))
             self._ready.append(trial)
 
     def withdraw(self) -> list[Trial]:

@@ -22,6 +22,7 @@ import optuna
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
+from nnlo_common.search._compat import loop_begins, loop_ends, was_stopped
 from nnlo_common.search._coordinator_mail import Death
 from nnlo_common.search._messages import Chosen, Done, End, Halt, Message, Recall, Start
 from nnlo_common.search.coordinator._choosers import Here, InOrder, Post
@@ -109,8 +110,7 @@ class Coordinator:
         self._progress = Progress(study, folds, self._record)
         self._stopped = False
         self.over, self.interrupted = False, ""
-        # As Optuna's own loop does, so that a sampler may say that it is at its end.
-        study._thread_local.in_optimize_loop, study._stop_flag = True, False
+        loop_begins(study)
         self._results = Results(
             study,
             folds=folds,
@@ -260,7 +260,7 @@ class Coordinator:
         if self._lost:
             died = "; ".join(map(str, self._lost))
             _LOG.warning("the search has ended without %s, which died", died)
-        self._study._thread_local.in_optimize_loop = False
+        loop_ends(self._study)
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         kept = tuple(packed(trial) for trial in trials if trial.state.is_finished())
         end = End(-1, kept, self.interrupted)
@@ -342,7 +342,7 @@ class Coordinator:
         if self._results.reached(under.result):
             self._chooser.cut = True
             posts = self._stop(f"trial {under.trial.number} has reached {under.result.values[0]}")
-        elif self._study._stop_flag:  # what Optuna's own loop looks at: a grid is used up
+        elif was_stopped(self._study):  # a grid is used up
             self._chooser.left = 0
         self._chooser.told()
         return posts

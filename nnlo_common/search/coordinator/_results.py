@@ -9,6 +9,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
+from nnlo_common.search._compat import number_in, storage_of
 from nnlo_common.search._messages import Done
 from nnlo_common.search.coordinator._endings import ERROR, FAILURE, SECONDS, Failures, keep_folds, tell
 from nnlo_common.search.coordinator._running_trial import UnderWay
@@ -90,9 +91,9 @@ class Results:
     def withdrawn(self, trials: Iterable[Trial], reason: str) -> None:
         """Let trials that no block has begun stand open no more, nor those that wait to be tried again."""
         waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
-        again = [trial._trial_id for trial in waiting if RETRY_OF in trial.user_attrs]
-        storage = self._study._storage
-        for number in [*(trial._trial_id for trial in trials), *again]:
+        again = [number_in(trial) for trial in waiting if RETRY_OF in trial.user_attrs]
+        storage = storage_of(self._study)
+        for number in [*map(number_in, trials), *again]:
             storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
             storage.set_trial_state_values(number, TrialState.FAIL)
 

@@ -10,6 +10,7 @@ from optuna.distributions import json_to_distribution
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import NNLOError
+from nnlo_common.search._compat import chosen_together, number_in, storage_of
 from nnlo_common.search._messages import Choose, Chosen
 from nnlo_common.search.coordinator._choosers import Here, Post
 from nnlo_common.search.coordinator._lookahead import Ahead
@@ -93,12 +94,10 @@ class Afar(Here):
         if trial is None:  # it is not to be begun any more
             return
         space = {name: json_to_distribution(text) for name, (_, text) in message.params.items()}
-        trial.relative_search_space = space
-        trial._relative_params = {
-            name: space[name].to_external_repr(value) for name, (value, _) in message.params.items()
-        }
+        values = {name: space[name].to_external_repr(value) for name, (value, _) in message.params.items()}
+        chosen_together(trial, space, values)
         for key, value in message.system.items():
-            self._study._storage.set_trial_system_attr(trial._trial_id, key, value)
+            storage_of(self._study).set_trial_system_attr(number_in(trial), key, value)
         self._ready.append(trial)
 
     def lost(self, team: int) -> int:

@@ -16,6 +16,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from nnlo_common.search._compat import has_no_name, loop_begins, storage_of, study_number
 from nnlo_common.search.samplers._seeding import Seeded
 
 __all__ = ["Seen", "ask_at_this_moment"]
@@ -43,9 +44,9 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
         # Some learn from the first trials that they are asked about, and which these are is a matter of time.
         copy.deepcopy(study.pruner),
     )
-    if study.study_name.startswith("no-name"):  # Optuna's, another each time, and Hyperband draws from it
+    if has_no_name(study):  # Hyperband draws from it
         moment.study_name = ""
-    moment._thread_local.in_optimize_loop = True
+    loop_begins(moment)
     trial = moment.ask()
     _ = trial.relative_params  # or Optuna would choose them when the first is asked for
     return trial
@@ -62,7 +63,7 @@ class Seen:
     def __init__(
         self, study: optuna.Study, picked: Callable[[list[FrozenTrial]], Iterable[FrozenTrial]]
     ) -> None:
-        self._storage, self._study_id, self._picked = study._storage, study._study_id, picked
+        self._storage, self._study_id, self._picked = storage_of(study), study_number(study), picked
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)

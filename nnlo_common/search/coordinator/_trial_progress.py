@@ -10,6 +10,7 @@ from optuna.pruners import WilcoxonPruner
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import ProtocolError
+from nnlo_common.search._compat import suggested
 from nnlo_common.search._messages import Answer, Done, Message, Note, Report, Suggest, Verdict
 from nnlo_common.search.coordinator._choosers import Post
 from nnlo_common.search.coordinator._running_trial import UnderWay
@@ -76,7 +77,7 @@ class Progress:
     def _suggest(self, trial: Trial, message: Suggest) -> Answer:
         distribution = json_to_distribution(message.distribution)
         try:
-            value = trial._suggest(message.name, distribution)  # what all suggest_... methods call
+            value = suggested(trial, message.name, distribution)
         except ValueError as error:
             if message.name not in trial.distributions:
                 raise

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
+from nnlo_common.search._compat import study_number
 from nnlo_common.search.coordinator._endings import end_in
 from nnlo_common.search.journal._record import Record
 
@@ -161,7 +162,7 @@ class Export(Record):
             count += 1
             name = f"{self._name} ({count})"
         if name in taken:
-            storage.delete_study(taken[name]._study_id)
+            storage.delete_study(study_number(taken[name]))
         self._study_id = storage.create_new_study(self._study.directions, name)
         own = {_JOURNAL: ours} if ours else {}
         for key, value in (self._study.user_attrs | own).items():

@@ -9,12 +9,10 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.search._compat import FIXED, number_in, storage_of
 from nnlo_common.search.coordinator._endings import end_in
 
 __all__ = ["Queued"]
-
-#: Where Optuna keeps the parameters that a trial was queued with.
-_FIXED = "fixed_params"
 
 
 class Queued:
@@ -42,14 +40,14 @@ class Queued:
     def end(self, trial: FrozenTrial) -> int:
         """Give the study a trial that has ended, and return its number there."""
         # One that was begun more than once was queued again with what had been chosen the first time.
-        queued = _fixed(trial) if _FIXED in trial.system_attrs else None
+        queued = _fixed(trial) if FIXED in trial.system_attrs else None
         known = (one for one in self._waiting if queued is not None and {**queued, **_fixed(one)} == queued)
         waiting = next(known, None)
         if waiting is None:
             self._study.add_trial(trial)
             return self._last
         self._waiting.remove(waiting)
-        end_in(self._study._storage, waiting._trial_id, trial)
+        end_in(storage_of(self._study), number_in(waiting), trial)
         return waiting.number
 
     def queue_again(self, chosen: Mapping[str, Any], user: Mapping[str, Any]) -> int:
@@ -59,8 +57,8 @@ class Queued:
             self._study.enqueue_trial(dict(chosen), user_attrs=dict(user))
             return self._last
         self._waiting.remove(waiting)
-        storage, number = self._study._storage, waiting._trial_id
-        storage.set_trial_system_attr(number, _FIXED, {**_fixed(waiting), **chosen})
+        storage, number = storage_of(self._study), number_in(waiting)
+        storage.set_trial_system_attr(number, FIXED, {**_fixed(waiting), **chosen})
         for key, value in user.items():
             storage.set_trial_user_attr(number, key, value)
         return waiting.number
@@ -71,7 +69,7 @@ class Queued:
 
 
 def _fixed(trial: FrozenTrial) -> dict[str, Any]:
-    return dict(trial.system_attrs.get(_FIXED, {}))
+    return dict(trial.system_attrs.get(FIXED, {}))
 
 
 def _may_have(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._whole_files import usable, whole
+from nnlo_common.search._compat import is_pickle, number_in, storage_of
 from nnlo_common.search.coordinator._endings import end_in
 from nnlo_common.search.journal._queued import Queued
 
@@ -74,7 +75,7 @@ def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
 
 def _without_code(system: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what Optuna would unpickle: CMA-ES as it was, which learns from the trials again."""
-    return {key: value for key, value in system.items() if ":optimizer" not in key}
+    return {key: value for key, value in system.items() if not is_pickle(key)}
 
 
 def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
@@ -85,7 +86,7 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
         if trial.number >= len(known):
             study.add_trial(trial)
         elif known[trial.number].state is TrialState.WAITING:
-            end_in(study._storage, known[trial.number]._trial_id, trial)
+            end_in(storage_of(study), number_in(known[trial.number]), trial)
 
 
 class Record:

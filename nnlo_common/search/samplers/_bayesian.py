@@ -15,13 +15,12 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from nnlo_common.search._compat import LEAST_NOISE, tell_noise
 from nnlo_common.search.coordinator._endings import SECONDS
 from nnlo_common.search.coordinator._spread import noise_of_means
 
 __all__ = ["BayesianSampler"]
 
-# Of `optuna._gp.prior`, which needs torch.
-_LEAST_NOISE = 1e-6
 # Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
 _MOST_TRIALS = 300
 _REMEMBERED = 0.99
@@ -128,5 +127,4 @@ class BayesianSampler(BaseSampler):
         """Let the process know how much of what it sees is chance, where the folds of trials say it."""
         if self.process is not None:
             noise = noise_of_means(trials)
-            known = _LEAST_NOISE if noise is None else max(noise, _LEAST_NOISE)
-            self.process._minimum_noise = known  # it fits the rest, if there is more
+            tell_noise(self.process, LEAST_NOISE if noise is None else max(noise, LEAST_NOISE))

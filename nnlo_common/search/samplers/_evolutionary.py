@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.search._compat import can_have
 
 __all__ = ["EvolutionarySampler"]
 
@@ -199,7 +200,7 @@ def _values(parents: _Parents, name: str, distribution: BaseDistribution) -> lis
         for parent in (parents.first, parents.second)
         if name in parent.params
         and type(parent.distributions[name]) is type(distribution)
-        and distribution._contains(distribution.to_internal_repr(parent.params[name]))
+        and can_have(distribution, parent.params[name])
     ]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import BruteForceSampler
-from optuna.samplers._brute_force import _TreeNode
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.search._compat import Tried, numbers_of
 
 __all__ = ["Grid"]
 
@@ -31,10 +31,10 @@ class Grid(BruteForceSampler):
         Optuna would begin such trials all the same, and try something twice.
         """
         trials = study.get_trials(deepcopy=False, states=_BEGUN)
-        tree = _tree(trials, {})
+        tree = Tried.of(trials, {})
         if tree.children is None:
             return False  # nobody has said yet what there is to choose
-        return tree.count_unexpanded(exclude_running=True) <= len(_choosing(trials))
+        return tree.left() <= len(_choosing(trials))
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -43,24 +43,24 @@ class Grid(BruteForceSampler):
         _refuse_endless(param_name, param_distribution)
         trials = study.get_trials(deepcopy=False, states=_BEGUN)
         others = [one for one in trials if one.number != trial.number]
-        children = _tree(others, trial.params).children
+        children = Tried.of(others, trial.params).children
         if not children:
             return super().sample_independent(study, trial, param_name, param_distribution)
-        left = Counter({at: node.count_unexpanded(exclude_running=True) for at, node in children.items()})
+        left = Counter({at: node.left() for at, node in children.items()})
         crowd = Counter[float]()
         for other in others:
             beside = other.state is TrialState.RUNNING and trial.params.items() <= other.params.items()
             if beside and param_name in other.params:
                 at = param_distribution.to_internal_repr(other.params[param_name])
                 crowd[at] += 1
-                left[at] -= bool(_tree(trials, other.params).children)  # it is to find something there
+                left[at] -= bool(Tried.of(trials, other.params).children)  # it is to find something there
         weights = {at: count for at, count in left.items() if count > 0}
         if not weights:  # where nobody has seen the end yet, away from others; else anywhere
-            unseen = [at for at, node in children.items() if node.is_any_expandable(exclude_running=False)]
+            unseen = [at for at, node in children.items() if node.is_open()]
             fewest = min((crowd[at] for at in unseen), default=0)
             weights = dict.fromkeys([at for at in unseen if crowd[at] == fewest] or children, 1)
         chances = [weight / sum(weights.values()) for weight in weights.values()]
-        chosen = self._rng.rng.choice([*weights], p=chances)
+        chosen = numbers_of(self).choice([*weights], p=chances)
         return param_distribution.to_external_repr(chosen.item())
 
 
@@ -76,11 +76,4 @@ def _refuse_endless(name: str, distribution: BaseDistribution) -> None:
 def _choosing(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     """Return those that are still to choose a parameter that others have chosen there."""
     running = (trial for trial in trials if trial.state is TrialState.RUNNING)
-    return [trial for trial in running if _tree(trials, trial.params).children]
-
-
-def _tree(trials: list[FrozenTrial], chosen: dict[str, Any]) -> _TreeNode:
-    """Return what has been tried below these choices."""
-    tree = _TreeNode()
-    BruteForceSampler._populate_tree(tree, trials, chosen)
-    return tree
+    return [trial for trial in running if Tried.of(trials, trial.params).children]

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._mail import Mail
 from nnlo_common.protocol import Lost
+from nnlo_common.search._compat import forget_trials, loop_begins, number_in
 from nnlo_common.search._mailbox import DIED
 from nnlo_common.search._messages import Choose, Chosen, End, Told, from_text, to_text
 from nnlo_common.search.coordinator._endings import bring_up
@@ -60,7 +61,7 @@ class Replica:
         self._storage, self._would_repeat = storage, isinstance(sampler, GPSampler | BayesianSampler)
         self._study = optuna.Study(study.study_name, storage, seeded, study.pruner)
         # Some samplers say that they are at their end; the coordinator's does so, too.
-        self._study._thread_local.in_optimize_loop = True
+        loop_begins(self._study)
 
     def learn(self, news: Iterable[Mapping[str, Any]]) -> None:
         """Take in trials that are new, or have changed; those that are new come in the order of numbers."""
@@ -82,9 +83,9 @@ class Replica:
                 study.sampler,
                 study.pruner,
             )
-        study._thread_local.cached_all_trials = None
+        forget_trials(study)
         before = self._at(number).system_attrs
-        trial = Trial(study, self._at(number)._trial_id)
+        trial = Trial(study, number_in(self._at(number)))
         params, space = trial.relative_params, trial.relative_search_space or {}
         after = self._at(number).system_attrs
         return Chosen(
@@ -104,7 +105,7 @@ class Replica:
         if trial.number == len(known):
             self._study.add_trial(trial)
             return
-        there = known[trial.number]._trial_id
+        there = number_in(known[trial.number])
         bring_up(self._storage, there, trial)
         if trial.state.is_finished():
             self._study.sampler.after_trial(

@@ -11,8 +11,9 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
-from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.trial import FrozenTrial, TrialState
+
+from nnlo_common.search._compat import LazyRandomState
 
 __all__ = ["Seeded", "seed_of"]
 

@@ -26,8 +26,9 @@ import tensorflow as tf
 
 from nnlo_common import FlatVector, Frame, Segment
 from nnlo_common.plugin import Vector
+from nnlo_keras._compat import memory_of_tensor
 
-__all__ = ["TensorFlowRoad", "memory_of"]
+__all__ = ["TensorFlowVariables", "memory_of"]
 
 # From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
 _LARGE = 65536
@@ -41,11 +42,11 @@ def memory_of(variable: keras.Variable) -> Callable[[], Vector]:
 
 
 def _memory(handle: Any) -> Any:
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)._numpy()
+    return memory_of_tensor(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32))
 
 
-class TensorFlowRoad:
-    """A road to `tf.Variable`s."""
+class TensorFlowVariables:
+    """Copies of `tf.Variable`s in the vector."""
 
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         self._vector, self._copies = flat.vector, _Copies()
@@ -184,7 +185,7 @@ class _Together:
     def read(self) -> None:
         """Copy the variables into the vector."""
         if self:
-            packed, start = self._read()._numpy(), 0
+            packed, start = memory_of_tensor(self._read()), 0
             for piece in self._pieces:
                 np.copyto(piece, packed[start : start + piece.size])
                 start += piece.size

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session
-from nnlo_keras._optimizers import wrappers_in
+from nnlo_keras._model_optimizers import wrappers_in
 
 __all__ = ["share"]
 

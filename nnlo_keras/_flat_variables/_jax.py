@@ -22,8 +22,9 @@ import numpy as np
 
 from nnlo_common import ConfigurationError, FlatVector, Segment
 from nnlo_common.plugin import Vector
+from nnlo_keras._compat import away, is_spread, put_value, value_of
 
-__all__ = ["JaxRoad", "memory_of"]
+__all__ = ["JaxVariables", "memory_of"]
 
 # As many numbers (16 MB) as one function writes; fewer cost more calls, more cost new memory.
 _PART = 1 << 22
@@ -34,14 +35,14 @@ def memory_of(variable: keras.Variable, model: keras.Model | None) -> Callable[[
 
     def look() -> Vector:
         _sync(model, [variable])
-        memory: Vector = np.asarray(variable._value)
+        memory: Vector = np.asarray(value_of(variable))
         return memory
 
     return look
 
 
-class JaxRoad:
-    """A road to JAX arrays."""
+class JaxVariables:
+    """Copies of JAX arrays in the vector."""
 
     aliased = False
 
@@ -62,7 +63,7 @@ class JaxRoad:
         for variable, view in self._places:
             # What `asarray` returns is the array's own memory. It is dropped at once: as long as anybody
             # looks at it, a step cannot use it again.
-            np.copyto(view, np.asarray(variable._value), casting="unsafe")
+            np.copyto(view, np.asarray(value_of(variable)), casting="unsafe")
 
     def write(self) -> None:
         """Copy the vector into the variables."""
@@ -70,10 +71,10 @@ class JaxRoad:
         for split, vector, variables in self._parts:
             for variable, piece in zip(variables, split(vector), strict=True):
                 piece.block_until_ready()
-                if variable._layout is None:
-                    variable._value = piece  # `assign` would do no more, and takes longer
+                if is_spread(variable):
+                    variable.assign(piece)
                 else:
-                    variable.assign(piece)  # spreads it over the devices of a keras.distribution
+                    put_value(variable, piece)
 
     def attach(self) -> None:
         """Do nothing: the arrays of JAX never change."""
@@ -87,10 +88,10 @@ def _sync(model: keras.Model | None, variables: Iterable[keras.Variable]) -> Non
     if model is not None:
         model.jax_state_sync()
     for variable in variables:
-        if variable._value is None:
+        if away(variable):
             raise ConfigurationError(
-                f"the variable {variable.path!r} is away while fit() runs; give road() the model it "
-                "belongs to, and call it from a callback"
+                f"the variable {variable.path!r} is away while fit() runs; give flat_variables() the model "
+                "it belongs to, and call it from a callback"
             )
 
 

@@ -8,16 +8,15 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_keras._callbacks._companion import Companion
+from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = [
     "last_of",
     "own_logs",
-    "quieten",
+    "drop_center_callbacks",
     "refuse_loading",
     "restored_first",
     "undisturbed",
-    "unvalidated",
 ]
 
 #: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
@@ -39,7 +38,7 @@ _FOR_THE_CENTRE = tuple(
 _BETWEEN_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
-def quieten(container: Any, but: type | tuple[type, ...] = ()) -> None:
+def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> None:
     """Take the callbacks out of a rank's list that are for the centre, but those of some classes.
 
     For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of that rank.
@@ -91,24 +90,14 @@ def undisturbed(callbacks: Sequence[Any], ours: Any) -> bool:
 
 
 def _foreign(callback: Any) -> bool:
-    of_keras = type(callback).__module__.startswith("keras.src.callbacks.")
+    of_keras = type(callback).__module__.startswith("keras.")
     return isinstance(callback, keras.callbacks.LambdaCallback) or not (
-        of_keras or isinstance(callback, Companion)
+        of_keras or isinstance(callback, RankCallback)
     )
 
 
 def _overrides(callback: Any, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(keras.callbacks.Callback, hook)
-
-
-def unvalidated(model: Any) -> list[Callable[[], object]]:
-    """Put the validation of a worker's `fit` to rest; return what undoes it."""
-    model._should_eval = lambda *_: False
-
-    def validate_again() -> None:
-        del model._should_eval
-
-    return [validate_again]
 
 
 def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:

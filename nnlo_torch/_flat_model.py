@@ -1,6 +1,6 @@
 """A torch model's parameters and gradients as one flat vector each.
 
-There are three roads between a parameter and the vector, which is float32 and lies in the host's memory:
+Where a parameter is stored, as the vector is float32 and lies in the host's memory:
 
 * float32 on the CPU: the parameter *is* a view of the vector;
 * float32 on another device: it is a view of a block there, which is copied to and from page-locked memory as
@@ -27,15 +27,16 @@ import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common.plugin import PRESENT, padded, vectors_in_turn
+from nnlo_torch._compat import copy_all
 
-__all__ = ["Bridge", "Road", "named_parameters"]
+__all__ = ["FlatModel", "Storage", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # From so many numbers on a gradient is large: to move it at once gains more than the call costs.
 _LARGE = 16384
 
 
-class Road(enum.Enum):
+class Storage(enum.Enum):
     """How numbers get from a parameter to the vector and back."""
 
     VIEW = "the parameter is a view of the vector"
@@ -58,14 +59,14 @@ def named_parameters(
     return named
 
 
-class Bridge:
+class FlatModel:
     """Ties the parameters of a model to a flat vector, and their gradients to another.
 
     Attributes:
         parameters: the flat vector of the parameters.
         gradient: the flat vector of the gradients.
         tensors: the model's parameters, in the order of the vector.
-        roads: how each gets into the vector.
+        storages: how each gets into the vector.
         marks: where the vector says whether there is a gradient, for each parameter.
 
     Args:
@@ -79,9 +80,9 @@ class Bridge:
     ) -> None:
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
-        self.roads = [_road(tensor) for tensor in self.tensors]
+        self.storages = [_storage(tensor) for tensor in self.tensors]
         layout = _layout(named)
-        locked = Road.BLOCK in self.roads
+        locked = Storage.BLOCK in self.storages
         make = partial(FlatVector, layout, _page_locked) if locked else partial(FlatVector, layout)
         self.parameters, self.gradient = make(), make()
         self.gradients = [self.gradient]
@@ -99,7 +100,7 @@ class Bridge:
         self._places = list(self.gradient_views)
         for block in self._blocks:
             self._places[block.first : block.first + len(block.gradients)] = block.gradients
-        self._copied = [index for index, road in enumerate(self.roads) if road is Road.COPY]
+        self._copied = [index for index, storage in enumerate(self.storages) if storage is Storage.COPY]
         # Then nothing moves between them, step after step.
         self._all_views_of_it = not self._copied and not self._blocks
         self._attach()
@@ -121,7 +122,7 @@ class Bridge:
                 places.append(place)
                 made.append(gradient.detach() if gradient.requires_grad else gradient)
         if places:
-            torch._foreach_copy_(places, made)
+            copy_all(places, made)
         for block in self._blocks:
             block.host_gradient.copy_(block.gradient)
         self.gradient.vector[self.marks] = present
@@ -175,11 +176,11 @@ class Bridge:
                 self.tensors[block.first + offset].data = view
             block.host.copy_(block.device)
         for index, tensor in enumerate(self.tensors):
-            if self.roads[index] is not Road.BLOCK:
+            if self.storages[index] is not Storage.BLOCK:
                 self.views[index].copy_(tensor.detach())
-            if self.roads[index] is Road.VIEW:
+            if self.storages[index] is Storage.VIEW:
                 tensor.data = self.views[index]
-            large = tensor.numel() >= _LARGE and self.roads[index] is not Road.COPY
+            large = tensor.numel() >= _LARGE and self.storages[index] is not Storage.COPY
             if self._wanted and tensor.requires_grad and large:
                 catch = self._catcher(index)
                 tensor.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
@@ -248,25 +249,28 @@ class _Block:
     gradients: list[torch.Tensor]
 
 
-def _blocks(bridge: Bridge, *, gradients: bool) -> list[_Block]:
+def _blocks(flat_model: FlatModel, *, gradients: bool) -> list[_Block]:
     blocks = []
-    keys = [(road, tensor.device) for road, tensor in zip(bridge.roads, bridge.tensors, strict=True)]
-    for (road, device), run in groupby(range(len(keys)), key=keys.__getitem__):
+    keys = [
+        (storage, tensor.device)
+        for storage, tensor in zip(flat_model.storages, flat_model.tensors, strict=True)
+    ]
+    for (storage, device), run in groupby(range(len(keys)), key=keys.__getitem__):
         members = list(run)
-        if road is not Road.BLOCK:
+        if storage is not Storage.BLOCK:
             continue
-        segments = [bridge.parameters.layout.segments[index] for index in members]
-        start, stop = segments[0].offset, int(bridge.marks[members[-1]]) + 1
+        segments = [flat_model.parameters.layout.segments[index] for index in members]
+        start, stop = segments[0].offset, int(flat_model.marks[members[-1]]) + 1
         on_device = torch.zeros(stop - start, device=device)
         gradient = torch.zeros(stop - start if gradients else 0, device=device)
         blocks.append(
             _Block(
                 members[0],
                 on_device,
-                torch.from_numpy(bridge.parameters.vector[start:stop]),
+                torch.from_numpy(flat_model.parameters.vector[start:stop]),
                 _cut(on_device, segments, start),
                 gradient,
-                torch.from_numpy(bridge.gradient.vector[start : start + gradient.numel()]),
+                torch.from_numpy(flat_model.gradient.vector[start : start + gradient.numel()]),
                 _cut(gradient, segments, start) if gradients else [],
             )
         )
@@ -295,10 +299,10 @@ def _views(flat: FlatVector) -> list[torch.Tensor]:
     return [torch.from_numpy(view) for view in flat.views()]
 
 
-def _road(tensor: torch.Tensor) -> Road:
+def _storage(tensor: torch.Tensor) -> Storage:
     if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-        return Road.COPY
-    return Road.VIEW if tensor.device.type == "cpu" else Road.BLOCK
+        return Storage.COPY
+    return Storage.VIEW if tensor.device.type == "cpu" else Storage.BLOCK
 
 
 def _page_locked(count: int) -> npt.NDArray[np.uint8]:

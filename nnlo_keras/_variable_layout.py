@@ -9,6 +9,7 @@ import keras
 
 from nnlo_common import ConfigurationError, Layout, Segment
 from nnlo_common.plugin import padded
+from nnlo_keras._compat import has_no_value_yet, layers_of, made_to_be_trained, value_of
 
 __all__ = ["averaged", "layout_of", "memory_of"]
 
@@ -71,16 +72,11 @@ def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None
         >>> [variable.path for variable in averaged(model)]
         ['norm/moving_mean', 'norm/moving_variance']
     """
-    layers = model._flatten_layers()
-    # Keras asks only once, when a variable is made, whether it is to be trained. There is no public name for
-    # the answer; without it frozen weights would be averaged, too, which does no harm but takes time.
-    made_to_be_trained = {
-        id(variable) for layer in layers for variable in getattr(layer, "_trainable_variables", ())
-    }
+    to_be_trained = {id(variable) for layer in layers_of(model) for variable in made_to_be_trained(layer)}
     statistics = [
         variable
         for variable in model.non_trainable_weights
-        if "float" in variable.dtype and id(variable) not in made_to_be_trained
+        if "float" in variable.dtype and id(variable) not in to_be_trained
     ]
     if trained is None:
         return statistics
@@ -90,8 +86,7 @@ def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None
 
 def _check(variable: keras.Variable) -> None:
     name = f"the variable {variable.path!r}"
-    # On JAX a variable may be without its value for a while, during an epoch; that one will have it back.
-    if variable._value is None and variable._initializer is not None:
+    if has_no_value_yet(variable):
         raise ConfigurationError(f"{name} has no value yet; build the model before you exchange it")
     if variable.dtype == "float64":
         raise ConfigurationError(
@@ -111,7 +106,7 @@ def memory_of(variable: keras.Variable) -> int:
     TensorFlow and torch let two Keras variables wrap one of their own. JAX's arrays cannot be written to, so
     that it means nothing there if two variables have the same.
     """
-    return id(variable if keras.backend.backend() == "jax" else variable._value)
+    return id(variable if keras.backend.backend() == "jax" else value_of(variable))
 
 
 def _unused(path: str, taken: set[str]) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.plugin import Moving
+from nnlo_keras._compat import layers_of
 from nnlo_keras._wrapper import Wrapper
 
 __all__ = ["TrainingCalls", "moving_layers"]
@@ -38,7 +39,7 @@ def moving_layers(model: Any, places: Mapping[int, slice]) -> dict[Any, Moving]:
     """
     found = {}
     norm = keras.layers.BatchNormalization
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, norm) and not layer.renorm and _calls_that_of(layer, norm):
             mean, variance = (places.get(id(one)) for one in (layer.moving_mean, layer.moving_variance))
             if mean is not None and variance is not None:

@@ -1,4 +1,4 @@
-"""Host: the callback that takes part in a training of several ranks, as our other callbacks see it."""
+"""Driver: the callback that takes part in a training of several ranks, as our other callbacks see it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Protocol, TypeGuard
 
 from nnlo_common import TrainingReport
 from nnlo_common.plugin import Session
-from nnlo_keras._feeding import Feeding
+from nnlo_keras._sequence_feed import SequenceFeed
 
-__all__ = ["Host", "is_host"]
+__all__ = ["Driver", "is_driver"]
 
 
-class Host(Protocol):
+class Driver(Protocol):
     """Drives one rank's part; `nnlo_keras.Distribute` does.
 
     Attributes:
@@ -30,7 +30,7 @@ class Host(Protocol):
         """What this rank has seen of the last training."""
 
     @property
-    def feeding(self) -> Feeding | None:
+    def feed(self) -> SequenceFeed | None:
         """What `fit` trains on, where that is an H5Sequence."""
 
     @property
@@ -53,6 +53,6 @@ class Host(Protocol):
         """End the epoch."""
 
 
-def is_host(callback: object) -> TypeGuard[Host]:
+def is_driver(callback: object) -> TypeGuard[Driver]:
     """Say whether a callback drives this rank's part."""
     return getattr(callback, "drives_training", False) is True

@@ -8,19 +8,20 @@ not count: its statistics are averaged as any other buffer is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from nnlo_common import FlatVector, Layout, Segment
 from nnlo_common.plugin import Moves, Moving
+from nnlo_torch._compat import BatchNorm
 
-__all__ = ["BufferBridge"]
+__all__ = ["FlatBuffers"]
 
 
-class BufferBridge:
+class FlatBuffers:
     """A model's float buffers as a flat vector, copied there and back when an epoch ends.
 
     Attributes:
@@ -90,20 +91,17 @@ class BufferBridge:
         return np.array([np.nan if one is None else 1.0 - one for one in momenta], np.float64)
 
 
-def _counting(
-    modules: Sequence[torch.nn.Module], places: dict[int, slice]
-) -> dict[_BatchNorm, tuple[slice, slice]]:
+def _counting(modules: Sequence[torch.nn.Module], places: dict[int, slice]) -> dict[Any, tuple[slice, slice]]:
     """Return the layers that count how often they move their statistics, and where these lie."""
     found = {}
     for layer in dict.fromkeys(part for module in modules for part in module.modules()):
-        if isinstance(layer, _BatchNorm) and layer.num_batches_tracked is not None:
+        if isinstance(layer, BatchNorm) and layer.num_batches_tracked is not None:
             mean, variance = (places.get(id(one)) for one in (layer.running_mean, layer.running_var))
             if mean is not None and variance is not None:
                 found[layer] = mean, variance
     return found
 
 
-def _count(layer: _BatchNorm) -> torch.Tensor:
-    count = layer.num_batches_tracked
-    assert count is not None  # `_counting` has looked
+def _count(layer: Any) -> torch.Tensor:
+    count: torch.Tensor = layer.num_batches_tracked  # `_counting` has seen that there is one
     return count

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import is_number
 from nnlo_torch._compat import LoaderBatches, driving_loader
 
-__all__ = ["Draws", "Weighing", "checked_weight"]
+__all__ = ["Draws", "StepWeights", "checked_weight"]
 
 
 class Draws:
@@ -55,16 +56,16 @@ class Draws:
         return self._ended and (not self._sizes or self._loader is None or self._loader.over)
 
 
-class Weighing:
+class StepWeights:
     """The number of samples behind each step of a worker.
 
     Example:
-        >>> weighing = Weighing()
-        >>> weighing.step()  # nothing is known yet
+        >>> weights = StepWeights()
+        >>> weights.step()  # nothing is known yet
         1.0
-        >>> weighing.add(32)
-        >>> weighing.add(16)
-        >>> weighing.step(), weighing.step()  # the second with the same batches
+        >>> weights.add(32)
+        >>> weights.add(16)
+        >>> weights.step(), weights.step()  # the second with the same batches
         (48.0, 48.0)
     """
 
@@ -108,7 +109,7 @@ def checked_weight(weight: Any) -> float | None:
         return None
     single = isinstance(weight, np.generic) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
     number = weight.item() if single else weight
-    if isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf"):
+    if is_number(number) and 0 < number < float("inf"):
         return float(number)
     raise ConfigurationError(
         f"optimizer.weight = {weight!r} is not possible: it must be a finite number above 0, or None to "

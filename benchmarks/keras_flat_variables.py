@@ -1,6 +1,6 @@
 """How long it takes to read Keras variables into a flat vector and to write them back.
 
-    KERAS_BACKEND=tensorflow python benchmarks/keras_roads.py
+    KERAS_BACKEND=tensorflow python benchmarks/keras_flat_variables.py
 
 Times are ratios to np.copyto of a vector of that size, which is timed in turn with them, so that drift of the
 machine cancels. Other work on the machine only ever makes a time longer: the minimum is what the code can do,
@@ -23,8 +23,8 @@ import keras
 import numpy as np
 
 from nnlo_common import FlatVector
-from nnlo_keras._layout import layout_of
-from nnlo_keras._roads import road
+from nnlo_keras._flat_variables import flat_variables
+from nnlo_keras._variable_layout import layout_of
 
 # Numbers and variables: few large ones, and many of which most are small.
 CASES = [(1_000_000, 10), (1_000_000, 160), (25_000_000, 10), (25_000_000, 160)]
@@ -63,7 +63,7 @@ def _variables(total: int, count: int) -> list[keras.Variable]:
 def _measure(total: int, count: int, rounds: int) -> None:
     variables = _variables(total, count)
     flat = FlatVector(layout_of(variables))
-    way = road(variables, flat)
+    way = flat_variables(variables, flat)
     other, apart = FlatVector(flat.layout), flat.vector.copy()
     other.vector[:] = 1  # memory that was never touched is not memory yet
     arrays = other.views()

@@ -1,4 +1,4 @@
-"""Feeding `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
+"""SequenceFeed `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
 
 Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
 own, in which nobody may ask a server. So it is given one sample, again and again, and its training function
@@ -15,15 +15,15 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import LeasedBatches, Session
-from nnlo_keras._fitting import batches_of
+from nnlo_keras._compat import data_of_fit, end_epoch, sequence_of, set_length
 from nnlo_keras._hdf5 import H5Sequence
 
-__all__ = ["Feeding"]
+__all__ = ["SequenceFeed"]
 
 _ASKED = "an H5Sequence with assignment='dynamic' was asked for"
 
 
-class Feeding:
+class SequenceFeed:
     """Leads `fit` through the epochs of its `H5Sequence`.
 
     Args:
@@ -39,10 +39,10 @@ class Feeding:
         self.idle = False
 
     @classmethod
-    def of(cls, frame: Any) -> Feeding | None:
-        """Find the data of the `fit` that has called what runs in `frame`; None if it is no H5Sequence."""
-        batches = batches_of(frame)
-        data = getattr(getattr(batches, "data_adapter", None), "py_dataset", None)
+    def of_fit(cls) -> SequenceFeed | None:
+        """Find the data of the `fit` that has called, directly or not; None if it is no H5Sequence."""
+        batches = data_of_fit()
+        data = sequence_of(batches)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 
     def lease(self, model: Any, team: Session) -> list[Callable[[], object]]:
@@ -93,19 +93,19 @@ class Feeding:
         if state is not None and self._leases is not None and "leases" in state:
             self._leases.resume(state["leases"])
         if self.has_position:
-            self._fit._num_batches = len(self._data)
+            set_length(self._fit, len(self._data))
 
     def begin_epoch(self, epoch: int) -> None:
         """Turn to the next epoch; not to one before that of `fit`, which may have been resumed."""
         self._data.turn_to(epoch)
         if self._leases is not None:
-            self._fit._num_batches = len(self._data)
+            set_length(self._fit, len(self._data))
             self.idle = not self._leases.more(self._data.epoch)
 
     def end_batch(self) -> None:
         """End the epoch if nothing is left of it."""
         if self._leases is not None and (self.idle or not self._leases.more(self._data.epoch)):
-            self._fit._num_batches = self._fit._steps_seen
+            end_epoch(self._fit)
 
     # -- what takes the place of a training function --------------------------------------------------
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Moves, Vector, unwired
-from nnlo_keras._fitting import synchronise
-from nnlo_keras._layout import averaged, layout_of
-from nnlo_keras._moving import TrainingCalls, moving_layers
-from nnlo_keras._roads import road
-from nnlo_keras._stepping import stepper
+from nnlo_keras._center_steps import stepper
+from nnlo_keras._compat import synchronise
+from nnlo_keras._flat_variables import flat_variables
+from nnlo_keras._training_calls import TrainingCalls, moving_layers
+from nnlo_keras._variable_layout import averaged, layout_of
 from nnlo_keras._wrapper import Wrapper
 
-__all__ = ["CenterOptimizer", "RateOption", "Statistics", "Weights"]
+__all__ = ["KerasCenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
 class Weights:
@@ -47,7 +47,7 @@ class Weights:
         ends = np.cumsum([part.size for part in parts]).tolist()
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.parameters = FlatVector(self.layout)
-        self._road = road(self.variables, self.parameters, model)
+        self._flat_variables = flat_variables(self.variables, self.parameters, model)
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
         lag = wrappers[0].algorithm.lag if self._sums else 0
         # Sums are copied out of the training step in any case: each to where it can travel from.
@@ -96,19 +96,19 @@ class Weights:
 
     def absorb(self) -> None:
         """Bring the weights into their vector."""
-        self._road.read()
+        self._flat_variables.read()
 
     def publish(self) -> None:
         """Bring the vector into the weights."""
-        self._road.write()
+        self._flat_variables.write()
 
     def attach(self) -> None:
         """Let the weights lie in their vector, where that is possible, while nobody else looks at them."""
-        self._road.attach()
+        self._flat_variables.attach()
 
     def detach(self) -> None:
         """Let them have memory of their own again."""
-        self._road.detach()
+        self._flat_variables.detach()
 
     def changed_since(self, before: Vector) -> str | None:
         """Return the name of a weight that is not what the vector was before, if there is one."""
@@ -117,7 +117,7 @@ class Weights:
         exact = [segment for segment in self.layout.segments if segment.dtype == "float32"]
         rounded = [segment.place for segment in self.layout.segments if segment.dtype != "float32"]
         kept = [vector[place].copy() for place in rounded]
-        self._road.read()
+        self._flat_variables.read()
         for place, values in zip(rounded, kept, strict=True):
             vector[place] = values
         changed = next((s.name for s in exact if not _same(vector[s.place], before[s.place])), None)
@@ -138,7 +138,7 @@ class Statistics:
 
     def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))
-        self._road = road(variables, self.flat, model)
+        self._flat_variables = flat_variables(variables, self.flat, model)
         segments = self.flat.layout.segments
         places = {id(variable): one.place for variable, one in zip(variables, segments, strict=True)}
         self._model, self._moving = model, moving_layers(model, places)
@@ -155,11 +155,11 @@ class Statistics:
 
     def gather(self) -> None:
         """Copy the statistics into their vector."""
-        self._road.read()
+        self._flat_variables.read()
 
     def scatter(self) -> None:
         """Copy the vector into the statistics."""
-        self._road.write()
+        self._flat_variables.write()
 
     def count(self, wrapper: Wrapper) -> list[Callable[[], object]]:
         """Count how often layers move their statistics from now on; return what ends it."""
@@ -199,7 +199,7 @@ class RateOption:
         return tuple(wrapper.rate_set or 0.0 for wrapper in self._wrappers)
 
 
-class CenterOptimizer:
+class KerasCenterOptimizer:
     """Steps one shard of the centre with the user's Keras optimizers; fits `nnlo_common.VectorOptimizer`.
 
     Args:

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_keras._layout import memory_of
+from nnlo_keras._compat import kept_by_tensorflow, trained_by
+from nnlo_keras._variable_layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
 __all__ = ["any_wrapper_in", "assign_variables", "optimizers_of", "wrappers_in"]
@@ -90,7 +91,7 @@ def optimizers_of(model: Any) -> dict[str, Any]:
     found: dict[int, tuple[str, Any]] = {}
     # What compile() was given comes last: often it is one of the others.
     for name, value in sorted(vars(model).items(), key=lambda item: item[0] == "optimizer"):
-        if not name.startswith("_self_"):  # TensorFlow's own lists
+        if not kept_by_tensorflow(name):
             for path, one in _within(name, value):
                 if isinstance(one, keras.optimizers.Optimizer):
                     # A loss scale may be around one that is an attribute, too.
@@ -117,7 +118,7 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
         as_made = type(optimizer) is type(default) and optimizer.get_config() == default.get_config()
         return as_made and type(model).train_step is not keras.Model.train_step
     trained = {memory_of(variable) for variable in model.trainable_variables}
-    return optimizer.built and not trained & {memory_of(one) for one in optimizer._trainable_variables}
+    return optimizer.built and not trained & {memory_of(one) for one in trained_by(optimizer)}
 
 
 def _kind(wrapper: Wrapper) -> tuple[object, ...]:

@@ -10,16 +10,16 @@ import keras
 
 from nnlo_common import Layout
 from nnlo_common.plugin import Session
-from nnlo_keras._fitting import synchronise
-from nnlo_keras._layout import layout_of
-from nnlo_keras._optimizers import optimizers_of
+from nnlo_keras._compat import schedule_of, synchronise
+from nnlo_keras._model_optimizers import optimizers_of
 from nnlo_keras._snapshot import assign, untrained, values_of
+from nnlo_keras._variable_layout import layout_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
-__all__ = ["Belongings"]
+__all__ = ["ModelState"]
 
 
-class Belongings:
+class ModelState:
     """A model's variables and its optimizers' that a checkpoint keeps.
 
     Args:
@@ -121,5 +121,5 @@ def _numbered(layout: Layout) -> str:
 def _rate(wrapper: Wrapper) -> list[float | None]:
     """The learning rate that an optimizer has, unless it is a schedule's, and what a callback has set."""
     inner = wrapper.inner_optimizer
-    scheduled = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    scheduled = schedule_of(inner) is not None
     return [None if scheduled else float(keras.ops.convert_to_numpy(inner.learning_rate)), wrapper.rate_set]

@@ -1,7 +1,7 @@
-"""The fast roads between Keras variables and one flat float32 vector, one for each back end.
+"""Keras variables as one flat float32 vector, with a fast copy there and back for each back end.
 
 `get_weights` and `set_weights` take up to seventy times as long as copying the vector would; what is fast,
-and what may be done without a copy, is different for each back end. `benchmarks/keras_roads.py` measures it.
+and what may be done without a copy, is different for each back end: `benchmarks/keras_flat_variables.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import keras
 
 from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Vector
-from nnlo_keras._layout import layout_of
+from nnlo_keras._variable_layout import layout_of
 
-__all__ = ["Road", "memory_of", "road"]
+__all__ = ["FlatVariables", "flat_variables", "memory_of"]
 
 
-class Road(Protocol):
+class FlatVariables(Protocol):
     """Moves the values of variables into a flat vector and back.
 
     Only the segments of the vector are touched, never what lies between them.
@@ -49,8 +49,10 @@ class Road(Protocol):
         """End that: the vector and the variables are apart again, if they can be."""
 
 
-def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Model | None = None) -> Road:
-    """Make the road between variables and a flat vector for the back end in use, and read them once.
+def flat_variables(
+    variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Model | None = None
+) -> FlatVariables:
+    """Tie variables to a flat vector, on the back end in use, and read them once.
 
     It stays with the memory that `flat.vector` has now.
 
@@ -66,7 +68,7 @@ def road(variables: Sequence[keras.Variable], flat: FlatVector, model: keras.Mod
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> flat = FlatVector(layout_of(model.trainable_variables))
-        >>> way = road(model.trainable_variables, flat, model)
+        >>> way = flat_variables(model.trainable_variables, flat, model)
         >>> flat.vector[:] = 0.5
         >>> way.write()
         >>> model.get_weights()[0].tolist()
@@ -90,32 +92,32 @@ def memory_of(variable: keras.Variable, model: keras.Model | None = None) -> Cal
 
     Args:
         variable: of tensorflow or jax.
-        model: whose variable it is; see `road`.
+        model: whose variable it is; see `flat_variables`.
     """
     if keras.backend.backend() == "tensorflow":
-        from nnlo_keras._roads import _tensorflow
+        from nnlo_keras._flat_variables import _tensorflow
 
         return _tensorflow.memory_of(variable)
-    from nnlo_keras._roads import _jax
+    from nnlo_keras._flat_variables import _jax
 
     return _jax.memory_of(variable, model)
 
 
-def _made(variables: list[keras.Variable], flat: FlatVector, model: keras.Model | None) -> Road:
+def _made(variables: list[keras.Variable], flat: FlatVector, model: keras.Model | None) -> FlatVariables:
     # Each of these imports its framework, so only the one in use may be imported.
     match keras.backend.backend():
         case "tensorflow":
-            from nnlo_keras._roads._tensorflow import TensorFlowRoad
+            from nnlo_keras._flat_variables._tensorflow import TensorFlowVariables
 
-            return TensorFlowRoad(variables, flat)
+            return TensorFlowVariables(variables, flat)
         case "torch":
-            from nnlo_keras._roads._torch import TorchRoad
+            from nnlo_keras._flat_variables._torch import TorchVariables
 
-            return TorchRoad(variables, flat)
+            return TorchVariables(variables, flat)
         case "jax":
-            from nnlo_keras._roads._jax import JaxRoad
+            from nnlo_keras._flat_variables._jax import JaxVariables
 
-            return JaxRoad(variables, flat, model)
+            return JaxVariables(variables, flat, model)
         case other:
             raise ConfigurationError(
                 f"Keras runs on the back end {other!r}; set KERAS_BACKEND to tensorflow, torch or jax"

@@ -8,8 +8,9 @@ from typing import Any
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, DynSGD
+from nnlo_keras._compat import MADE_AT_ONCE, OptimizerInside
 
-__all__ = ["OPTIONS", "Passing"]
+__all__ = ["OPTIONS", "Delegation"]
 
 #: Options that Keras gives every optimizer; they act where the wrapped one steps, so those of it count.
 OPTIONS = (
@@ -26,10 +27,10 @@ OPTIONS = (
 
 
 #: What Keras' constructor sets, and nothing would ever read.
-_FORGOTTEN = ("_iterations", "_learning_rate", *OPTIONS)
+_FORGOTTEN = (*MADE_AT_ONCE, *OPTIONS)
 
 
-class Passing:
+class Delegation(OptimizerInside):
     """The half of a wrapper that passes on what is read, set and called to `inner_optimizer`.
 
     Keras' own base class would take each of these for itself, and never use it. Until the wrapper has its
@@ -38,7 +39,6 @@ class Passing:
 
     algorithm: Algorithm
     servers: int
-    inner_optimizer: Any
 
     _only_itself = False
 
@@ -58,11 +58,6 @@ class Passing:
             super().__setattr__(name, value)
         else:
             self._pass_on(inner, name, value)
-
-    def _track_variable(self, variable: Any) -> None:
-        """Track a variable of the wrapper, but for the count and the rate that Keras' constructor makes."""
-        if "inner_optimizer" in vars(self):
-            super()._track_variable(variable)  # type: ignore[misc]
 
     def _pass_on(self, inner: Any, name: str, value: Any) -> None:
         before = getattr(inner, name)
@@ -108,27 +103,6 @@ class Passing:
         finally:
             vars(self)["_only_itself"] = False
 
-    # -- what Keras itself reads of an optimizer ------------------------------------------------------
-
-    @property
-    def _iterations(self) -> Any:
-        """The count of the wrapped optimizer, of gradients as they come."""
-        return self.inner_optimizer._iterations
-
-    @property
-    def _learning_rate(self) -> Any:
-        """The variable or schedule of the wrapped optimizer."""
-        return self.inner_optimizer._learning_rate
-
-    @property
-    def _accumulated_gradients(self) -> Any:
-        return self.inner_optimizer._accumulated_gradients
-
-    @property
-    def _model_variables_moving_average(self) -> Any:
-        """The wrapped optimizer's: SwapEMAWeights looks for it here if a LossScaleOptimizer is around."""
-        return self.inner_optimizer._model_variables_moving_average
-
     # -- methods --------------------------------------------------------------------------------------
 
     def exclude_from_weight_decay(
@@ -164,4 +138,4 @@ def _option(name: str) -> Any:
 
 
 for _name in OPTIONS:
-    setattr(Passing, _name, _option(_name))
+    setattr(Delegation, _name, _option(_name))

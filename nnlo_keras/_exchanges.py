@@ -13,15 +13,15 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import NoteQuery, Session, Vector
 from nnlo_keras._batch_sizes import BatchSizes
-from nnlo_keras._callbacks._companion import numbers
-from nnlo_keras._model import Weights
+from nnlo_keras._callbacks._rank_callback import numbers
 from nnlo_keras._rates import Rates
-from nnlo_keras._wrapper import Mode, Wrapper
+from nnlo_keras._weights import Weights
+from nnlo_keras._wrapper import StepMode, Wrapper
 
-__all__ = ["Exchanging"]
+__all__ = ["Exchanges"]
 
 
-class Exchanging:
+class Exchanges:
     """Counts a worker's batches, and exchanges when it is time to.
 
     Args:
@@ -48,7 +48,7 @@ class Exchanging:
     ) -> None:
         self._team, self._weights, self._wrappers, self._rates = team, weights, wrappers, rates
         self._sizes = sizes
-        self._sums = wrappers[0].mode is Mode.ACCUMULATE
+        self._sums = wrappers[0].mode is StepMode.ACCUMULATE
         self._still = self._sums and not wrappers[0].moves_locally  # weights change by exchanges only
         self._attaches = undisturbed and self._still
         self._each = wrappers[0].algorithm.local_optimizer() is not None  # moves them here, in each step

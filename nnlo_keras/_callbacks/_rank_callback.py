@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, ClassVar
 
 import keras
@@ -10,13 +9,13 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session, launched, speaks
-from nnlo_keras._callbacks._host import Host, is_host
-from nnlo_keras._fitting import container_of, samples_counted
+from nnlo_keras._callbacks._driver import Driver, is_driver
+from nnlo_keras._compat import callbacks_of_fit, samples_counted
 
-__all__ = ["Companion", "numbers"]
+__all__ = ["RankCallback", "numbers"]
 
 
-class Companion(keras.callbacks.Callback):
+class RankCallback(keras.callbacks.Callback):
     """A callback that goes along with `nnlo_keras.Distribute`, before or behind it in the list.
 
     Attributes:
@@ -31,14 +30,14 @@ class Companion(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.distribute: Host | None = None
+        self.distribute: Driver | None = None
         self.team: Session | None = None
         self.role = "alone"
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin, unless there is a `Distribute` that says when."""
-        container = container_of(sys._getframe(1))
-        if container is not None and any(map(is_host, container.callbacks)):
+        container = callbacks_of_fit()
+        if container is not None and any(map(is_driver, container.callbacks)):
             return
         if launched() is not None:
             name = type(self).__name__
@@ -55,10 +54,10 @@ class Companion(keras.callbacks.Callback):
         """Do what has to be done before the centre is what this rank's model is."""
         self.role, self.distribute, self.team = role, None, None
 
-    def before_part(self, distribute: Host) -> None:
+    def before_part(self, distribute: Driver) -> None:
         """Do what has to be done when this rank has its place, and before it takes up its part."""
 
-    def after_start(self, distribute: Host | None) -> None:
+    def after_start(self, distribute: Driver | None) -> None:
         """Do what has to be done before the first batch, when all ranks are there."""
         self.distribute = distribute
         self.team = None if distribute is None else distribute.team

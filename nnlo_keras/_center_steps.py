@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common.plugin import Vector
+from nnlo_keras._compat import memory_of_tensor, trained_by
 
 __all__ = ["stepper"]
 
@@ -105,9 +106,9 @@ def _tensorflow(
         lent = gradient.copy() if keeps else gradient[:]
         values = function(_tensor(tf, lent))
         for view, value in zip(large, values, strict=False):
-            np.copyto(view, value._numpy())
+            np.copyto(view, memory_of_tensor(value))
         if small:
-            packed, start = values[-1]._numpy(), 0
+            packed, start = memory_of_tensor(values[-1]), 0
             for view in small:
                 np.copyto(view, packed[start : start + view.size].reshape(view.shape))
                 start += view.size
@@ -166,4 +167,4 @@ def _jax(
 
 def _state(optimizer: Any) -> list[Any]:
     """What a step of an optimizer may change."""
-    return [*optimizer._trainable_variables, *optimizer.variables]
+    return [*trained_by(optimizer), *optimizer.variables]

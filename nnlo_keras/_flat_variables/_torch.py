@@ -10,17 +10,17 @@ import keras
 import torch
 
 from nnlo_common import FlatVector
+from nnlo_keras._compat import value_of
 
-__all__ = ["TorchRoad"]
+__all__ = ["TorchVariables"]
 
 
-class TorchRoad:
-    """A road to torch parameters."""
+class TorchVariables:
+    """Copies of torch parameters in the vector."""
 
     def __init__(self, variables: list[keras.Variable], flat: FlatVector) -> None:
         views = [torch.from_numpy(view) for view in flat.views()]
         places = zip(variables, views, flat.layout.segments, strict=True)
-        # `_value` is what `value` returns outside of autocasting, without what it looks up for that.
         self._places = [
             (variable, view, view.data_ptr())
             for variable, view, segment in places
@@ -30,13 +30,13 @@ class TorchRoad:
     @property
     def aliased(self) -> bool:
         """Whether some variables are views of the vector."""
-        return any(variable._value.data_ptr() == address for variable, _, address in self._places)
+        return any(value_of(variable).data_ptr() == address for variable, _, address in self._places)
 
     @torch.no_grad()
     def read(self) -> None:
         """Bring into the vector what does not lie there."""
         for variable, view, address in self._places:
-            tensor = variable._value
+            tensor = value_of(variable)
             if tensor.data_ptr() != address:
                 view.copy_(tensor)
                 if _can_be_view(tensor):
@@ -46,7 +46,7 @@ class TorchRoad:
     def write(self) -> None:
         """Bring the vector into the variables that do not lie there."""
         for variable, view, address in self._places:
-            tensor = variable._value
+            tensor = value_of(variable)
             if tensor.data_ptr() != address:
                 if _can_be_view(tensor):
                     tensor.data = view

@@ -1,0 +1,76 @@
+"""Errors for private parts of other projects that have changed: the project, its version and the part.
+
+Such parts are touched in modules called `_compat.py` only, one for each package of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+from nnlo_common.base._errors import ConfigurationError
+
+__all__ = ["OtherProject"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class OtherProject:
+    """Another project of which private parts are used.
+
+    Args:
+        package: as it is imported.
+        compat: the file in which those parts are touched.
+
+    Example:
+        >>> numpy = OtherProject("numpy", "example.py")
+        >>> @numpy.uses("_size")
+        ... def size_of(array):
+        ...     return array._size
+        >>> size_of(())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        nnlo_common.base._errors.ConfigurationError: numpy ... has changed: tuple has no _size any more...
+    """
+
+    def __init__(self, package: str, compat: str) -> None:
+        self._package, self._compat = package, compat
+
+    def changed(self, what: str) -> ConfigurationError:
+        """Return the error that says what is not as it was."""
+        version = getattr(sys.modules.get(self._package), "__version__", "of an unknown version")
+        return ConfigurationError(
+            f"{self._package} {version} has changed: {what}, which {self._compat} needs; install a version "
+            f"of {self._package} that nnlo's requirements allow, or a later nnlo"
+        )
+
+    def uses(self, *parts: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+        """Let a function that reads these private attributes name the one that is gone.
+
+        Args:
+            parts: their names. Any other AttributeError passes: it may be the user's own.
+        """
+
+        def guard(function: Callable[_P, _R]) -> Callable[_P, _R]:
+            @functools.wraps(function)
+            def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+                try:
+                    return function(*args, **kwargs)
+                except AttributeError as error:
+                    if error.name not in parts:
+                        raise
+                    raise self.changed(f"{_named(error.obj)} has no {error.name} any more") from error
+
+            guarded.parts = parts  # type: ignore[attr-defined]
+            return guarded
+
+        return guard
+
+
+def _named(owner: Any) -> str:
+    if isinstance(owner, type | ModuleType):
+        return owner.__name__
+    return type(owner).__name__
