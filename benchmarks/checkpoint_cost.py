@@ -1,11 +1,11 @@
-"""What a checkpoint costs a training with 11 million parameters and Adam, alone and with two workers.
+"""Cost of a checkpoint of a training with 11 million parameters and Adam, alone and with two workers.
 
     python benchmarks/checkpoint_cost.py
     mpiexec -n 3 python benchmarks/checkpoint_cost.py
 
-Time counts on the first worker. What a checkpoint costs is by how much longer the steps from one to the next
-take, all together, than if each took as long as the last third of them, when nothing is written any more.
-Ends with an error if one checkpoint in 30 s costs 5 % or more.
+Times are those of the first worker. The cost of a checkpoint is the time of the steps up to the next one,
+minus what they would take at the pace of their last third, when the write is over. Ends with an error if one
+checkpoint in 30 s costs 5 % or more.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WIDTH = 1350
 
 
 def main() -> int:
-    """Train, and compare steps."""
+    """Train and compare the times of steps."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("--batches", type=int, default=60, help="from one checkpoint to the next")
+    options.add_argument("--batches", type=int, default=60, help="batches between checkpoints")
     options.add_argument("--checkpoints", type=int, default=5)
     options.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "nnlo-checkpoint-cost")
     given = options.parse_args()
@@ -58,10 +58,10 @@ def main() -> int:
 
 
 def report(ends: list[float], wall: list[float], given: argparse.Namespace, parameters: int) -> int:
-    """Say what the checkpoints have cost; return the exit status."""
+    """Print the cost of the checkpoints; return the exit status."""
     times = [after - before for before, after in zip([ends[0], *ends], ends, strict=False)]
     costs, stood, waits = [], [], []
-    # In the first part there is none before.
+    # The first part follows no checkpoint.
     for begin in range(given.batches, given.batches * (given.checkpoints + 1), given.batches):
         part = times[begin : begin + given.batches]
         quiet = statistics.fmean(part[-len(part) // 3 :])
@@ -73,12 +73,10 @@ def report(ends: list[float], wall: list[float], given: argparse.Namespace, para
     took = (newest / "manifest.json").stat().st_mtime - waits[-1]
     cost = statistics.median(costs)
     print(f"{parameters / 1e6:.1f} million parameters, {size / 1e6:.0f} MB in one checkpoint")
-    print(f"a step without: {1e3 * quiet:.0f} ms")
-    print(
-        f"standstill at a checkpoint: {1e3 * statistics.median(stood):.0f} ms (most {1e3 * max(stood):.0f})"
-    )
-    print(f"until it is complete on the disk: {1e3 * took:.0f} ms")
-    print(f"cost in all: {1e3 * cost:.0f} ms, {100 * cost / EVERY_S:.1f} % of {EVERY_S:.0f} s")
+    print(f"a step without a checkpoint: {1e3 * quiet:.0f} ms")
+    print(f"pause at a checkpoint: {1e3 * statistics.median(stood):.0f} ms (most {1e3 * max(stood):.0f})")
+    print(f"time until it is complete on disk: {1e3 * took:.0f} ms")
+    print(f"total cost: {1e3 * cost:.0f} ms, {100 * cost / EVERY_S:.1f} % of {EVERY_S:.0f} s")
     return int(cost >= LIMIT * EVERY_S)
 
 

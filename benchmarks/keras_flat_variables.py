@@ -1,10 +1,10 @@
-"""How long it takes to read Keras variables into a flat vector and to write them back.
+"""Time to read Keras variables into a flat vector and to write them back.
 
     KERAS_BACKEND=tensorflow python benchmarks/keras_flat_variables.py
 
-Times are ratios to np.copyto of a vector of that size, which is timed in turn with them, so that drift of the
-machine cancels. Other work on the machine only ever makes a time longer: the minimum is what the code can do,
-the median what it did here. Beside them what `get_weights` and `set_weights` take.
+Times are ratios to np.copyto of a vector of that size, timed in turn with them, so that drift of the machine
+cancels. Other work on the machine only lengthens times: the minimum is the speed of the code, the median its
+speed on this machine. The table also has `get_weights` and `set_weights`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nnlo_common import FlatVector
 from nnlo_keras._flat_variables import flat_variables
 from nnlo_keras._variable_layout import layout_of
 
-# Numbers and variables: few large ones, and many of which most are small.
+# Total size and number of variables: few large ones, and many of which most are small.
 CASES = [(1_000_000, 10), (1_000_000, 160), (25_000_000, 10), (25_000_000, 160)]
 
 
@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
 
 
 def _variables(total: int, count: int) -> list[keras.Variable]:
-    """Variables of half to one and a half times the mean size."""
+    """Make variables of half to one and a half times the mean size."""
     generator = np.random.default_rng(1)
     sizes = [int(total / count * factor) for factor in generator.uniform(0.5, 1.5, count)]
     return [keras.Variable(generator.standard_normal(size, np.float32)) for size in sizes]
@@ -65,7 +65,7 @@ def _measure(total: int, count: int, rounds: int) -> None:
     flat = FlatVector(layout_of(variables))
     way = flat_variables(variables, flat)
     other, apart = FlatVector(flat.layout), flat.vector.copy()
-    other.vector[:] = 1  # memory that was never touched is not memory yet
+    other.vector[:] = 1  # touch the pages, so that the system allocates them
     arrays = other.views()
     ways: dict[str, Callable[[], object]] = {
         "np.copyto": lambda: np.copyto(other.vector, apart),
@@ -75,7 +75,7 @@ def _measure(total: int, count: int, rounds: int) -> None:
         "set_weights": lambda: [v.assign(np.array(a)) for v, a in zip(variables, arrays, strict=True)],
     }
     if way.aliased:
-        # `set_weights` copies into the same memory; `read` and `write` have nothing to do but look.
+        # `set_weights` copies into the same memory; `read` and `write` only check.
         ways["+ copyto"] = lambda: (np.copyto(flat.vector, apart), way.write())
     times_s: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What `overhead_torch.py` and `overhead_keras.py` share: the cases, the command line, the clock."""
+"""Cases, command line and clock of `overhead_torch.py` and `overhead_keras.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-# Hidden layers between 784 inputs and 10 classes; about as many parameters as the name says.
+# Hidden layers between 784 inputs and 10 classes, by the approximate number of parameters.
 SIZES = {"90k": (100, 100), "1.8M": (1000, 1000), "11M": (2900, 2900)}
 BATCH = 100
 HEAD = f"{'size':>5} {'every':>5} {'lag':>3} {'plain':>9} {'trained':>9} {'ratio [min, max]':>22} claim"
@@ -24,10 +24,10 @@ class Case:
     size: str
     every: int
     lag: int
-    target: float | None  # what is claimed for it, if anything
+    target: float | None  # the claimed ratio, if any
 
     def row(self, plain_s: list[float], trained_s: list[float]) -> tuple[str, bool]:
-        """Return the row for the seconds of a batch, round by round, and whether the claim is missed."""
+        """Return the row for the seconds per batch of each round, and whether it misses the claim."""
         ratios = [one / other for one, other in zip(plain_s, trained_s, strict=True)]
         missed = self.target is not None and median(ratios) < self.target
         verdict = "" if self.target is None else f"{self.target:.2f} {'missed' if missed else 'met'}"
@@ -40,7 +40,7 @@ class Case:
 
 
 def cases(options: argparse.Namespace, targets: Mapping[int, float]) -> list[Case]:
-    """Return all that were asked for; the claims are for those with overlap."""
+    """Return the chosen cases; the claims are for those with overlap."""
     return [
         Case(size, every, lag, targets.get(every) if lag else None)
         for size in options.sizes
@@ -50,7 +50,7 @@ def cases(options: argparse.Namespace, targets: Mapping[int, float]) -> list[Cas
 
 
 def options(text: str | None) -> argparse.Namespace:
-    """Read the command line; `text` is what the script says of itself."""
+    """Parse the command line; `text` is the docstring of the script."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--every", nargs="+", type=int, default=[1, 10])
@@ -68,7 +68,7 @@ def options(text: str | None) -> argparse.Namespace:
 
 @contextmanager
 def watched(parts: list[tuple[Any, str, str]], spent: Counter[str]) -> Iterator[None]:
-    """Let methods say how long they take, less what others of them take inside; shadowed for that long."""
+    """Time methods, each without the timed methods it calls, by shadowing them for a while."""
     for owner, method, name in parts:
         setattr(owner, method, _timed(getattr(owner, method), name, spent))
     try:

@@ -1,12 +1,11 @@
-"""What distributed training costs one worker: its samples/s in `fit` beside those of the plain `fit`.
+"""Overhead of distributed training for one worker: its samples/s in `fit` beside those of the plain `fit`.
 
     KERAS_BACKEND=torch mpiexec -n 2 python benchmarks/overhead_keras.py
     KERAS_BACKEND=tensorflow mpiexec -n 2 python benchmarks/overhead_keras.py
 
-One rank serves the centre, the other works. Before each epoch of the training the worker fits another model
-plainly for an epoch, so that drift of the machine cancels: the ratio is taken between neighbours. Meanwhile
-the server sleeps on its doorbell. The plain fit has no callbacks and draws no progress bar. Each rank
-computes with one thread.
+One rank serves the centre, the other trains. Before each epoch of the training the worker fits another model
+for a plain epoch, so that drift of the machine cancels in the ratio of the two. Meanwhile the server sleeps
+on its wake-up socket. The plain fit has no callbacks and no progress bar. Each rank computes with one thread.
 
 Claims, checked with --assert: with overlap (lag=1) a worker reaches 0.85 of the plain fit where it exchanges
 after every batch, and 0.95 where it does after every tenth.
@@ -37,10 +36,10 @@ TARGETS = {1: 0.85, 10: 0.95}
 
 
 class Clock(keras.callbacks.Callback):
-    """Times the epochs from their first batch on; it is not called for batches, to leave a plain fit plain.
+    """Times epochs from their first batch on, without batch callbacks, which a plain fit does not have.
 
-    What comes before the first batch is left out, since it takes from 10 ms to 2 s by chance: Keras makes the
-    iterator, while TensorFlow tidies up what the fit before has left.
+    The time before the first batch varies from 10 ms to 2 s, so it is left out: Keras makes the iterator, and
+    TensorFlow frees the memory of the previous fit.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ def _use_one_thread() -> None:
 
 def _model(size: str, optimizer: Any) -> Any:
     keras.utils.set_random_seed(1)
-    keras.utils.clear_session()  # layers are named by number, and one rank makes more models than the other
+    keras.utils.clear_session()  # resets the numbers in layer names: ranks make different numbers of models
     hidden = [keras.layers.Dense(units, activation="relu") for units in SIZES[size]]
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -119,7 +118,7 @@ def _makes(name: str) -> Any:
 
 def _data(steps: int) -> tuple[Any, Any]:
     draw = np.random.default_rng(1)
-    # One batch's worth of memory each, however long the epoch: it is not reading that is measured.
+    # Random data: reading is not measured.
     return draw.standard_normal((steps * BATCH, 784), dtype="f4"), draw.integers(0, 10, steps * BATCH)
 
 
@@ -127,7 +126,7 @@ def _measure(case: Case, chosen: argparse.Namespace, *, works: bool) -> int:
     """Print the row of one case; return 1 if it misses its claim."""
     trained = _model(case.size, nk.Downpour(_makes(chosen.optimizer), every=case.every, lag=case.lag))
     distribute = nk.Distribute()
-    # The first epoch warms up, and the last one says where the time goes.
+    # The first epoch warms up; the last one measures the parts.
     epochs = chosen.rounds + 2
     if not works:
         trained.fit(*_data(1), batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[distribute])
@@ -144,7 +143,7 @@ def _measure(case: Case, chosen: argparse.Namespace, *, works: bool) -> int:
 
     def after(epoch: int) -> None:
         if epoch == epochs - 1:
-            looking.close()  # what takes leave of the server is no part of the epoch
+            looking.close()  # leaving the server is not part of the epoch
 
     clock = Clock(before, after)
     trained.fit(*data, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[distribute, clock])
@@ -161,14 +160,14 @@ def _measure(case: Case, chosen: argparse.Namespace, *, works: bool) -> int:
 
 
 def _steps(model: Any, case: Case, seconds: float) -> int:
-    """How many batches a plain epoch of so many seconds has: whole cycles of exchanges."""
+    """Return the batches of a plain epoch of so many seconds, in whole cycles of exchanges."""
     clock, data = Clock(), _data(30)
     model.fit(*data, batch_size=BATCH, epochs=3, verbose=0, callbacks=[clock])
     return max(1, round(30 * seconds / min(clock.seconds) / case.every)) * case.every
 
 
 def _parts(distribute: Any) -> list[tuple[Any, str, str]]:
-    """What an exchange consists of."""
+    """Return the timed parts of an exchange."""
     part, exchanging = distribute._team._part, distribute._exchanges
     weights = exchanging._weights
     endpoint = part._endpoint

@@ -1,10 +1,10 @@
-"""What distributed training costs one worker: its samples/s beside those of the plain torch loop.
+"""Overhead of distributed training for one worker: its samples/s beside those of the plain torch loop.
 
     mpiexec -n 2 python benchmarks/overhead_torch.py
 
-One rank serves the centre, the other works. The worker times a plain loop and a training in turn, a few
-hundred milliseconds of each, so that drift of the machine cancels; the ratio is taken within each round.
-While the plain loop runs the server sleeps on its doorbell. Each rank computes with one thread.
+One rank serves the centre, the other trains. The worker times a plain loop and a training in turn, a few
+hundred milliseconds of each, so that drift of the machine cancels in the ratio of each round. During the
+plain loop the server sleeps on its wake-up socket. Each rank computes with one thread.
 
 Claims, checked with --assert: with overlap (lag=1) a worker reaches 0.90 of the plain loop where it
 exchanges at every step, and 0.97 where it does at every tenth.
@@ -30,12 +30,12 @@ import nnlo_torch as nt
 from nnlo_common.cluster._connecting import connect
 
 TARGETS = {1: 0.90, 10: 0.97}
-# For the server to come to rest, and its last reply with it.
+# Time for the server to finish its last reply and go to sleep.
 REST_S = 0.03
 
 
 class Loop:
-    """A training loop as anybody writes it, over batches that lie ready."""
+    """A common training loop, over batches made beforehand."""
 
     def __init__(self, size: str, optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
         torch.manual_seed(1)
@@ -60,7 +60,7 @@ class Loop:
         return time.perf_counter() - start_s
 
     def run_in_parts(self, steps: int, spent: Counter[str]) -> None:
-        """Do the same and add up how long its parts take."""
+        """Do the same and add up the times of its parts."""
         clock = time.perf_counter
         for step in range(steps):
             x, y = self.batches[step % len(self.batches)]
@@ -128,12 +128,12 @@ def _measure(case: Case, trained: Loop, plain: Loop, chosen: argparse.Namespace)
 
 
 def _rounded(steps: float, every: int) -> int:
-    """Whole cycles of exchanges, at least one."""
+    """Round to whole cycles of exchanges, at least one."""
     return max(1, round(steps / every)) * every
 
 
 def _breakdown(plain: Loop, trained: Loop, steps: int) -> str:
-    """Where the time of a step goes; measured apart, since looking takes time too."""
+    """Return the times of the parts of a step, measured separately because timing costs time."""
     spent: dict[str, Counter[str]] = {"plain": Counter(), "trained": Counter()}
     time.sleep(REST_S)
     plain.run_in_parts(steps, spent["plain"])
@@ -150,7 +150,7 @@ def _breakdown(plain: Loop, trained: Loop, steps: int) -> str:
 
 
 def _parts(optimizer: nt.Downpour) -> list[tuple[Any, str, str]]:
-    """What an exchange consists of."""
+    """Return the timed parts of an exchange."""
     part, flat_model = optimizer._team._part, optimizer._flat_model
     endpoint = part._endpoint
     rules = [shard_client.rule for shard_client in part._worker.shard_clients]

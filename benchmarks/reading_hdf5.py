@@ -1,15 +1,15 @@
-"""What reading lists of HDF5 files costs: looking at them, streaming them, and reading beside computing.
+"""Cost of reading lists of HDF5 files: inspecting them, streaming them, and reading while computing.
 
     python benchmarks/reading_hdf5.py
     python benchmarks/reading_hdf5.py --folder /scratch/me --gigabytes 20
 
-Files are made in a temporary folder, so they are read from the page cache unless there is more of them than
-memory: the rates are what the reader itself reaches, not a disk.
+The files are made in a temporary folder, so they are read from the page cache unless they exceed the memory:
+the rates are those of the reader, not of a disk.
 
-Claims, checked with --assert: a file is looked at in 5 ms; 2 GB are streamed, shuffled, in 300 MB of memory,
-leased, too; 20 ms of reading beside 20 ms of computing take 25 ms and not 40, leased, too; between two epochs
-there is no wait of more than 5 ms, but for one reading where they are leased; where data lie in chunks, a
-slice of 128 rows is read in a tenth of the time of 128 random rows.
+Claims, checked with --assert: inspecting a file takes 5 ms; 2 GB are streamed, shuffled, in 300 MB of memory,
+leased or not; 20 ms of reading beside 20 ms of computing take 25 ms and not 40, leased or not; the wait
+between two epochs is at most 5 ms, or with leases one reading; from chunked data, a slice of 128 rows is read
+in a tenth of the time of 128 random rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ ROW = 512  # numbers of four bytes
 def main() -> None:
     """Measure everything and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--folder", default=None, help="where to make the files (default: the usual one)")
+    parser.add_argument(
+        "--folder", default=None, help="the folder for the files (default: that for temporary files)"
+    )
     parser.add_argument("--gigabytes", type=float, default=2.0, help="how much to stream")
     parser.add_argument("--assert", dest="check", action="store_true", help="fail if a claim does not hold")
     args = parser.parse_args()
@@ -62,7 +64,7 @@ def look(folder: Path, count: int = 1000) -> bool:
     start = time.perf_counter()
     HDF5Source(folder / "*.h5", features="x").close()
     each = 1e3 * (time.perf_counter() - start) / count
-    print(f"looking at {count} files: {each:.2f} ms each")
+    print(f"inspecting {count} files: {each:.2f} ms each")
     return each < 5
 
 
@@ -97,7 +99,7 @@ def timed(do: Callable[[], None], times: int = 50) -> float:
 def stream(folder: Path, gigabytes: float, *, leased: bool) -> bool:
     files = 8
     for index in range(files):
-        if not leased:  # they are there
+        if not leased:  # the first call has made them
             make(folder / f"{index}.h5", int(gigabytes * 1e9 / files / ROW / 4))
     before, most = Usage.now().memory_mb, 0.0
     start = time.perf_counter()
@@ -113,7 +115,7 @@ def stream(folder: Path, gigabytes: float, *, leased: bool) -> bool:
 
 
 def all_leased(batches: Batches, epochs: int) -> Iterator[Any]:
-    """The batches that a worker leases who is alone; the server answers at once."""
+    """Yield the batches that a single worker leases from a server that answers at once."""
 
     class Alone(Leases):
         def take(self, epoch: int, unused: int) -> Lease | None:
@@ -127,7 +129,7 @@ def all_leased(batches: Batches, epochs: int) -> Iterator[Any]:
 
 
 class Slow(Arrays):
-    """Takes its time to read, as a far disk does."""
+    """A source as slow as a remote disk."""
 
     def read(self, start: int, stop: int, out: Sequence[npt.NDArray[np.float32]]) -> None:
         """Sleep, then copy."""
@@ -152,7 +154,7 @@ def overlap_of_leases(steps: int = 100) -> bool:
 
 
 def waits(batches: Iterator[Any], steps: int) -> tuple[float, float]:
-    """How long a step of two epochs takes, in ms, and how long is waited between the two."""
+    """Return the mean time of a step over two epochs, and the wait between the two, in ms."""
     taken, start = [], time.perf_counter()
     for _ in batches:
         taken.append(1e3 * (time.perf_counter() - start))

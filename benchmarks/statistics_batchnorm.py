@@ -1,11 +1,11 @@
-"""Train a network with BatchNorm on jets; print what its running statistics cost in accuracy, epoch by epoch.
+"""Train a network with BatchNorm on jets; print the accuracy lost to its running statistics, by epoch.
 
-python benchmarks/statistics_batchnorm.py --write alone.json                  # plainly
+python benchmarks/statistics_batchnorm.py --write alone.json                  # one process
 mpiexec -n 3 python benchmarks/statistics_batchnorm.py --beside alone.json    # 1 server, 2 workers
 
 After each epoch the centre is validated twice: with the running statistics, and with those of each batch. The
-gap between the two is what is lost where running statistics lag behind the weights. `--beside` fails where
-the mean gap over the seeds is at any epoch more than `--within` larger than that in a file.
+gap between the two is the loss where running statistics lag behind the weights. `--beside` fails if the mean
+gap over the seeds exceeds that in the file by more than `--within` at any epoch.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def options():
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument(
-        "--momentum", type=float, help="of the layers, as Keras counts it; default: Keras' own"
+        "--momentum", type=float, help="of the layers, in Keras' convention; default: Keras' own"
     )
-    parser.add_argument("--write", type=Path, help="a file for the accuracies")
-    parser.add_argument("--beside", type=Path, help="such a file, to compare with")
-    parser.add_argument("--within", type=float, default=0.01, help="how much larger a mean gap may be")
+    parser.add_argument("--write", type=Path, help="write the accuracies to this file")
+    parser.add_argument("--beside", type=Path, help="compare with such a file")
+    parser.add_argument("--within", type=float, default=0.01, help="how much larger the mean gap may be")
     parser.set_defaults(particles=20, momentum=0.99)
     return parser.parse_args()
 
 
 def loaded(paths, reading):
-    """All features, in one row for each jet, and labels of some files."""
+    """Return all features, one row for each jet, and the labels of some files."""
     parts = []
     for path in paths:
         with h5py.File(path) as file:
@@ -162,11 +162,11 @@ def torch_accuracies(model, x, y):
     return found
 
 
-# -- what is found ------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------
 
 
 def table(found, beside):
-    """Print the means over the seeds, by epoch; return by how much the gap is larger than that beside."""
+    """Print the means over the seeds, by epoch; return how much the gaps exceed those of `--beside`."""
     seeds = sorted(found)
     mean = np.mean([found[seed] for seed in seeds], axis=0)
     print("epoch  running  batch    gap" + ("   alone: running  batch    gap    larger by" if beside else ""))

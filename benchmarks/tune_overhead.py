@@ -1,4 +1,4 @@
-"""What the coordinator of a search costs: how busy blocks are, and how many empty trials a second has.
+"""Cost of the coordinator of a search: how busy blocks are, and the rate of empty trials.
 
 mpiexec -n 17 python benchmarks/tune_overhead.py            16 blocks that sleep for a second
 mpiexec -n 3 python benchmarks/tune_overhead.py --rate      2 blocks that return at once
@@ -24,12 +24,12 @@ from nnlo_common.training._joining import launched
 
 LEAST_BUSY = {"random": 0.97, "tpe": 0.97, "bayesian": 0.95}
 LEAST_PER_S = 300
-#: Of what a sampler allows that takes its time: as many choices at once as there are ranks that choose.
+#: Least share of the possible rate with a slow sampler: one choice at a time on each choosing rank.
 LEAST_OF_POSSIBLE = 0.9
 
 
 class Slow(optuna.samplers.RandomSampler):
-    """Chooses at random, after a long time; sleeps, so that it needs no core."""
+    """Chooses at random after a sleep, which needs no core."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seed=1)
@@ -40,7 +40,7 @@ class Slow(optuna.samplers.RandomSampler):
         study: optuna.Study,
         trial: optuna.trial.FrozenTrial,  # noqa: ARG002
     ) -> dict[str, optuna.distributions.BaseDistribution]:
-        """Return what all trials have."""
+        """Return the parameters common to all trials."""
         return optuna.search_space.intersection_search_space(study.get_trials(deepcopy=False))
 
     def sample_relative(
@@ -49,7 +49,7 @@ class Slow(optuna.samplers.RandomSampler):
         trial: optuna.trial.FrozenTrial,
         search_space: dict[str, optuna.distributions.BaseDistribution],
     ) -> dict[str, float]:
-        """Choose, when the time has passed."""
+        """Sleep, then choose."""
         time.sleep(self._seconds)
         return {
             name: self.sample_independent(study, trial, name, distribution)
@@ -60,7 +60,7 @@ class Slow(optuna.samplers.RandomSampler):
 def searched(
     sampler: str | optuna.samplers.BaseSampler, n_trials: int, sleep_s: float, search_ranks: int = 0
 ) -> float:
-    """Return how long a search takes, from the first begin of an objective to the last end, on rank 0."""
+    """Return the time of a search, from the first start of an objective to the last end, on rank 0."""
     times: list[float] = []
 
     def objective(trial: optuna.Trial) -> float:
@@ -82,14 +82,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rate", action="store_true", help="trials that return at once")
+    parser.add_argument("--rate", action="store_true", help="measure with trials that return at once")
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--samplers", nargs="+", default=list(LEAST_BUSY))
-    parser.add_argument("--slow", type=float, metavar="S", help="a sampler that takes S seconds for a choice")
+    parser.add_argument(
+        "--slow", type=float, metavar="S", help="measure with a sampler that takes S seconds for a choice"
+    )
     parser.add_argument("--search-ranks", type=int, default=0)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    searched("bayesian", 40, 0.0)  # so that what is imported once is not measured
+    searched("bayesian", 40, 0.0)  # so that imports are not measured
     world = launched()
     assert world is not None
     searchers: int = options.search_ranks
@@ -107,7 +109,7 @@ def main() -> None:
         )
         poor += [lines[-1]] if busy < LEAST_OF_POSSIBLE * possible else []
     else:
-        # As many rounds as blocks allow, so that no block is idle only because there is no trial left.
+        # Whole rounds over all blocks, so that no block idles for lack of trials.
         n_trials = options.trials // blocks * blocks
         for sampler in options.samplers:
             seconds = searched(sampler, n_trials, 1.0, searchers)

@@ -1,9 +1,9 @@
-"""How far samplers stay from the best value: the median over seeds, after 50 and 100 trials.
+"""Regret of samplers: distance from the best value after 50 and 100 trials, median over seeds.
 
 python benchmarks/tune_regret.py                 all samplers, all functions, 1 and 8 trials under way
 python benchmarks/tune_regret.py --samplers evolutionary --blocks 8 --seeds 20
 
-Trials under way take log-normally long and end in the order of their ends, as blocks do; no time passes.
+Running trials have log-normal durations and end in that order, as in blocks; no real time passes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def hartmann6(trial: optuna.Trial) -> float:
 
 
 def mixed(trial: optuna.Trial) -> float:
-    """Whole numbers, choices and floats, two of them logarithmic, with the best far from the centre."""
+    """Integers, choices and floats, two of them logarithmic, with the optimum far from the centre."""
     lr = math.log10(trial.suggest_float("lr", 1e-5, 1e-1, log=True))
     layers, units = trial.suggest_int("layers", 1, 8), trial.suggest_int("units", 8, 512, log=True)
     dropout = trial.suggest_float("dropout", 0, 0.6)
@@ -105,7 +105,7 @@ SAMPLERS: dict[str, Callable[[int, int], BaseSampler]] = {
 
 
 def best_values(sampler: str, function: str, blocks: int, seed: int) -> list[float]:
-    """Return the best value after each of `AT` trials, with so many trials always under way."""
+    """Return the best value after each of `AT` trials, with so many trials always running."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     study = optuna.create_study(sampler=SAMPLERS[sampler](seed, max(AT)))

@@ -1,11 +1,10 @@
-"""What it gains that idle blocks join the last trials of a search: its length without and with `elastic`.
+"""Gain from `elastic`, where idle blocks join the last trials: the time of a search without and with it.
 
 mpiexec -n 7 python benchmarks/tune_tail.py        2 blocks of a server and 2 workers, 3 trials of 7 s
 mpiexec -n 13 python benchmarks/tune_tail.py       4 blocks, 5 trials
 
-One trial more than there are blocks, the worst case. Workers sleep in place of computing, so that they need
-no cores of their own; both searches are run in turn. Figures of a machine of two cores are in
-`docs/optimisation.md`.
+The worst case: one trial more than blocks. Workers sleep instead of computing, so that they need no cores of
+their own; both searches run in turn. Figures of a machine with two cores are in `docs/optimisation.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LEAST_GAIN = 1.15
 
 
 def searched(world: DivisibleWorld, folder: Path, *, elastic: bool, epochs: int, batch_s: float) -> float:
-    """Return how long a search takes, from the first begin of an objective to the last end."""
+    """Return the time of a search, from the first start of an objective to the last end."""
     data = torch.utils.data.TensorDataset(torch.ones(SAMPLES, 1))
     times: list[float] = []
 
@@ -70,7 +69,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-s", type=float, default=0.02, help="how long a worker sleeps for a batch")
+    parser.add_argument("--batch-s", type=float, default=0.02, help="seconds that a worker sleeps per batch")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -88,7 +87,7 @@ def main() -> None:
                     epochs=options.epochs,
                     batch_s=options.batch_s,
                 )
-                taken[elastic] += [seconds] if turn else []  # the first makes what is made once
+                taken[elastic] += [seconds] if turn else []  # the first turn warms up
     if world.rank:
         return
     ratios = [plain / joint for plain, joint in zip(taken[False], taken[True], strict=True)]

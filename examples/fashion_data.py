@@ -1,8 +1,8 @@
-"""Fashion-MNIST for the examples: the subset that lies beside, or the full set from a folder you name.
+"""Fashion-MNIST for the examples: the embedded subset, or the full set from a folder you name.
 
-Nothing is downloaded, and no folder is searched, so that an example computes the same on every machine.
-Debian's package `dataset-fashion-mnist` puts the full set into `/usr/share/datasets/fashion-mnist`; Keras has
-its own in `~/.keras/datasets/fashion-mnist`.
+It downloads nothing and searches no folder, so that an example computes the same on every machine. Debian's
+package `dataset-fashion-mnist` installs the full set in `/usr/share/datasets/fashion-mnist`; Keras keeps its
+copy in `~/.keras/datasets/fashion-mnist`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILES = {
 
 
 class Fashion(NamedTuple):
-    """Images as rows of 784 float32 in [0, 1], labels as integers, and where they come from."""
+    """Images as rows of 784 float32 in [0, 1], labels as integers, and their source."""
 
     x_train: npt.NDArray[np.float32]
     y_train: npt.NDArray[np.int64]

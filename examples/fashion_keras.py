@@ -1,10 +1,10 @@
 """Train a small network on Fashion-MNIST with Keras, on any number of ranks and any back end.
 
-KERAS_BACKEND=torch python examples/fashion_keras.py                  # plainly
+KERAS_BACKEND=torch python examples/fashion_keras.py                  # one process
 KERAS_BACKEND=torch mpiexec -n 3 python examples/fashion_keras.py     # 1 server, 2 workers: Downpour SGD
 KERAS_BACKEND=tensorflow mpiexec -n 3 python examples/fashion_keras.py --algorithm easgd
 
-`fashion_keras_serial.py` is the same script without nnlo: compare the two.
+`fashion_keras_serial.py` is the same script without nnlo, for comparison.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def main():
     )
     seconds = time.perf_counter() - start
     scores = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0, return_dict=True)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    distribute.say(f"{chosen.algorithm}, {data.source}: {told}  {seconds:.2f} s")
+    summary = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    distribute.say(f"{chosen.algorithm}, {data.source}: {summary}  {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def main():
     )
     seconds = time.perf_counter() - start
     scores = model.evaluate(data.x_test, data.y_test, batch_size=500, verbose=0, return_dict=True)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    print(f"serial, {data.source}: {told}  {seconds:.2f} s")
+    summary = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    print(f"serial, {data.source}: {summary}  {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The network of the PyTorch examples, and how well it does."""
+"""Network of the PyTorch examples, and its accuracy and loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def network():
 
 
 def measure(model, x, y):
-    """Return the means over one batch."""
+    """Return accuracy and loss, as means over one batch."""
     scores = model(x)
     accuracy = (scores.argmax(dim=1) == y).float().mean()
     return {"accuracy": accuracy, "loss": torch.nn.functional.cross_entropy(scores, y)}

@@ -1,6 +1,6 @@
 """Train a small network on Fashion-MNIST with numpy alone, on any number of ranks.
 
-python examples/fashion_numpy.py                    # plainly
+python examples/fashion_numpy.py                    # one process
 mpiexec -n 3 python examples/fashion_numpy.py       # 1 server, 2 workers: Downpour SGD
 mpiexec -n 3 python examples/fashion_numpy.py --algorithm easgd
 """

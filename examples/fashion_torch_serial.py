@@ -33,8 +33,8 @@ def main():
             optimizer.step()
         with torch.no_grad():
             scores = {name: value.item() for name, value in measure(model, *test[:]).items()}
-        told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        print(f"epoch {epoch + 1:>3}  {told}  {time.perf_counter() - start:5.2f} s")
+        summary = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        print(f"epoch {epoch + 1:>3}  {summary}  {time.perf_counter() - start:5.2f} s")
         if scores["accuracy"] > chosen.target:
             break
 

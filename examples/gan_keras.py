@@ -1,12 +1,12 @@
-"""Train a GAN on toy calorimeter showers with Keras: two networks, two optimizers, both wrapped alike.
+"""Train a GAN on toy calorimeter showers with Keras: two networks, two wrapped optimizers.
 
-KERAS_BACKEND=torch python examples/gan_keras.py                          # plainly
+KERAS_BACKEND=torch python examples/gan_keras.py                          # one process
 KERAS_BACKEND=torch mpiexec -n 3 python examples/gan_keras.py             # 1 server, 2 workers: Downpour
 KERAS_BACKEND=tensorflow mpiexec -n 3 python examples/gan_keras.py --algorithm easgd
 
-It says how far the generated showers are from true ones before and after: of their energy, what share lies
-in the wrong layer and at the wrong radius; and how wrong the energy itself is. Not for JAX, where `fit`
-keeps the state of one optimizer only. With --algorithm none nothing is wrapped: compare the two.
+It prints the distance between generated and true showers before and after: the share of energy in the wrong
+layer and at the wrong radius, and the error of the energy itself. JAX is not supported: its `fit` keeps the
+state of one optimizer only. --algorithm none trains without wrappers, for comparison.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ else:
 
 
 def generator():
-    """Of noise and an energy, a shower of that energy: its shape, times how much of the energy is seen."""
+    """Map noise and an energy to a shower: its shape, times the visible share of the energy."""
     noise, energy = keras.Input((NOISE,)), keras.Input((1,))
     x = ops.concatenate([noise, ops.log(energy / MIDDLE_GEV)], axis=1)
     for _ in range(2):
@@ -61,9 +61,9 @@ def generator():
 
 
 def discriminator():
-    """A score: how real a shower looks, by its cells, layers, profile and energy, all a little blurred.
+    """Score how real a shower looks, by its cells, layers, profile and energy, all blurred a little.
 
-    Sharp eyes would see that true showers have empty cells and generated ones have not, and nothing else.
+    Without the blur it would only learn that true showers have empty cells and generated ones do not.
     """
     cells, energy = keras.Input((LAYERS, CELLS, CELLS)), keras.Input((1,))
     views = [cells, ops.sum(cells, axis=(2, 3)), ops.sum(cells, axis=1)]
@@ -76,16 +76,16 @@ def discriminator():
 
 
 class GAN(keras.Model):
-    """Both networks, each with an optimizer of its own."""
+    """Generator and discriminator, each with its own optimizer."""
 
     def __init__(self):
         super().__init__()
         self.generator, self.discriminator = generator(), discriminator()
         self.seeds = keras.random.SeedGenerator(5)
-        self.built = True  # on torch Keras asks for it where there is no call()
+        self.built = True  # on torch Keras requires it of a model without call()
 
     def compile(self, g_optimizer, d_optimizer):
-        """Build each optimizer with what it trains."""
+        """Build each optimizer with the variables it trains."""
         super().compile()
         self.g_optimizer, self.d_optimizer = g_optimizer, d_optimizer
         g_optimizer.build(self.generator.trainable_variables)
@@ -105,7 +105,7 @@ class GAN(keras.Model):
             made = self.discriminator([self.generator([noise, energy]), energy], training=True)
             return ops.mean(ops.softplus(-made))
 
-        # Both before either steps: so it is the same whether they step here or on a server.
+        # Take both gradients before either step: the result is then the same with steps here or on a server.
         d_loss, d_gradients = gradients(judge, self.discriminator.trainable_variables)
         g_loss, g_gradients = gradients(deceive, self.generator.trainable_variables)
         with stepping():
@@ -114,7 +114,7 @@ class GAN(keras.Model):
         return {"d_loss": d_loss, "g_loss": g_loss}
 
     def showers(self, energy):
-        """Return generated showers of some energies."""
+        """Return generated showers of the given energies."""
         noise = np.random.default_rng(7).standard_normal((len(energy), NOISE)).astype("f4")
         with stepping():
             return ops.convert_to_numpy(self.generator([noise, energy]))
@@ -139,17 +139,17 @@ def main():
     gan, wrap = GAN(), WRAPPERS[chosen.algorithm]
     gan.compile(*(wrap(keras.optimizers.Adam(rate, beta_1=0.5)) for rate in (1e-3, 1e-3)))
 
-    def told():
+    def measured():
         found = differences(gan.showers(at), true)
         return "  ".join(f"{name} {value:.4f}" for name, value in found.items())
 
-    before = told()
+    before = measured()
     distribute = nk.Distribute()
     start = time.perf_counter()
     callbacks = [] if chosen.algorithm == "none" else [distribute]
     gan.fit(*nk.shard(cells, energy), batch_size=50, epochs=chosen.epochs, callbacks=callbacks, verbose=2)
     seconds = time.perf_counter() - start
-    distribute.say(f"before: {before}\nafter {seconds:.1f} s of {chosen.algorithm}: {told()}")
+    distribute.say(f"before: {before}\nafter {seconds:.1f} s of {chosen.algorithm}: {measured()}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Train JEDI-net on jets with PyTorch, on any number of ranks.
 
-python examples/jedi_torch.py                                          # plainly
+python examples/jedi_torch.py                                          # one process
 mpiexec -n 3 python examples/jedi_torch.py                             # 1 server, 2 workers: Downpour
 mpiexec -n 3 python examples/jedi_torch.py --algorithm easgd
 mpiexec -n 3 python examples/jedi_torch.py --data FOLDER --particles 150    # hls4ml files, as they are
 
-By default it sees the 30 hardest particles of each jet, which is 25 times less work than all 150.
-`jedi_torch_serial.py` is the same script without a wrapper: compare the two.
+By default it uses the 30 hardest particles of each jet, 25 times less work than all 150.
+`jedi_torch_serial.py` is the same script without a wrapper, for comparison.
 """
 
 from __future__ import annotations

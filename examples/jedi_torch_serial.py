@@ -1,4 +1,4 @@
-"""The serial twin of `jedi_torch.py`: the same network and files in a plain PyTorch loop, not wrapped."""
+"""The serial twin of `jedi_torch.py`: the same network and files in a plain PyTorch loop."""
 
 from __future__ import annotations
 

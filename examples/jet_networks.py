@@ -1,4 +1,4 @@
-"""The network of the jet examples in PyTorch: JEDI-net."""
+"""JEDI-net in PyTorch, for the jet examples."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def mlp(*sizes: int) -> torch.nn.Sequential:
 
 
 class JEDINet(torch.nn.Module):
-    """An interaction network: every particle is told what it makes of every other one (arXiv 1908.05318).
+    """An interaction network: it computes the effect of every particle on every other (arXiv 1908.05318).
 
-    f_R looks at each ordered pair of particles, f_O at each particle and the mean of its pairs, f_C at the
-    mean of the particles. So it has 33 821 parameters, however many particles there are. (The paper sums, and
-    in its largest network, of 33 625 parameters, f_C looks at all particles one by one.)
+    f_R takes each ordered pair of particles, f_O each particle with the mean of its pairs, f_C the mean of
+    the particles. So it has 33 821 parameters for any number of particles. (The paper sums, and in its
+    largest network, of 33 625 parameters, f_C takes all particles one by one.)
 
     The paper gathers pairs by matrices with a column for each, 22350 of them for 150 particles. They are not
-    needed: the first layer of f_R is linear, so it is the sum of what it makes of the receiver and of the
-    sender, and all pairs of the two are one broadcast addition.
+    needed: the first layer of f_R is linear, so it is a sum of one term for the receiver and one for the
+    sender, and one broadcast addition makes all pairs.
     """
 
     def __init__(self, features: int = 16, effects: int = 8, found: int = 32) -> None:
@@ -43,6 +43,6 @@ class JEDINet(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the scores of the classes for (jets, particles, features)."""
         pairs = self.relation(self.receiver(x)[:, :, None] + self.sender(x)[:, None])
-        others = 1 - torch.eye(x.shape[1], device=x.device)  # nobody is told of itself
+        others = 1 - torch.eye(x.shape[1], device=x.device)  # no pair of a particle with itself
         effects = torch.einsum("brse,rs->bre", pairs, others) / x.shape[1]
         return self.jet(self.particle(torch.cat([x, effects], dim=-1)).mean(dim=1))

@@ -1,4 +1,4 @@
-"""What the jet examples in Keras have in common: all but the network."""
+"""Training shared by the jet examples in Keras; each adds its network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRAPPERS = {
 
 
 def train(text, network, learning_rate, epochs):
-    """Train what `network(particles)` returns; `text` is what the script says of itself."""
+    """Train the model that `network(particles)` returns; `text` is the docstring of the script."""
     chosen = jets.options(text, WRAPPERS, epochs).parse_args()
     files, held_out = jets.files(chosen)
     reading = jets.reading(files, chosen.particles)
@@ -28,7 +28,7 @@ def train(text, network, learning_rate, epochs):
 
     keras.utils.set_random_seed(1)
     model = network(chosen.particles)
-    # A gradient that is one commit old bears less momentum.
+    # Stale gradients need less momentum.
     adam = keras.optimizers.Adam(learning_rate, beta_1=0.5)
     model.compile(
         optimizer=WRAPPERS[chosen.algorithm](adam),
@@ -41,5 +41,5 @@ def train(text, network, learning_rate, epochs):
     model.fit(data, epochs=chosen.epochs, validation_data=validation, callbacks=callbacks, verbose=2)
     seconds = time.perf_counter() - start
     scores = model.evaluate(validation, verbose=0, return_dict=True)
-    told = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-    distribute.say(f"{chosen.algorithm}, {files[0].parent}: {told}  {seconds:.2f} s")
+    summary = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    distribute.say(f"{chosen.algorithm}, {files[0].parent}: {summary}  {seconds:.2f} s")

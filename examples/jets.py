@@ -1,8 +1,8 @@
-"""What the jet examples share: their options, and how to read files in the layout of the hls4ml LHC jets.
+"""Options of the jet examples, and their files in the layout of the hls4ml LHC jets.
 
-The real files (https://zenodo.org/records/3602260) are read as they are: unpack both archives into one
-folder, where they make `train` and `val`, and name that by --data. Without it toy jets are made, once on
-each host, in the folder for temporary files.
+To use the real files (https://zenodo.org/records/3602260), unpack both archives into one folder, which then
+holds `train` and `val`, and pass it as --data. Without --data the examples make toy jets, once on each host,
+in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ PT = toy_jets.PARTICLE_FEATURES.index("j1_pt")
 
 
 def options(text: str, algorithms: Iterable[str], epochs: int) -> argparse.ArgumentParser:
-    """Return what every jet example can be told; `text` is what the script says of itself."""
+    """Return the parser of the common options; `text` is the docstring of the script."""
     parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--algorithm", choices=[*algorithms], default="downpour")
     parser.add_argument("--data", help="a folder with train/*.h5 and val/*.h5; else toy jets")
     parser.add_argument(
-        "--jets", type=int, default=6000, help="how many toy jets to train on, and to validate with"
+        "--jets", type=int, default=6000, help="toy jets to train on; as many to validate with"
     )
-    parser.add_argument("--particles", type=int, default=30, help="the hardest of each jet; all are 150")
+    parser.add_argument(
+        "--particles",
+        type=int,
+        default=30,
+        help="use the hardest N particles of each jet; a jet has up to 150",
+    )
     parser.add_argument("--epochs", type=int, default=epochs)
     return parser
 
@@ -54,7 +59,7 @@ def files(chosen: argparse.Namespace) -> tuple[list[Path], list[Path]]:
 
 
 def reading(train: list[Path], particles: int) -> dict[str, Any]:
-    """Return what `H5Batches`, `H5Dataset` and `H5Sequence` have to know of such files."""
+    """Return the options of `H5Batches`, `H5Dataset` and `H5Sequence` for such files."""
     return {
         "features": FEATURES,
         "labels": LABELS,
@@ -64,15 +69,15 @@ def reading(train: list[Path], particles: int) -> dict[str, Any]:
 
 
 def classes(jets: np.ndarray) -> np.ndarray:
-    """Return the class of each jet; the last column is `j_undef`, in real files as in ours."""
+    """Return the class of each jet; the last column is `j_undef`."""
     return jets[:, -6:-1].argmax(axis=1)
 
 
 class Standardised:
-    """The hardest particles with each feature at mean 0 and width 1; where there is no particle, 0.
+    """Scale each feature of the hardest particles to mean 0 and width 1; padding stays 0.
 
-    The features differ by three orders of magnitude. The first 2000 jets of the first file tell by how much,
-    on every rank the same.
+    The features differ by three orders of magnitude. Mean and width are those of the first 2000 jets of the
+    first file, so they are equal on all ranks.
     """
 
     def __init__(self, path: Path, particles: int) -> None:
@@ -84,6 +89,6 @@ class Standardised:
         self.scale = (1 / np.maximum(rows.std(axis=0), 1e-6)).astype(np.float32)
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Return what the network is given of some jets."""
+        """Return the network's input for some jets."""
         kept = rows[:, : self.particles, :COLUMNS]
         return (kept - self.mean) * self.scale * (kept[..., PT : PT + 1] > 0)

@@ -1,6 +1,6 @@
 """Search for the best learning rate and network of Fashion-MNIST with keras-tuner, over blocks of ranks.
 
-python examples/optimise_keras.py                    # trial after trial, as keras-tuner does
+python examples/optimise_keras.py                    # one trial after another, as keras-tuner does
 mpiexec -n 5 python examples/optimise_keras.py       # 1 coordinator, 2 blocks of 1 server and 1 worker
 mpiexec -n 5 python examples/optimise_keras.py --folds 2 --block-size 4 --oracle evolutionary
 """
@@ -35,7 +35,9 @@ def main():
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--folds", type=int, default=1)
     options.add_argument("--oracle", default="bayesian")
-    options.add_argument("--directory", default="search", help="the same command goes on with what is in it")
+    options.add_argument(
+        "--directory", default="search", help="rerun the same command to resume the search in it"
+    )
     chosen = options.parse_args()
     data = fashion_data.load(None)
     tuner = nk.MPITuner(

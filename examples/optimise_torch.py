@@ -1,6 +1,6 @@
 """Search for the best learning rate and network of Fashion-MNIST, over blocks of ranks.
 
-python examples/optimise_torch.py                    # trial after trial, plainly
+python examples/optimise_torch.py                    # one trial after another
 mpiexec -n 5 python examples/optimise_torch.py       # 1 coordinator, 2 blocks of 1 server and 1 worker
 mpiexec -n 7 python examples/optimise_torch.py --block-size 3 --sampler evolutionary
 """
@@ -23,7 +23,7 @@ def main():
     options.add_argument("--trials", type=int, default=12)
     options.add_argument("--epochs", type=int, default=2)
     options.add_argument("--sampler", default="bayesian")
-    options.add_argument("--journal", help="a file from which the same command goes on")
+    options.add_argument("--journal", help="rerun the same command to resume the search from this file")
     chosen = options.parse_args()
     data = fashion_data.load(None)
     train = TensorDataset(torch.from_numpy(data.x_train), torch.from_numpy(data.y_train))

@@ -1,10 +1,10 @@
 """Train a recurrent jet tagger with Keras: a GRU that reads the particles of a jet, the softest first.
 
-KERAS_BACKEND=torch python examples/tagger_keras.py                       # plainly
+KERAS_BACKEND=torch python examples/tagger_keras.py                       # one process
 KERAS_BACKEND=torch mpiexec -n 3 python examples/tagger_keras.py          # 1 server, 2 workers: Downpour
 KERAS_BACKEND=tensorflow mpiexec -n 3 python examples/tagger_keras.py --algorithm easgd
 
-The files and options are those of `jedi_keras.py`. With --algorithm none nothing is wrapped.
+The files and options are those of `jedi_keras.py`. --algorithm none trains without a wrapper.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keras.layers import GRU, Dense
 
 
 def tagger(particles):
-    """The hardest particle is read last, so that it is remembered best."""
+    """Build the network; it reads the hardest particle last, so that it remembers it best."""
     return keras.Sequential(
         [
             keras.Input((particles, jets.COLUMNS)),

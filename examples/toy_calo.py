@@ -1,6 +1,6 @@
-"""Toy showers in a calorimeter, for a GAN to imitate: 12 layers of 7 x 7 cells, and no simulation of physics.
+"""Toy showers in a calorimeter, for a GAN to imitate: 12 layers of 7 x 7 cells, not a physics simulation.
 
-How a shower develops in depth and across is parametrised much as by Grindhammer and Peters (hep-ex/0001020).
+The longitudinal and lateral profiles are parametrised much as by Grindhammer and Peters (hep-ex/0001020).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy.typing as npt
 LAYERS, CELLS = 12, 7
 LENGTHS = 2.0  # radiation lengths in a layer
 CRITICAL_GEV = 0.008
-QUANTUM_GEV = 0.02  # what is counted; its fluctuations are those of sampling
+QUANTUM_GEV = 0.02  # energy of one count; Poisson fluctuations of the counts stand for sampling
 
 Rows = npt.NDArray[np.float32]
 RADIUS = np.hypot(*(np.mgrid[:CELLS, :CELLS] - (CELLS - 1) / 2))
 
 
 def make_showers(count: int, seed: int) -> tuple[Rows, Rows]:
-    """Return the energy in each cell as a share of the energy of the electron, and that energy in GeV.
+    """Return the energy in each cell as a share of the electron's energy, and that energy in GeV.
 
     The shapes are (count, 12, 7, 7) and (count, 1). Equal seeds give equal showers.
 
@@ -40,7 +40,7 @@ def make_showers(count: int, seed: int) -> tuple[Rows, Rows]:
 
 
 def _across(age: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The profile across each layer: a core and a tail, both wider the older the shower is."""
+    """The lateral profile of each layer: a core and a tail, both widening with the shower age."""
     age = age[..., None, None]
     core, tail = 0.35 + 0.2 * age, 1.0 + 0.8 * age
     in_core = np.clip(0.9 - 0.25 * age, 0.3, 0.95)
@@ -49,11 +49,10 @@ def _across(age: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def differences(made: Rows, true: Rows) -> dict[str, float]:
-    """Return how far generated showers are from true ones: 0 is as they should be.
+    """Return the distances of generated showers from true ones; 0 is perfect.
 
-    `along` and `across` are the shares of the energy that lie in the wrong layer, or at the wrong distance
-    from the axis, on average over all showers; `response` is the mean distance between the sorted sums of
-    all cells.
+    `along` and `across` are the shares of energy in the wrong layer and at the wrong distance from the axis,
+    averaged over all showers; `response` is the mean distance between the sorted sums of all cells.
     """
     rings, ring = np.unique(RADIUS, return_inverse=True)
 

@@ -1,10 +1,10 @@
-"""Make small pictures like CIFAR-10's, as lists of HDF5 files, and a Keras model for them as JSON.
+"""Make small pictures like CIFAR-10's, as lists of HDF5 files, for the Keras model in cifar10.json.
 
 python examples/toy_images.py toy                      # writes toy/*.h5, toy/train.list, toy/val.list
 mpiexec -n 3 nnlo train --model examples/cifar10.json --train toy/train.list --val toy/val.list \
     --loss categorical_crossentropy --metrics accuracy --batch 50 --epochs 5 --optimizer adam
 
-Each class is a pattern of stripes of its own direction, width and colour, in noise.
+Each class is a pattern of noisy stripes with its own direction, width and colour.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pictures(draw, count):
 
 
 def write(folder, files, samples, seed):
-    """Write a list of files for training, and one for validation."""
+    """Write a list of files for training and one for validation."""
     draw, folder = np.random.default_rng(seed), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in {"train": files, "val": 1}.items():
@@ -48,9 +48,9 @@ def write(folder, files, samples, seed):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("folder", help="where to")
-    options.add_argument("--files", type=int, default=4, help="how many to train on (4)")
-    options.add_argument("--samples", type=int, default=500, help="in each file (500)")
+    options.add_argument("folder", help="the folder to write to")
+    options.add_argument("--files", type=int, default=4, help="files to train on (4)")
+    options.add_argument("--samples", type=int, default=500, help="samples in each file (500)")
     options.add_argument("--seed", type=int, default=0)
     chosen = options.parse_args()
     write(chosen.folder, chosen.files, chosen.samples, chosen.seed)

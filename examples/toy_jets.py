@@ -1,9 +1,9 @@
-"""Toy jets in the layout of the hls4ml LHC-jet files, to try a tagger on: no simulation of physics.
+"""Toy jets in the layout of the hls4ml LHC-jet files, to try a tagger on; not a physics simulation.
 
 python examples/toy_jets.py FOLDER --jets 10000 --files 5
 
-A jet is a gluon, a light quark, or a W, Z or top that decays, as up to 150 particles of 16 features. Equal
-seeds give equal files. An accuracy on these jets says nothing about real ones.
+A jet has up to 150 particles with 16 features each, from a gluon, a light quark, or a decaying W, Z or top.
+Equal seeds give equal files. An accuracy on these jets says nothing about real ones.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ Rows = npt.NDArray[np.float32]
 def make_jets(count: int, seed: int | list[int], particles: int = PARTICLES) -> tuple[Rows, Rows]:
     """Return (count, particles, 16) of `PARTICLE_FEATURES` and (count, 10) of `JET_FEATURES`.
 
-    The particles are sorted by falling pt; where a jet has fewer, they are zero. Classes are equally
-    frequent.
+    The particles are sorted by falling pt and padded with zeros. Classes are equally frequent.
     """
     draw = np.random.default_rng(seed)
     label = draw.permutation(np.arange(count) % len(CLASSES))
@@ -45,7 +44,7 @@ def make_jets(count: int, seed: int | list[int], particles: int = PARTICLES) -> 
 
 
 def _sorted_and_padded(found: Shower, count: int, particles: int) -> tuple[Floats, Floats, Floats, Integers]:
-    """As (count, particles): pt, eta and phi; and how many particles each jet had."""
+    """Return pt, eta and phi as (count, particles), and the number of particles of each jet."""
     ordered = taken(found, np.lexsort((-found.pt, found.jet)))
     many = np.bincount(ordered.jet, minlength=count)
     place = np.arange(len(ordered.jet)) - np.repeat(np.cumsum(many) - many, many)
@@ -76,7 +75,7 @@ def _features(pt: Floats, eta: Floats, phi: Floats, many: Integers, label: Integ
 
 
 def _upright(pt: Floats, eta: Floats, phi: Floats) -> tuple[Floats, Floats]:
-    """Angles from the hardest particle, turned so that the principal axis stands upright."""
+    """Rotate the angles around the hardest particle so that the principal axis is vertical."""
     x, y = (eta - eta[:, :1]) * (pt > 0), (phi - phi[:, :1]) * (pt > 0)
     angle = np.arctan2(2 * (pt * x * y).sum(axis=1), (pt * (x * x - y * y)).sum(axis=1)) / 2 - np.pi / 2
     cosine, sine = np.cos(angle)[:, None], np.sin(angle)[:, None]
@@ -87,7 +86,7 @@ def _upright(pt: Floats, eta: Floats, phi: Floats) -> tuple[Floats, Floats]:
 
 
 def provide(folder: str | Path, jets: int, files: int = 1, seed: int = 0) -> list[Path]:
-    """Make the files that are not there yet; of all ranks that call it one does, and the others wait."""
+    """Make the missing files; of all ranks that call it one writes, and the others wait."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     edges = [jets * number // files for number in range(files + 1)]
@@ -96,7 +95,7 @@ def provide(folder: str | Path, jets: int, files: int = 1, seed: int = 0) -> lis
         fcntl.flock(lock, fcntl.LOCK_EX)
         if others := sorted(set(folder.glob("*.h5")) - set(paths)):
             raise SystemExit(
-                f"toy jets of other numbers or seeds are in {folder} already, e.g. {others[0].name}; "
+                f"{folder} holds toy jets of other numbers or seeds, e.g. {others[0].name}; "
                 "delete them or name another folder"
             )
         for number, path in enumerate(paths):
@@ -106,12 +105,12 @@ def provide(folder: str | Path, jets: int, files: int = 1, seed: int = 0) -> lis
 
 
 def write(path: Path, particles: Rows, jets: Rows) -> None:
-    """Write one file in the layout of the hls4ml files, without their images."""
-    part = path.with_suffix(".part")  # so that a job that is killed leaves no half of a file
+    """Write one file in the layout of the hls4ml files, without the images."""
+    part = path.with_suffix(".part")  # a killed job leaves no half-written file
     with h5py.File(part, "w") as file:
         file["jetConstituentList"], file["jets"] = particles, jets
         file["jetFeatureNames"] = np.array(JET_FEATURES, "S")
-        # The real files name a 17th feature, too, and have no column for it.
+        # The real files also name a 17th feature, without a column for it.
         file["particleFeatureNames"] = np.array([*PARTICLE_FEATURES, "j1_pdgid"], "S")
     part.replace(path)
 
@@ -124,7 +123,7 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     chosen = options.parse_args()
     if not 1 <= chosen.files <= chosen.jets:
-        options.error(f"--files {chosen.files}: it has to be between 1 and --jets {chosen.jets}")
+        options.error(f"--files {chosen.files}: choose from 1 to --jets {chosen.jets}")
     paths = provide(chosen.folder, chosen.jets, chosen.files, chosen.seed)
     print(f"{chosen.jets} jets in {paths[0].parent}: {', '.join(path.name for path in paths)}")
 

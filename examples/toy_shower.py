@@ -1,6 +1,6 @@
-"""How a toy jet comes about: one to three partons, which radiate, become hadrons and are detected.
+"""Toy jets from one to three partons, which radiate, become hadrons and are detected.
 
-Simple enough to be read at once, rich enough that a network has to learn. `toy_jets.py` makes files of it.
+Simple enough to read at once, rich enough to need a network. `toy_jets.py` writes them to files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Shower(NamedTuple):
-    """Particles of all jets in a row: the jet of each, its momentum, how strongly and widely it radiates."""
+    """Particles of all jets: the jet of each, its momentum, its color factor and emission cone."""
 
     jet: Integers
     pt: Floats
@@ -36,12 +36,12 @@ class Shower(NamedTuple):
 
     @classmethod
     def of(cls, jet: Integers, momentum: Floats, color: float, cone: Floats) -> Shower:
-        """Partons with rows of (E, px, py, pz)."""
+        """Make partons from rows of (E, px, py, pz)."""
         return cls(jet, *direction(momentum), np.full(len(jet), color), cone)
 
 
 def detected(draw: np.random.Generator, label: Integers) -> Shower:
-    """The particles of a jet of each label, in no order."""
+    """Return the particles of one jet for each label, unsorted."""
     count = len(label)
     axis = (
         800 + draw.gamma(9.0, 25.0, count).clip(0, 780),
@@ -89,7 +89,7 @@ def _quark_pair(draw: np.random.Generator, jet: Integers, parent: Floats) -> Ite
 def _decayed(
     draw: np.random.Generator, parent: Floats, mass: float, other_mass: Floats
 ) -> tuple[Floats, Floats]:
-    """The two daughters of each row (E, px, py, pz), isotropic in its rest frame."""
+    """Decay each row (E, px, py, pz) into two daughters, isotropic in its rest frame."""
     total = np.sqrt(np.maximum(parent[:, 0] ** 2 - (parent[:, 1:] ** 2).sum(axis=1), 1e-6))
     product = (total**2 - (mass + other_mass) ** 2) * (total**2 - (mass - other_mass) ** 2)
     size = np.sqrt(np.maximum(product, 0)) / (2 * total)
@@ -114,7 +114,7 @@ def _boosted(momentum: Floats, energy: Floats, velocity: Floats, gamma: Floats) 
 
 
 def _radiated(draw: np.random.Generator, partons: Shower) -> Shower:
-    """Three generations of soft and collinear gluons."""
+    """Emit three generations of soft and collinear gluons."""
     done = []
     for _ in range(3):
         left, partons = _emitted(draw, partons)
@@ -123,7 +123,7 @@ def _radiated(draw: np.random.Generator, partons: Shower) -> Shower:
 
 
 def _emitted(draw: np.random.Generator, parent: Shower) -> tuple[Shower, Shower]:
-    """What is left of the partons, and their gluons: uniform in the logarithms of share and angle."""
+    """Return the partons after emission and their gluons, uniform in the logs of share and angle."""
     size = len(parent.pt)
     log = np.log(np.maximum(parent.pt * parent.cone / SOFTEST_GEV, 1.0))
     i = np.repeat(np.arange(size), draw.poisson(COUPLING * parent.color / np.pi * log**2))
@@ -146,7 +146,7 @@ def _emitted(draw: np.random.Generator, parent: Shower) -> tuple[Shower, Shower]
 
 
 def _hadrons(draw: np.random.Generator, partons: Shower) -> Shower:
-    """Each parton as a few hadrons, that share its momentum at random and spread by their kT."""
+    """Split each parton into a few hadrons with random momentum shares, spread by their kT."""
     size = len(partons.pt)
     i = np.repeat(np.arange(size), 1 + draw.poisson(1.1 * np.log1p(partons.pt / 0.7) ** 1.15))
     share = draw.gamma(0.7, 1, len(i)) + 1e-4
@@ -161,7 +161,7 @@ def _hadrons(draw: np.random.Generator, partons: Shower) -> Shower:
 def _on_the_pole(
     draw: np.random.Generator, hadrons: Shower, label: Integers, axis: tuple[Floats, ...]
 ) -> Shower:
-    """Scale the opening angles of resonances to their mass: splittings without mass have inflated it."""
+    """Scale opening angles to the mass of the resonance, which massless splittings have inflated."""
     _, eta, phi = axis
     x, y = hadrons.eta - eta[hadrons.jet], turned(hadrons.phi - phi[hadrons.jet])
     scalar, first, second, square = (
@@ -175,7 +175,7 @@ def _on_the_pole(
 
 
 def _measured(draw: np.random.Generator, hadrons: Shower, axis: tuple[Floats, ...]) -> Shower:
-    """Add the underlying event, smear all, and cut at the radius of the jet."""
+    """Add the underlying event, smear all particles, and cut at the jet radius."""
     _, eta, phi = axis
     jet = np.repeat(np.arange(len(eta)), draw.poisson(2, len(eta)))
     radius = RADIUS * np.sqrt(draw.uniform(size=len(jet)))
@@ -197,7 +197,7 @@ def _measured(draw: np.random.Generator, hadrons: Shower, axis: tuple[Floats, ..
 
 
 def direction(momentum: Floats) -> tuple[Floats, Floats, Floats]:
-    """The pt, eta and phi of rows (E, px, py, pz)."""
+    """Return pt, eta and phi of rows (E, px, py, pz)."""
     _, px, py, pz = momentum.T
     pt = np.hypot(px, py)
     return pt, np.arcsinh(pz / pt), np.arctan2(py, px)
@@ -209,7 +209,7 @@ def _distance(one: Floats, other: Floats) -> Floats:
 
 
 def turned(angle: Floats) -> Floats:
-    """The same angle from -pi to pi."""
+    """Wrap an angle into -pi to pi."""
     return (angle + np.pi) % (2 * np.pi) - np.pi
 
 

@@ -1,4 +1,4 @@
-"""A network for Fashion-MNIST, Keras, and what `nnlo tune` is to search; see `fashion_files.py`."""
+"""Keras network for Fashion-MNIST and its search space for `nnlo tune`; see `fashion_files.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network for Fashion-MNIST, PyTorch, and what `nnlo tune` is to search; see `fashion_files.py`."""
+"""PyTorch network for Fashion-MNIST and its search space for `nnlo tune`; see `fashion_files.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Framework-free heart of nnlo: flat vectors, algorithms, protocol, cluster, training, search.
+"""Core of nnlo, free of frameworks: flat vectors, algorithms, protocol, cluster, training, search.
 
-Importing it loads numpy and the standard library only; MPI starts when a training does.
+Importing it loads numpy and the standard library only; a training loads MPI.
 """
 
 from __future__ import annotations

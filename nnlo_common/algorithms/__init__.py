@@ -1,9 +1,8 @@
-"""Algorithms, one file each: what a worker does and what the centre does; and the vector optimizers.
+"""Algorithms, one file each with the worker's and the centre's half; and the vector optimizers.
 
-An algorithm is a frozen set of options (`Downpour`, `EASGD`, ...) that makes both halves. They compute on
-flat float32 vectors only, so the same code is proved in the virtual cluster and run over MPI.
-May import: `base`.
-Must not know: MPI, clocks, threads, files, frameworks.
+An algorithm is a frozen dataclass of options (`Downpour`, `EASGD`, ...) that makes both halves. They compute
+on flat float32 vectors only, so the virtual cluster tests the very code that runs over MPI. May import:
+`base`. Must not know: MPI, clocks, threads, files, frameworks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accumulated gradient normalization: explore locally, push the mean of the gradients met."""
+"""Accumulated gradient normalization: take local steps, push the mean of their gradients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class AGN(Algorithm):
     Worker: :math:`x \leftarrow c`; lambda local steps :math:`x \leftarrow x - \eta g_j`; push
     :math:`\frac{1}{\lambda}\sum_j g_j`. Centre: one step of its optimizer with that mean.
 
-    Deviation: the mean of the raw gradients travels and the centre's optimizer applies its learning
+    Deviation: workers send the mean of the raw gradients and the centre's optimizer applies its learning
     rate; the paper sends the mean displacement :math:`-\frac{\eta}{\lambda}\sum_j g_j`. With plain SGD
-    of learning rate eta at the centre the two are the same, and every=1 is Downpour bit for bit.
+    of learning rate eta at the centre the two are equal, and every=1 is Downpour bit for bit.
 
-    (dist-keras calls this ADAG; the thesis' own ADAG is another algorithm.)
+    (dist-keras calls this ADAG; the ADAG of the thesis is a different algorithm.)
 
     Attributes:
         every: lambda, local steps per push.

@@ -18,7 +18,7 @@ __all__ = ["DiLoCo", "DiLoCoCenter", "DiLoCoWorker"]
 
 
 class DiLoCoWorker(LocalSGDWorker):
-    """Send c_old - x, how far the round has gone; x <- c."""
+    """Send c_old - x, the displacement of the round; x <- c."""
 
     saved = ("clock", "gathered", "anchor")
 
@@ -28,7 +28,7 @@ class DiLoCoWorker(LocalSGDWorker):
         self._moved: Vector = np.zeros(size, np.float32)
 
     def begin(self, parameters: Vector, center: Vector) -> None:
-        """Start from the centre; the round is measured from there."""
+        """Start from the centre and measure the round from there."""
         super().begin(parameters, center)
         np.copyto(self.anchor, center)
 
@@ -36,7 +36,7 @@ class DiLoCoWorker(LocalSGDWorker):
         """Return c_old - x."""
         self.gathered = 0
         np.subtract(self.anchor, parameters, out=self._moved)
-        # The next round starts here, unless the reply moves its start before the next step.
+        # The next round starts here, unless `incoming` moves its start before the next step.
         np.copyto(self.anchor, parameters)
         return self._moved
 
@@ -56,11 +56,11 @@ class DiLoCoCenter(CenterRule):
         self.optimizer = optimizer
 
     def quorum(self, awaited: int) -> int:
-        """Wait for all."""
+        """Wait for all workers."""
         return awaited
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Step with the mean, in rank order; who has ended the epoch counts with no displacement."""
+        """Step with the mean, in rank order; a worker that has ended its epoch counts as displacement 0."""
         mean = mean_of(contributions)
         if self.absent:
             mean *= np.float32(len(contributions) / (len(contributions) + self.absent))
@@ -76,10 +76,10 @@ class DiLoCo(Algorithm):
     :math:`c \leftarrow \mathrm{OuterOptimizer}(c, \Delta)`; all start again from the new c. Inner
     optimizer state stays with its worker.
 
-    The outer optimizer is SGD with Nesterov momentum, unless another one is given for the centre. Outer
+    The outer optimizer is SGD with Nesterov momentum, unless you pass another one for the centre. Outer
     learning rate 1 without momentum is federated averaging.
 
-    Deviation: with lag L the new centre comes L rounds late and is added to the progress made since.
+    Deviation: with lag L the new centre arrives L rounds late and is added to the progress made since.
 
     Attributes:
         every: H, inner steps per round.

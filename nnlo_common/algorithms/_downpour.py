@@ -32,9 +32,9 @@ class DownpourWorker(WorkerRule):
     ) -> None:
         super().__init__(pipeline=pipeline)
         self.n_push, self.n_fetch, self.first_push = n_push, n_fetch, first_push
-        self.began = 0  # the step that the schedule is counted from
-        self.behind = 0  # steps since the last fetch was asked for, this one included
-        # A single gradient travels as it lies in the worker's gradient vector.
+        self.began = 0  # the schedule counts from this step
+        self.behind = 0  # steps since the last request for the centre, this one included
+        # A single gradient is sent from the worker's gradient vector, without a sum.
         self.sum = GradientSum(size if n_push > 1 else 0)
 
     def count_step(self) -> None:
@@ -43,7 +43,7 @@ class DownpourWorker(WorkerRule):
         self.behind += 1
 
     def asked(self, ask: Ask) -> None:
-        """Note that the centre comes."""
+        """Note a request for the centre."""
         if ask is not Ask.PUSH:
             self.behind = 0
 
@@ -67,18 +67,18 @@ class DownpourWorker(WorkerRule):
         return self.sum.take() if self.n_push > 1 and not self.given_sums else gradient
 
     def rest(self, gradient: Vector) -> Ask | None:
-        """Push what is left of a, and fetch."""
+        """Push the rest of a, and fetch."""
         if self.gathered:
             return Ask.EXCHANGE
         return Ask.PULL if self.behind else None
 
     def begin_epoch(self) -> None:
-        """Count pushes and fetches from here."""
+        """Restart the count of pushes and fetches."""
         self.began = self.clock
 
 
 class DownpourCenter(CenterRule):
-    """c <- Optimizer(c, a), for each a as it comes."""
+    """c <- Optimizer(c, a), for each a on arrival."""
 
     saved = ("center", "clock", "optimizer")
 
@@ -87,7 +87,7 @@ class DownpourCenter(CenterRule):
         self.optimizer, self.warm_start = optimizer, warm_start
 
     def capacity(self) -> int | None:
-        """Let one worker train alone until `warm_start` commits are done."""
+        """Let only one worker train for the first `warm_start` commits."""
         return 1 if self.clock < self.warm_start else None
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
@@ -103,12 +103,12 @@ class Downpour(Algorithm):
     :math:`a \leftarrow a + g`; :math:`x \leftarrow x - \alpha g`; push a and clear it if n_push divides t.
     Centre: :math:`c \leftarrow \mathrm{Optimizer}(c, a)` for each push as it arrives.
 
-    Raw gradients travel, never differences of weights: with one worker and n_push = n_fetch = 1 the
-    centre goes through exactly the steps of its optimizer alone, bit for bit.
+    Workers send raw gradients, never differences of weights: with one worker and n_push = n_fetch = 1 the
+    centre makes exactly the steps of its optimizer alone, bit for bit.
 
-    Deviations: the fetch before step t+1 and the push after step t go in one round trip where both are
-    due; every push is acknowledged, so that a slow server holds its workers back instead of drowning. At
-    the end of an epoch what is left of a is pushed, c is fetched, and t begins anew.
+    Deviations: the push after step t and the fetch before step t+1 share one round trip where both are due;
+    every push is acknowledged, so that a slow server slows its workers down instead of queueing pushes. At
+    the end of an epoch the worker pushes the rest of a, fetches c, and restarts t.
 
     Attributes:
         n_push: steps between pushes.

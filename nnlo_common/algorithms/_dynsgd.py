@@ -1,4 +1,4 @@
-"""DynSGD: the staler a gradient, the smaller its step."""
+"""DynSGD: steps divided by the staleness of their gradients."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class DynSGD(Algorithm):
 
     Downpour whose centre divides each push by its staleness plus one:
     :math:`c \leftarrow \mathrm{Optimizer}(c, a / (T - T_\mathrm{pull} + 1))`, with T the commits done now
-    and T_pull those done when the worker took the centre.
+    and T_pull those done when the worker fetched the centre.
 
-    Deviation: the thesis prints :math:`1/\tau`, which has no value at 0; 1/(tau + 1) is what its author
-    ran. With one worker it is Downpour bit for bit. An optimizer that normalizes its gradients (Adam,
-    RMSprop) undoes much of the scaling; plain or momentum SGD is what the paper means.
+    Deviation: the thesis prints :math:`1/\tau`, which is undefined at 0; its author ran 1/(tau + 1).
+    With one worker it is Downpour bit for bit. An optimizer that normalizes its gradients (Adam, RMSprop)
+    undoes much of the scaling; the paper assumes plain or momentum SGD.
 
     Attributes:
         every: steps between pushes; each push is followed by a fetch in the same round trip.

@@ -1,4 +1,4 @@
-"""Elastic averaging SGD and its momentum form: worker and centre pull at each other."""
+"""Elastic averaging SGD and its momentum form: an elastic force pulls worker and centre together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
 
 
 class ElasticWorker(WorkerRule):
-    """Send x; get the elastic difference E = alpha (x - c) back; x <- x - E."""
+    """Send x; receive the elastic difference E = alpha (x - c); x <- x - E."""
 
     def __init__(self, *, every: int, exchange_first: bool, pipeline: int = 0) -> None:
         super().__init__(pipeline=pipeline)
@@ -46,11 +46,11 @@ class ElasticCenter(CenterRule):
         self.alpha, self.synchronous = np.float32(alpha), synchronous
 
     def quorum(self, awaited: int) -> int:
-        """Move for each worker as it comes, or for all at once."""
+        """Commit each contribution on arrival, or all at once."""
         return awaited if self.synchronous else 1
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Leave each E in place of its x: both sides then move by the very same float32 numbers."""
+        """Replace each x by its E, so that both sides move by the same float32 numbers."""
         for contribution in contributions:
             np.subtract(contribution.vector, self.center, out=contribution.vector)
             np.multiply(contribution.vector, self.alpha, out=contribution.vector)
@@ -58,7 +58,7 @@ class ElasticCenter(CenterRule):
             self.center += contribution.vector
 
     def reply(self, vector: Vector) -> None:
-        """E is the reply, and it is already there."""
+        """Do nothing: `apply` has left the reply E in the vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +69,21 @@ class EASGD(Algorithm):
     :math:`x \leftarrow x - E,\ c \leftarrow c + E`. Synchronous (equations 3 and 4): the same for all
     workers at once with the old centre. In between each worker steps on its own.
 
-    Where the exchange stands matters for stability. With f = h x^2 / 2, e = eta h and one worker:
+    The order of exchange and step decides stability. With f = h x^2 / 2, e = eta h and one worker:
 
-    * order="paper": the gradient is taken at the x from before the exchange and applied after it.
+    * order="paper": the gradient is taken at x before the exchange and applied after it.
       Stable iff 0 <= e <= 2 and 0 <= alpha <= (4 - 2e)/(4 - e). The default beta=0.9 with ONE worker
       therefore diverges for e > 4/11; use more workers or a smaller beta there.
     * order="step_first": the local step, then the exchange. Stable iff alpha is below
       (4 - 2e)/(4 - 3e) for e < 4/3 and below e/(2(e - 1)) for e > 1; for e > 2 it must also be above
       (4 - 2e)/(4 - 3e).
 
-    A training that goes on with another number of workers keeps beta, not alpha; all then begin at c.
+    A training resumed with another number of workers keeps beta, not alpha, and all workers start at c.
 
-    Deviations: x travels up and E comes back (the paper sends c down and E up), so that both sides move
-    by the same float32 numbers in one round trip without a lock. "step_first" is the default because,
-    asynchronously, it is stable wherever "paper" is, and because it is right for optimizers that look at
-    x (weight decay).
+    Deviations: the worker sends x and the server replies E (the paper sends c down and E up), so that both
+    sides move by the same float32 numbers in one round trip without a lock. "step_first" is the default
+    because, asynchronously, it is stable wherever "paper" is, and because it is right for optimizers that
+    read x (weight decay).
 
     Attributes:
         every: tau, steps between exchanges.
@@ -135,7 +135,7 @@ class EASGD(Algorithm):
         return alpha
 
     def check(self, workers: int, servers: int) -> None:
-        """Refuse so few workers that beta makes alpha 1 or more."""
+        """Refuse too few workers for beta: alpha must stay below 1."""
         self.moving_rate(workers)
 
     def worker(self, size: int, workers: int) -> ElasticWorker:
@@ -152,9 +152,9 @@ class EAMSGD(EASGD):
     r"""EASGD with Nesterov momentum on the workers (the same paper, algorithm 2).
 
     :math:`v \leftarrow \delta v - \eta g(x + \delta v),\ x \leftarrow x + v`; the exchange is EASGD's in
-    the paper's order and v does not take part in it. With momentum=0 it is EASGD with plain SGD.
+    the paper's order and leaves v alone. With momentum=0 it is EASGD with plain SGD.
 
-    The gradient belongs to the look-ahead point :math:`x + \delta v`, not to x.
+    Take the gradient at the look-ahead point :math:`x + \delta v`, not to x.
 
     Attributes:
         learning_rate: eta.

@@ -1,4 +1,4 @@
-"""Gradient energy matching: workers together move with the energy of one momentum SGD."""
+"""Gradient energy matching: all workers together move with the energy of one momentum SGD."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GEMWorker(WorkerRule):
     def __init__(self, size: int, options: GEM) -> None:
         super().__init__()
         self.options = options
-        self.began = self.steps = 0  # the batch that `every` is counted from; steps of GEM done
+        self.began = self.steps = 0  # first batch of the count by `every`; steps of GEM done
         self._stepping = False
         self.sum = GradientSum(size if options.every > 1 else 0)
         self.proxy: Vector = np.zeros(size, np.float32)
@@ -42,7 +42,7 @@ class GEMWorker(WorkerRule):
         self._update: Vector = np.zeros(size, np.float32)
 
     def begin(self, parameters: Vector, center: Vector) -> None:
-        """Start from the centre, and know that nobody has moved it since."""
+        """Start from the centre; if primed, count it as the one that gradients are stale against."""
         super().begin(parameters, center)
         if self.options.primed:
             np.copyto(self.stale, center)
@@ -61,7 +61,7 @@ class GEMWorker(WorkerRule):
         return self._ask() if self._completes_a_step else None
 
     def rest(self, gradient: Vector) -> Ask | None:
-        """Make a step with the mean of the gradients that are left."""
+        """Make a step with the mean of the remaining gradients."""
         if not self.gathered:
             return None
         self._step(gradient if self.given_sums else self.sum.take())
@@ -70,7 +70,7 @@ class GEMWorker(WorkerRule):
         return ask
 
     def begin_epoch(self) -> None:
-        """Count `every` from here."""
+        """Restart the count by `every`."""
         self.began = self.clock
 
     def advance(self) -> None:
@@ -109,7 +109,7 @@ class GEMWorker(WorkerRule):
         self.proxy += self._delta
 
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
-        """Nothing travels before the lock is granted."""
+        """Refuse: the contribution is the commit under the lock."""
         raise NotImplementedError("GEM answers a lock with a commit; it has no other contribution")
 
     def commit(self, parameters: Vector, center: Vector) -> Vector:
@@ -149,23 +149,23 @@ class GEM(Algorithm):
     Each worker keeps a proxy, the momentum SGD that a single process would run:
     :math:`d = -\eta g,\ m \leftarrow \mu m + d`. With c the centre now and s the centre that the gradient
     is stale against, it commits :math:`u = \pi d` where
-    :math:`\pi = (\kappa |m| - |c - s|) / (|d| + \epsilon)` per coordinate, clipped to [0, clip]: what the
-    others have already moved is taken off this worker's share, so that
+    :math:`\pi = (\kappa |m| - |c - s|) / (|d| + \epsilon)` per coordinate, clipped to [0, clip]: the
+    moves of the other workers are subtracted from this worker's share, so that
     :math:`|c + u - s| \le \max(|c - s|, \kappa |m|)`.
 
-    Pull and commit are one transaction: from the pull to the commit no other worker is heard.
+    Pull and commit are one transaction: the server handles no other worker in between.
 
-    Deviations from algorithm 1, all as the authors ran it: pi is clipped to [0, 5] (without it several
-    workers blow up on a noisy quadratic); s is primed with the first centre pulled (otherwise the first
-    |c - s| is |c| and the first commit is lost wherever |c| >= kappa |m|); the next gradient is taken at
-    the worker's own c + u (gradient_at="update"). epsilon is added to |d|, never inside the absolute
+    Deviations from algorithm 1, all as the authors ran it: pi is clipped to [0, 5] (without the clip
+    several workers diverge on a noisy quadratic); s is primed with the first centre pulled (otherwise the
+    first |c - s| is |c| and the first commit is lost wherever |c| >= kappa |m|); the next gradient is taken
+    at the worker's own c + u (gradient_at="update"). epsilon is added to |d|, never inside the absolute
     value. Where d = 0 nothing moves.
 
     "Stable whenever the proxy is" does not hold in general: with h=1, mu=0.9, kappa=1 the collective
-    diverges at eta=2.5 although the proxy alone is stable up to 3.8. kappa above 1 is less stable still.
+    diverges at eta=2.5 although the proxy alone is stable up to 3.8. kappa above 1 is even less stable.
 
-    lag delays the gradients that enter the proxy; it hides no round trip, because the lock must not be
-    held while the worker computes.
+    lag delays the gradients that enter the proxy; it hides no round trip, because the worker must not hold
+    the lock while it computes.
 
     Attributes:
         every: the gradient of a step is the mean of those of so many batches; what is left of them at the end
@@ -207,7 +207,7 @@ class GEM(Algorithm):
         self._real("kappa")
         if self.clip is not None:
             self._real("clip")
-        # Smaller ones vanish in float32 and let 0/0 through.
+        # A smaller epsilon rounds to 0 in float32 and allows 0/0.
         self._real("epsilon", least=1e-30)
         self._one_of("gradient_at", "update", "center")
 
@@ -220,5 +220,5 @@ class GEM(Algorithm):
         return GEMCenter(center)
 
     def alone(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
-        """Return the user's optimizer, or else the proxy, as what trains plainly in a world of one."""
+        """Return the optimizer of a rank that trains alone: the user's, or else the proxy."""
         return optimizer or SGD(self.learning_rate, momentum=self.momentum)

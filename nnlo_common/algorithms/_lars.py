@@ -1,4 +1,4 @@
-"""LARS and LARC: each parameter gets a learning rate from the ratio of its norm to its gradient's."""
+"""LARS and LARC: learning rates per parameter, from the ratio of its norm to its gradient's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class LARS(Optimizer):
         b <- momentum * b + r * (g + weight_decay * x)               b starts at 0
         x <- x - learning_rate * b
 
-    Where |x| or |g| is 0 the gradient is taken as it is. LARC never steps further than SGD would. A
-    vector counts as one parameter until `fit` has said where its parameters are, as a training does by
-    itself.
+    Where |x| or |g| is 0 the gradient is not scaled. LARC never steps further than SGD. A vector counts as
+    one parameter until `fit` sets the sizes of its parameters; a training calls `fit` itself.
 
     Args:
         learning_rate, weight_decay, epsilon: at least 0.
         momentum: in [0, 1).
-        trust: above 0; the paper has 0.001, NVIDIA's LARC 0.02.
+        trust: above 0; the paper uses 0.001, NVIDIA's LARC 0.02.
         clip: LARC instead of LARS.
 
     Example:
@@ -55,7 +54,7 @@ class LARS(Optimizer):
         self._sizes: list[int] | None = None
 
     def fit(self, sizes: Sequence[int]) -> None:
-        """Say how many values each parameter has, in order."""
+        """Set the number of values of each parameter, in order."""
         self._sizes = [size for size in sizes if size]
 
     def _parts(self, size: int) -> list[slice]:
@@ -66,7 +65,7 @@ class LARS(Optimizer):
         if self._sizes is not None and sum(self._sizes) != size:
             raise ConfigurationError(
                 f"LARS was fitted to parameters of {sum(self._sizes)} values together and got a vector of "
-                f"{size}; fit it to the vector that it steps"
+                f"{size}; call fit with the sizes of the vector that it steps"
             )
         super()._prepare(size)
 

@@ -1,4 +1,4 @@
-"""Local SGD: each worker trains alone for a while, then all take their mean."""
+"""Local SGD: rounds of local steps, then the mean of all workers' parameters."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LocalSGDCenter(CenterRule):
     """c <- mean of all x_i."""
 
     def quorum(self, awaited: int) -> int:
-        """Wait for all."""
+        """Wait for all workers."""
         return awaited
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Take the mean, in rank order; who has ended the epoch counts with what it last got: c."""
+        """Take the mean, in rank order; a worker that has ended its epoch counts with its last centre, c."""
         mean = mean_of(contributions)
         if self.absent:
             mean -= self.center
@@ -57,12 +57,12 @@ class LocalSGD(Algorithm):
     r"""Local SGD (Stich 2018, arXiv:1805.09767) and post-local SGD (Lin et al. 2018, arXiv:1808.07217).
 
     H local steps of the worker's own optimizer, then :math:`x^i \leftarrow \frac{1}{p}\sum_j x^j`
-    (weighted by the workers' weights). Momentum and other local state is never exchanged. Who leaves is
-    no longer waited for.
+    (weighted by the workers' weights). Momentum and other local state is never exchanged. A round does not
+    wait for workers that have left.
 
     Deviations: post-local SGD averages parameters, not gradients, after each step of its warm-up (the
-    same where the local optimizer is plain SGD). With lag L the mean comes L rounds late and is added to
-    the progress made since, instead of throwing that away.
+    same where the local optimizer is plain SGD). With lag L the mean arrives L rounds late and is added to
+    the progress made since, which is kept.
 
     Attributes:
         every: H, local steps per round.

@@ -33,7 +33,7 @@ __all__ = [
     "WrapperBase",
 ]
 
-#: The learning rate of local steps that is that of the wrapped optimizer.
+#: Take the learning rate of local steps from the wrapped optimizer.
 AS_YOURS: Final = "as yours"
 
 Optimizer = TypeVar("Optimizer")
@@ -57,7 +57,7 @@ class WrapperBase:
         raise NotImplementedError
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
-        """Return the momentum of an optimizer that has to be a momentum SGD and nothing else."""
+        """Return the momentum of a plain momentum SGD; refuse any other optimizer."""
         raise NotImplementedError
 
 
@@ -79,7 +79,7 @@ class DownpourMixin(WrapperBase, Generic[Optimizer]):
         """Wrap an optimizer.
 
         Between exchanges a worker stays at the centre that it has fetched and adds up its gradients; with
-        `local` it also moves its own weights in each step, as the paper has it.
+        `local` it also moves its own weights in each step, as in the paper.
 
         Args:
             optimizer: yours; it runs on the server.
@@ -169,7 +169,7 @@ class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
         lag: int = 0,
         **options: Any,
     ) -> None:
-        """Wrap an optimizer, which is not stepped: its learning rate and momentum are the algorithm's.
+        """Wrap an optimizer that makes no steps: the algorithm takes its learning rate and momentum.
 
         Args:
             optimizer: the framework's SGD with momentum and nesterov=True, and nothing else.
@@ -202,7 +202,7 @@ class GEMMixin(WrapperBase, Generic[Optimizer]):
         lag: int = 0,
         **options: Any,
     ) -> None:
-        """Wrap an optimizer, which is not stepped: its learning rate and momentum are the algorithm's.
+        """Wrap an optimizer that makes no steps: the algorithm takes its learning rate and momentum.
 
         Args:
             optimizer: the framework's SGD with momentum, and nothing else.

@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch is worth its while."""
+"""Gradient noise scale: the batch size above which larger batches waste samples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class NoiseScale(Stateful):
 
         |G|^2 = (B |mean|^2 - b mean |g|^2) / (B - b)   and   tr(S) = (mean |g|^2 - |mean|^2) / (1/b - 1/B)
 
-    are unbiased; each is averaged over time on its own, and the ratio is taken last. (The mean of ratios
-    is another number.) The estimate of |G|^2 can be negative while it is mostly noise.
+    are unbiased. Each is averaged over time separately, and the ratio is taken last. (The mean of ratios
+    is a different number.) The estimate of |G|^2 can be negative while it is mostly noise.
 
-    Both are sums over coordinates, so the shards of a centre can be added up.
+    Both are sums over coordinates, so those of the shards of a centre add up.
 
     Attributes:
         signal: running average of the estimates of |G|^2.
@@ -31,7 +31,7 @@ class NoiseScale(Stateful):
         count: estimates so far.
 
     Args:
-        decay: of the running averages; 1 takes the plain mean of all.
+        decay: of the running averages; 1 takes the plain mean of all estimates.
 
     Example:
         >>> scale = NoiseScale(decay=1)
@@ -48,19 +48,19 @@ class NoiseScale(Stateful):
         self.count = 0
 
     def observe(self, small: float, large: float, *, batch: float, workers: int) -> None:
-        """Take up one estimate.
+        """Add one estimate.
 
         Args:
             small: mean of |g|^2 over the workers.
             large: |mean g|^2.
-            batch: b, samples of one worker. In another unit, `value` is in that unit.
+            batch: b, samples of one worker; `value` is in the same unit.
             workers: p, at least 2.
         """
         total = batch * workers
         signal = (total * large - batch * small) / (total - batch)
         noise = (small - large) / (1 / batch - 1 / total)
         self.count += 1
-        # The plain mean at first, so that the start at 0 never shows.
+        # The plain mean at first, so that the initial 0 has no weight.
         keep = min(self.decay, 1 - 1 / self.count)
         self.signal = keep * self.signal + (1 - keep) * signal
         self.noise = keep * self.noise + (1 - keep) * noise

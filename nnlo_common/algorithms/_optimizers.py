@@ -1,17 +1,17 @@
-"""Optimizers that step one float32 vector in place, for the places where no framework is present.
+"""Optimizers that step one float32 vector in place, without a framework.
 
-What shaped this module:
+Requirements that shaped this module:
 
-* Each class says one equation. Where PyTorch and Keras differ, the default is PyTorch's, and
-  `epsilon_form="keras"` gives the other.
-* A coordinate never looks at its neighbours, and each operation rounds once, in float32, without fused
+* Each class implements one equation. Where PyTorch and Keras differ, the default is PyTorch's, and
+  `epsilon_form="keras"` selects the other.
+* Each coordinate is computed from itself only, and each operation rounds once, in float32, without fused
   multiply-add. So cutting a vector into slices with one optimizer each does not change a bit.
-* A vector may hold many millions of values: slots and work buffers are allocated on the first step, then
-  reused, and work goes block by block so that intermediate values stay in the processor's cache.
+* A vector may hold many millions of values: slots and work buffers are allocated in the first step, then
+  reused, and work proceeds in blocks so that intermediate values stay in the processor's cache.
 * `state` and `load` are exact: N steps, save, load into a fresh object, M steps is N + M steps bit for bit.
-  The options belong to the constructor; of them only the learning rate is part of the state.
+  Options are set by the constructor; of them only the learning rate is part of the state.
 
-A gradient that is not finite, or whose square is not, meets NumPy's own error state (`numpy.errstate`).
+A gradient that is not finite, or whose square is not, is handled by NumPy's error state (`numpy.errstate`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LookaheadMomentum(Optimizer):
     _point: Vector = field(init=False, repr=False, default_factory=lambda: np.empty(0, np.float32))
 
     def gradient_point(self, x: Vector) -> Vector:
-        """Return `x + momentum * v`, where the gradient is due, in a buffer that the next call reuses."""
+        """Return `x + momentum * v`, the point for the gradient, in a buffer that the next call reuses."""
         if not is_vector(x):
             raise ConfigurationError(f"gradient_point needs a contiguous float32 vector; got {described(x)}")
         self._prepare(x.size)
@@ -124,15 +124,15 @@ class LookaheadMomentum(Optimizer):
 
 @dataclass(eq=False, kw_only=True)
 class Adagrad(Optimizer):
-    """A step size per coordinate that falls with the gradients seen: Duchi et al., JMLR 12, 2011.
+    """A step size per coordinate that falls as gradients accumulate: Duchi et al., JMLR 12, 2011.
 
         s <- s + g^2                                    s starts at initial_accumulator
         x <- x - learning_rate * g / (sqrt(s) + epsilon)
         x <- x - learning_rate * g / sqrt(s + epsilon)  epsilon_form="keras"
 
-    The defaults are Downpour's server (Dean et al., NIPS 2012, section 4.1). With them the first step has
-    magnitude exactly `learning_rate`, unless g^2 leaves float32's range, and a coordinate without gradient
-    so far stays. PyTorch has epsilon=1e-10; Keras has 1e-7 and initial_accumulator=0.1.
+    The defaults are those of Downpour's server (Dean et al., NIPS 2012, section 4.1). With them the first
+    step has magnitude exactly `learning_rate`, unless g^2 leaves float32's range, and a coordinate does not
+    move before its first gradient. PyTorch has epsilon=1e-10; Keras has 1e-7 and initial_accumulator=0.1.
 
     Args:
         learning_rate, epsilon, initial_accumulator: at least 0.
@@ -157,7 +157,7 @@ class Adagrad(Optimizer):
         (accumulator,), (root, ratio) = slots, work
         np.add(accumulator, np.multiply(gradient, gradient, out=ratio), out=accumulator)
         _root(accumulator, self.epsilon, self.epsilon_form, out=root)
-        # A gradient whose square underflows is not 0: only an infinite root keeps its coordinate in place.
+        # g^2 may underflow to 0 where g is not 0: an infinite root then keeps the coordinate in place.
         np.copyto(root, np.inf, where=np.equal(root, 0.0, out=ratio.view(np.bool_)[: root.size]))
         descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
 
@@ -268,7 +268,7 @@ class Adam(Optimizer):
         (average, square_average), (root, ratio) = slots, work
         descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, ratio)
         _average_square(square_average, gradient, self.beta2, ratio)
-        # The corrections go into scalars: sqrt(v / c^2) + epsilon is (sqrt(v) + epsilon * c) / c.
+        # Fold the corrections into scalars: sqrt(v / c^2) + epsilon is (sqrt(v) + epsilon * c) / c.
         correction = math.sqrt(1.0 - self.beta2**self._steps)
         epsilon = self.epsilon * (correction if self.epsilon_form == "torch" else 1.0)
         rate = self.learning_rate * correction / (1.0 - self.beta1**self._steps)
@@ -278,7 +278,7 @@ class Adam(Optimizer):
 
 def _average_square(average: Vector, values: Vector, decay: float, scratch: Vector) -> None:
     np.multiply(average, decay, out=average)
-    # Not (1 - decay) * g^2: scaled first, as in PyTorch, a large gradient overflows later.
+    # Scale before squaring, as PyTorch does: a large gradient overflows later than with (1 - decay) * g^2.
     np.multiply(np.multiply(values, 1.0 - decay, out=scratch), values, out=scratch)
     np.add(average, scratch, out=average)
 

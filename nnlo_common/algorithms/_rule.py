@@ -1,11 +1,11 @@
 """Base classes of all algorithms: a worker's half, a centre's half, and the options that make both.
 
-The halves know float32 vectors and nothing else: no MPI, no clock on the wall, no thread, no framework.
-Because every rule works coordinate by coordinate, a centre that is cut over several servers is just
-several independent pairs of halves on slices of the vector.
+The halves know only float32 vectors: no MPI, no wall clock, no threads, no framework. Every rule works
+coordinate by coordinate, so a centre cut over several servers is several independent pairs of halves on
+slices of the vector.
 
-One idea carries all algorithms: **a commit takes a set of contributions**. How many make a commit (the
-quorum) is all that tells an asynchronous rule (one) from a synchronous one (all, or all but some).
+All algorithms share one idea: **a commit takes a set of contributions**. Only the number of contributions in
+a commit (the quorum) distinguishes an asynchronous rule (one) from a synchronous one (all, or all but some).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "Wor
 
 
 class Ask(enum.IntEnum):
-    """What a worker asks of the centre at the end of a step."""
+    """A worker's request to the centre at the end of a step."""
 
     EXCHANGE = enum.auto()
-    """Give a contribution and take the centre's reply: one round trip."""
+    """Send a contribution and receive the centre's reply: one round trip."""
     PUSH = enum.auto()
-    """Give a contribution, take nothing."""
+    """Send a contribution without a reply."""
     PULL = enum.auto()
-    """Take the centre, give nothing."""
+    """Receive the centre without a contribution."""
     LOCK = enum.auto()
-    """Take the centre and answer with a commit before any other worker is heard."""
+    """Receive the centre and answer with a commit, before the server handles any other worker."""
     OBSERVE = enum.auto()
-    """Nothing; but the rule has to see the gradient of this step."""
+    """No request, but the rule must see the gradient of this step."""
 
     def joined(self, other: Ask | None) -> Ask:
-        """Return what asks for both.
+        """Return the request that combines both.
 
         Example:
             >>> Ask.PUSH.joined(Ask.PULL).name, Ask.PULL.joined(None).name, Ask.OBSERVE.joined(Ask.LOCK).name
@@ -56,12 +56,12 @@ class Ask(enum.IntEnum):
 
 @dataclass(slots=True)
 class Contribution:
-    """What one worker brought to a commit.
+    """One worker's part in a commit.
 
     Attributes:
         rank: the worker.
-        vector: what it sent; the commit may overwrite it.
-        staleness: how many commits the centre has seen since the worker last took it.
+        vector: the vector it sent; the commit may overwrite it.
+        staleness: commits of the centre since the worker last fetched it.
         weight: its share in a mean, e.g. a number of samples.
     """
 
@@ -74,24 +74,24 @@ class Contribution:
 class WorkerRule(Stateful, ABC):
     """The worker's half of an algorithm, for one piece of the parameter vector.
 
-    A step goes: `count_step`; `observe` the raw gradient; the local optimizer moves the parameters (for some
-    rules); if `due`, the `outgoing` vector travels and the reply comes in through `incoming`; `advance`. A
-    step that need not be seen may be passed: it is counted only. At an epoch's end `rest` says what is left.
+    A step is: `count_step`; `observe` the raw gradient; the local optimizer moves the parameters (for some
+    rules); if `due`, send `outgoing` and pass the reply to `incoming`; `advance`. A step that the rule need
+    not see may only be counted. At the end of an epoch `rest` returns the last request.
 
     Attributes:
         clock: steps done.
         gathered: steps since the last contribution, this one included.
-        given_sums: gradients come as the sum over all gathered steps; nothing has to be added up here.
+        given_sums: the caller passes sums over all gathered steps, so the rule does not add them up.
         exchange_first: the exchange comes before the local optimizer's step, not after it.
-        pipeline: how many replies may still be under way when the next step begins.
-        refreshes: every epoch begins at the centre that all have ended the last one with.
+        pipeline: how many replies may be in flight when the next step begins.
+        refreshes: every epoch begins at the centre after all workers' last epoch.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("clock", "gathered")
     given_sums: bool = False
     exchange_first: bool = False
     refreshes: ClassVar[bool] = False
-    # Where replies come late: add to them what the worker has moved since, instead of losing it.
+    # Whether the worker's moves since a request are added to its late reply, so that they are kept.
     keeps_progress: ClassVar[bool] = False
 
     def __init__(self, *, pipeline: int = 0) -> None:
@@ -111,27 +111,26 @@ class WorkerRule(Stateful, ABC):
 
     @abstractmethod
     def due(self) -> Ask | None:
-        """Say what to ask of the centre in this step, if anything."""
+        """Return the request of this step, if any."""
 
     def asked(self, ask: Ask) -> None:
-        """Note what is asked for now."""
+        """Note the request being sent."""
 
     @abstractmethod
     def outgoing(self, parameters: Vector, gradient: Vector) -> Vector:
-        """Return what travels; it stays as it is until the reply has come."""
+        """Return the vector to send; it must not change before the reply arrives."""
 
     def incoming(self, parameters: Vector, reply: Vector) -> None:
         """Absorb the reply; by default it replaces the parameters.
 
         Args:
             parameters: changed in place.
-            reply: the server's vector. For rules that keep their progress, what the worker has moved by
-                itself since the request was sent has been added to it.
+            reply: the server's vector; with `keeps_progress`, plus the worker's own moves since the request.
         """
         np.copyto(parameters, reply)
 
     def commit(self, parameters: Vector, center: Vector) -> Vector:
-        """Answer a granted lock: move the parameters and return what is added to the centre."""
+        """Answer a granted lock: move the parameters and return the vector to add to the centre."""
         raise NotImplementedError(f"{type(self).__name__} never asks for the lock")
 
     def advance(self) -> None:
@@ -139,25 +138,25 @@ class WorkerRule(Stateful, ABC):
         self.clock += 1
 
     def rest(self, gradient: Vector) -> Ask | None:
-        """Say what to ask for at the end of an epoch, so that no gradient that was gathered is lost.
+        """Return the request at the end of an epoch that uses the gradients gathered so far.
 
         Args:
-            gradient: the sum over all gathered steps, where sums are given.
+            gradient: the sum over all gathered steps, with `given_sums`.
         """
         return None
 
     def begin_epoch(self) -> None:
-        """Begin to count anew what is done every so many steps, if the rule does so in each epoch."""
+        """Restart the count of steps between requests, if the rule counts them per epoch."""
 
 
 class CenterRule(Stateful, ABC):
     """The centre's half of an algorithm, for one piece of the parameter vector.
 
     Attributes:
-        center: the parameters that the workers share; changed in place by commits.
+        center: the parameters that the workers share; commits change it in place.
         clock: commits done.
-        absent: how many workers are not in the next commit because they have ended their epoch before others.
-        max_staleness: contributions older than this are dropped; None keeps all.
+        absent: workers missing from the next commit because they ended their epoch before others.
+        max_staleness: staler contributions are dropped; None keeps all.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("center", "clock")
@@ -168,16 +167,16 @@ class CenterRule(Stateful, ABC):
         self.clock = self.absent = 0
 
     def quorum(self, awaited: int) -> int:
-        """Say how many contributions make a commit while `awaited` workers are still to be heard from."""
+        """Return how many contributions make a commit while `awaited` workers can still contribute."""
         return 1
 
     def capacity(self) -> int | None:
-        """Say how many workers may train now; None: all of them."""
+        """Return how many workers may train now; None: all of them."""
         return None
 
     @abstractmethod
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Move the centre by `contributions`, which are sorted by rank."""
+        """Move the centre by `contributions`, sorted by rank."""
 
     def commit(self, contributions: Sequence[Contribution]) -> None:
         """Apply `contributions` and count the commit."""
@@ -185,20 +184,20 @@ class CenterRule(Stateful, ABC):
         self.clock += 1
 
     def configure(self, options: Vector) -> None:
-        """Set the options of the centre's optimizer as a worker has sent them, if it can be told any."""
+        """Set the options of the centre's optimizer that a worker sent, if it is configurable."""
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, Configurable):
             optimizer.configure(options)
 
     def reply(self, vector: Vector) -> None:
-        """Turn a contribution's vector, after its commit, into the reply; by default the new centre."""
+        """Overwrite a contribution's vector, after its commit, with the reply; by default the new centre."""
         np.copyto(vector, self.center)
 
 
 class GradientSum(Stateful):
     """A running sum of gradients.
 
-    One gradient is passed on as it is, so that a sum of one is that gradient bit for bit.
+    A sum of one gradient is that gradient bit for bit.
     """
 
     saved = ("total", "count")
@@ -216,16 +215,16 @@ class GradientSum(Stateful):
         self.count += 1
 
     def take(self) -> Vector:
-        """Return the sum, which stays valid until the next `add`, and start again from zero."""
+        """Return the sum, valid until the next `add`, and restart from zero."""
         self.count = 0
         return self.total
 
 
 def mean_of(contributions: Sequence[Contribution]) -> Vector:
-    """Return the weighted mean, computed in the given order within the first contribution's vector.
+    """Return the weighted mean, computed in the given order in the first contribution's vector.
 
-    The order makes it the same to the bit however the contributions arrived. With equal weights it is
-    the plain sum divided by their number.
+    The order makes the result bit-identical for any order of arrival. With equal weights it is the plain sum
+    divided by the number of contributions.
     """
     mean = contributions[0].vector
     if len(contributions) == 1:
@@ -234,7 +233,7 @@ def mean_of(contributions: Sequence[Contribution]) -> Vector:
     if min(weights) == max(weights):
         weights = [1.0] * len(contributions)
     else:
-        # Only their ratios count; a power of two brings them into float32's range without rounding.
+        # Only ratios matter; a power of two scales them into float32's range without rounding.
         scale = 2.0 ** -math.frexp(max(weights))[1]
         weights = [scale * weight for weight in weights]
         for contribution, weight in zip(contributions, weights, strict=True):
@@ -256,16 +255,16 @@ class Algorithm(ABC):
             change nothing.
     """
 
-    #: Whose step the user's optimizer makes: the centre's, each worker's, or nobody's.
+    #: Where the user's optimizer steps: at the centre, on each worker, or nowhere.
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "center"
 
-    #: Whether contributions are averaged, so that it matters how many samples each is of.
+    #: Whether contributions are averaged, weighted by their numbers of samples.
     weighs: ClassVar[bool] = False
 
-    #: Whether what workers do between exchanges reaches the centre in rounds only: the last is to be closed.
+    #: Whether the centre gets the workers' steps in rounds only, so that the last round must be closed.
     trains_in_rounds: ClassVar[bool] = False
 
-    #: Why a training cannot go on with another number of workers; empty where it can, from the centre.
+    #: Why a training cannot resume with another number of workers; empty where it can, from the centre.
     tied_to_workers: ClassVar[str] = ""
 
     lag: int = 0
@@ -282,14 +281,14 @@ class Algorithm(ABC):
         """Make the centre's half around the vector `center`, which it changes in place."""
 
     def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
-        """Refuse a number of workers or servers that the options do not allow."""
+        """Refuse numbers of workers or servers that the options do not allow."""
 
     def local_optimizer(self) -> VectorOptimizer | None:
-        """Return the optimizer that moves a worker's parameters, where the algorithm brings its own."""
+        """Return the algorithm's own optimizer for a worker's parameters, if it has one."""
         return None
 
     def alone(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
-        """Return what trains plainly in a world of one: the user's optimizer, or the algorithm's own."""
+        """Return the optimizer of a rank that trains alone: the user's, or the algorithm's own."""
         return optimizer or self.local_optimizer() or self._needs_optimizer(None)
 
     def _whole(self, name: str, *, least: int) -> None:
@@ -297,7 +296,7 @@ class Algorithm(ABC):
         value = getattr(self, name)
         if not is_whole(value, least):
             self._refuse_option(name, f"a whole number of at least {least}")
-        object.__setattr__(self, name, int(value))  # so that equal options are described alike
+        object.__setattr__(self, name, int(value))  # so that equal options have equal descriptions
 
     def _real(
         self, name: str, *, least: float | None = None, above: float = 0, below: float = math.inf
@@ -330,6 +329,6 @@ class Algorithm(ABC):
         return optimizer
 
     def describe(self) -> str:
-        """Return one line that is equal for equal options; ranks compare it before they start."""
+        """Return one line, equal for equal options; ranks compare it before they start."""
         options = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
         return f"{type(self).__name__}({options})"

@@ -1,4 +1,4 @@
-"""Synchronous SGD with backup workers: one step of the optimizer with the mean of the first N gradients."""
+"""Synchronous SGD with backup workers: one optimizer step with the mean of the first N gradients."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]
 
 
 class SynchronousWorker(DownpourWorker):
-    """Push every raw gradient, take the new centre; in a new epoch also what others did after one's last."""
+    """Push every raw gradient, take the new centre; begin an epoch where all workers ended the last."""
 
     refreshes = True
 
 
 class SynchronousCenter(CenterRule):
-    """c <- Optimizer(c, mean of the first N gradients taken at c); later ones are dropped.
+    """c <- Optimizer(c, mean of the first N gradients taken at c); drop later ones.
 
     Attributes:
         noise_scale: the gradient noise scale, from every commit of several equal batches at one centre; in
-            samples where the contributions' weights are numbers of samples.
+            samples if the contributions' weights are numbers of samples.
     """
 
     saved = ("center", "clock", "optimizer", "noise_scale")
@@ -39,7 +39,7 @@ class SynchronousCenter(CenterRule):
         self.noise_scale = NoiseScale()
 
     def quorum(self, awaited: int) -> int:
-        """Wait for N contributions, or for all where fewer than N workers are left."""
+        """Wait for N contributions, or for all if fewer than N workers are left."""
         return min(self.needed, awaited)
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
@@ -61,13 +61,13 @@ class Synchronous(Algorithm):
 
     Of p workers the first N = p - backup gradients of a step make the commit
     :math:`c \leftarrow \mathrm{Optimizer}(c, \frac{1}{N}\sum_i g^i(c))`: the mean, not the sum, so that
-    p workers with batches of B are one process with batches of N B. A gradient that comes later was
-    taken at an older centre; it is dropped and its worker gets the new centre. The mean is taken in rank
-    order, so that the order of arrival never changes a bit. It is weighted by what the workers send with
-    their gradients: the plug-ins send numbers of samples, so the mean is that over all samples.
+    p workers with batches of B are one process with batches of N B. A later gradient was taken at an older
+    centre; the server drops it and its worker gets the new centre. The mean is taken in rank order, so that
+    the order of arrival never changes a bit. It is weighted by the weights that workers send: the plug-ins
+    send numbers of samples, so it is the mean over all samples.
 
-    When workers leave, the backup is used up first; after that the step waits for those who are left.
-    Nobody is ever waited for who has left.
+    When workers leave, the backup shrinks first; after that a step waits for all remaining workers. It never
+    waits for a worker that has left.
 
     Deviation: a worker contributes at most once to a step (TensorFlow's tokens let a fast worker take
     two minibatches). With lag L gradients up to L commits old count as fresh.
@@ -86,7 +86,7 @@ class Synchronous(Algorithm):
 
     weighs: ClassVar[bool] = True
     tied_to_workers: ClassVar[str] = (
-        "each step is the mean over the workers' batches; with another number of them the batch is another"
+        "each step is the mean over the workers' batches; another number of workers changes the batch size"
     )
 
     backup: int = 0
@@ -96,10 +96,10 @@ class Synchronous(Algorithm):
         self._whole("backup", least=0)
 
     def check(self, workers: int, servers: int) -> None:
-        """Refuse a backup of everybody, and a backup where servers could choose differently.
+        """Refuse a backup of all workers, and a backup with several servers.
 
-        Each server takes its own first N. Were they several, each could be left with fewer than N because
-        the others' workers wait elsewhere, and all would wait for ever.
+        Each server takes its own first N gradients. With several servers each could get fewer than N, because
+        the other workers wait elsewhere, and all would wait for ever.
         """
         if self.backup >= workers:
             self._refuse(

@@ -21,7 +21,7 @@ _BLOCK = 65536  # values: two work rows and a block of each operand fit a second
 
 @runtime_checkable
 class VectorOptimizer(Protocol):
-    """What a server needs of an optimizer; `learning_rate` may be changed between steps.
+    """The optimizer interface that servers use; `learning_rate` may change between steps.
 
     Example:
         >>> from nnlo_common import SGD
@@ -32,18 +32,18 @@ class VectorOptimizer(Protocol):
     learning_rate: float
 
     def step(self, x: Vector, gradient: Vector) -> None:
-        """Step `x` in place; `gradient` is only read."""
+        """Step `x` in place; do not change `gradient`."""
 
     def state(self) -> dict[str, Any]:
         """Return copies of everything that changes from step to step."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over copies of what `state` returned."""
+        """Load copies of what `state` returned."""
 
 
 @runtime_checkable
 class Configurable(Protocol):
-    """An optimizer whose options may be sent to it between steps; what the numbers mean is its own affair."""
+    """An optimizer that takes new options, encoded as numbers, between steps."""
 
     def configure(self, options: Vector) -> None:
         """Take new options."""
@@ -56,7 +56,7 @@ class Optimizer:
     learning_rate: float
 
     _names: ClassVar[tuple[str, ...]] = ()  # of the slots
-    # Far below 1e-30 float32 rounds an epsilon to 0, and 0/0 would make a coordinate without gradient nan.
+    # Far below 1e-30 float32 rounds epsilon to 0, and a coordinate without gradient becomes 0/0 = nan.
     _ranges: ClassVar[dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("learning_rate", "weight_decay", "initial_accumulator"), (0.0, math.inf)),
         **dict.fromkeys(("momentum", "decay", "beta1", "beta2"), (0.0, 1.0)),
@@ -78,10 +78,10 @@ class Optimizer:
 
         Args:
             x: contiguous float32 vector, of the same size in every step.
-            gradient: another one, of that size, that shares no memory with `x`; it is only read.
+            gradient: another one of that size, without memory in common with `x`; it is only read.
 
         Raises:
-            ConfigurationError: if an array or a changed learning rate cannot work; nothing is changed then.
+            ConfigurationError: an array or the learning rate is invalid; nothing changes then.
         """
         self._check_number("learning_rate")
         both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
@@ -102,10 +102,10 @@ class Optimizer:
         return {"learning_rate": self.learning_rate, "steps": self._steps, **slots}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over copies of the `state` of an optimizer of this class with these options.
+        """Load copies of the `state` of an optimizer of this class with these options.
 
         Raises:
-            ConfigurationError: if it is another optimizer's state; nothing is changed then.
+            ConfigurationError: the state is another optimizer's; nothing changes then.
         """
         rate, steps = float(state.get("learning_rate", math.nan)), int(state.get("steps", -1))
         names = list(self._initial()) if steps else []
@@ -124,7 +124,7 @@ class Optimizer:
             np.copyto(self._slots[name], slot)
 
     def _parts(self, size: int) -> list[slice]:
-        """The pieces to work through: blocks that fit the cache."""
+        """The blocks to work through, each small enough for the cache."""
         return [slice(start, start + _BLOCK) for start in range(0, size, _BLOCK)]
 
     def _initial(self) -> dict[str, float]:
@@ -134,7 +134,7 @@ class Optimizer:
         raise NotImplementedError
 
     def _prepare(self, size: int) -> None:
-        """Allocate on the first use; from then on insist on that size."""
+        """Allocate on the first use; refuse other sizes afterwards."""
         if self._size is None:
             self._size = size
             self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
@@ -150,7 +150,7 @@ class Optimizer:
         value, (low, below) = getattr(self, name), self._ranges[name]
         if not (isinstance(value, int | float | np.floating) and low <= value < below):
             self._refuse(name, f"a number with {low:g} <= {name} < {below:g}")
-        setattr(self, name, float(value))  # a NumPy float64 would widen the float32 arithmetic
+        setattr(self, name, float(value))  # a NumPy float64 would promote the float32 arithmetic
 
     def _refuse(self, name: str, allowed: str) -> None:
         raise ConfigurationError(f"{type(self).__name__} got {name}={getattr(self, name)!r}; give {allowed}")
@@ -162,8 +162,7 @@ _AnyOptimizer = TypeVar("_AnyOptimizer", bound=VectorOptimizer)
 def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimizer:
     """Return a copy of `optimizer` for one piece of a laid-out vector.
 
-    An optimizer that looks at whole parameters, as LARS does, is told by its method `fit` where they
-    begin and end.
+    Calls `fit` with the sizes of the parameters on an optimizer that needs whole ones, such as LARS.
     """
     one = copy.deepcopy(optimizer)
     fit = getattr(one, "fit", None)
@@ -186,7 +185,7 @@ def is_vector(array: object) -> bool:
 
 
 def described(value: object) -> str:
-    """Say what an array is, for an error message."""
+    """Describe an array, for an error message."""
     if not isinstance(value, np.ndarray):
         return f"{value!r}" if isinstance(value, int | float) else f"a {type(value).__name__}"
     details = ("" if value.flags.c_contiguous else " strided", "" if value.flags.writeable else " read-only")

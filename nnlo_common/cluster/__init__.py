@@ -1,7 +1,7 @@
-"""Processes become ranks, and ranks die: launchers, MPI, hosts, threads, topology.
+"""Cluster: from processes to ranks. Launchers, MPI, hosts, threads, topology, deaths.
 
 Holds: `transport/` (messages over MPI), connecting, aborting the whole job, hosts and GPUs, thread limits,
 and the topology that gives each rank its role.
 May import: `base`, `algorithms`, `data`, `protocol`.
-Must not know: what is trained, and with which framework.
+Must not know: the model and the framework.
 """

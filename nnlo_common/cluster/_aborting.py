@@ -1,9 +1,9 @@
-"""An uncaught exception on one rank ends the whole job, at once and with one readable block.
+"""Abort of the whole job after an uncaught exception on one rank, with one readable report.
 
-Without this the other ranks wait for the dead one until the batch system's time limit.
+Without it the other ranks wait for the dead one until the batch system's time limit.
 
     uncaught in any thread ─► one block to stderr ─► earlier hook, if the program set one ─► MPI_Abort
-                                     └── a deadline beside each: whatever hangs, the process ends
+                                     └── each step has a deadline, so that the process ends even if it hangs
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError, Peer
 
 __all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "guard"]
 
-# For the launcher to carry the text to the terminal; MPI_Abort may throw away what is still under way.
+# Time for the launcher to print the report; MPI_Abort may discard output in transit.
 _DELIVERY_S = 0.2
-# For flushing and an earlier hook together, and for MPI_Abort; then the process ends without them.
+# Limit for flushing and an earlier hook, and for MPI_Abort; afterwards the process ends at once.
 _DEADLINE_S = 5.0
-# What fails on one rank often fails on all: each waits for those before it to speak for everybody.
+# One error often hits all ranks: each waits for lower ranks to report first.
 _TURN_S, _LAST_TURN = 0.4, 5
 _FAILED, _INTERRUPTED = 1, 130
 
@@ -37,7 +37,7 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obj
 
 
 class GuardedWorld(Protocol):
-    """What the guard needs to know of a job; `nnlo_common.cluster.transport._world.World` fits."""
+    """The job as the guard sees it; `nnlo_common.cluster.transport._world.World` is one."""
 
     @property
     def rank(self) -> int: ...
@@ -49,11 +49,11 @@ class GuardedWorld(Protocol):
 
 
 def guard(world: GuardedWorld) -> None:
-    """Let an uncaught exception on this rank, in any thread, end the whole job with a non-zero status.
+    """Abort the whole job with a non-zero status on an uncaught exception, in any thread of this rank.
 
-    Installs `sys.excepthook` and `threading.excepthook`; hooks that the program had set before are still
-    called. Calling it again does nothing. A job of one process is left to Python's own behaviour, and so
-    are processes forked from a rank, such as the workers of a data loader.
+    Installs `sys.excepthook` and `threading.excepthook`; hooks that the program set before are still called.
+    Calling it again does nothing. Jobs of one process, and processes forked from a rank such as the workers
+    of a data loader, keep Python's own behaviour.
 
     Args:
         world: the job.
@@ -67,34 +67,34 @@ def guard(world: GuardedWorld) -> None:
 
 
 def advise(call: Callable[[], str]) -> None:
-    """Have `call` say what to do when the job ends because a rank was lost."""
+    """Register `call`, which returns the advice to print when the job ends because a rank was lost."""
     _Guard.advice = call
 
 
 def end_within(seconds: float = _DEADLINE_S) -> None:
-    """End this process after so long with status 1, whatever it hangs in.
+    """End this process with status 1 after `seconds`, even if it hangs.
 
-    No thread of Python could: MPI_Abort that waits for a launcher in vain keeps Python's lock, and a Python
-    that is ending by itself starts no threads. Called again, the time begins anew.
+    A Python thread cannot do that: a hanging MPI_Abort holds the interpreter's lock, and an interpreter at
+    exit starts no threads. Another call restarts the time.
 
     Args:
-        seconds: how long it may still take to end by itself.
+        seconds: how long the process may still take to end by itself.
     """
     faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def engage(world: GuardedWorld) -> Callable[[], None]:
-    """Make this rank's end everybody's end, until the returned function is called.
+    """Abort the job if this rank ends before the returned function is called.
 
-    Beyond `guard` this covers a program that ends without an exception while others count on it: it calls
-    `sys.exit`, or its script is simply over.
+    Beyond `guard` this covers an end without an exception in the middle of a training: by `sys.exit`, or at
+    the end of the script.
 
     Args:
         world: the job.
     """
     if _Guard.engaged:
         raise ConfigurationError(
-            f"rank {world.rank}: a training is open on this rank already; finish it before you begin another "
+            f"rank {world.rank}: a training is open on this rank already; close it before you begin another "
             "(two at once would wait for each other)"
         )
     guard(world)
@@ -106,7 +106,7 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
         if os.getpid() == pid:
             _say(
                 f"nnlo: rank {world.rank} of {world.size} on {world.host} ended in the middle of a training "
-                "that the other ranks go on with; ending the job\n"
+                "that the other ranks continue; ending the job\n"
             )
             time.sleep(_DELIVERY_S)
             _end(world, _FAILED)
@@ -121,13 +121,13 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
 
 
 def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:
-    """Say who failed and how, in one block; one line for a Ctrl-C.
+    """Describe a failed rank and its error in one block; in one line for a Ctrl-C.
 
     Args:
-        rank: the number of the rank that failed.
+        rank: the rank that failed.
         size: how many ranks there are.
         host: the machine it runs on.
-        error: what was raised, with its traceback.
+        error: the exception, with its traceback.
         thread: the name of the thread; empty for the main one.
     """
     who = f"nnlo: rank {rank} of {size} on {host}"
@@ -141,11 +141,11 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
 
 
 def _traced(error: BaseException) -> str:
-    """The traceback; where our own frames have nothing to do with it, without them."""
+    """The traceback, without our own frames where the error is the user's to mend."""
     of_user = isinstance(error, (ConfigurationError, MissingExtraError, PeerLostError, StartupError))
     if not of_user or error.__cause__ is not None:
         return "".join(traceback.format_exception(error))
-    ours = str(Path(__file__).parents[1] / "nnlo_")  # whichever of the packages
+    ours = str(Path(__file__).parents[1] / "nnlo_")  # any of the packages
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
     ]
@@ -167,7 +167,7 @@ class _Guard:
         self._earlier_in_thread = threading.excepthook
 
     def install(self) -> None:
-        """Take the hooks, also once more where the program has set its own since."""
+        """Install the hooks, again if the program has replaced them."""
         if sys.excepthook != self.on_exception:
             self._earlier, sys.excepthook = sys.excepthook, self.on_exception
         if threading.excepthook != self.on_thread_exception:
@@ -185,7 +185,7 @@ class _Guard:
     def on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         own = self._earlier_in_thread is threading.__excepthook__
         if args.exc_type is SystemExit:
-            return  # how a thread ends itself quietly
+            return  # a thread's normal way to exit
         if os.getpid() != self._pid or args.exc_value is None:
             self._earlier_in_thread(args)
             return
@@ -200,9 +200,9 @@ class _Guard:
         world = self.world
         try:
             if getattr(error, "said", False):
-                time.sleep(_TURN_S * _LAST_TURN)  # or who says it would be ended before
+                time.sleep(_TURN_S * _LAST_TURN)  # the rank that reports needs time before this one aborts
                 return
-            # Whoever speaks earlier ends the job meanwhile. What all are known to find is rank 0's to say.
+            # A rank that reports first has aborted the job; rank 0 reports what every rank hits.
             collective = world.rank and getattr(error, "collective", False)
             time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))
             _say(describe_failure(world.rank, world.size, world.host, error, thread))
@@ -211,12 +211,12 @@ class _Guard:
             time.sleep(_DELIVERY_S)
         finally:
             if _Guard.at_exit is not None:
-                atexit.unregister(_Guard.at_exit)  # all is said
+                atexit.unregister(_Guard.at_exit)  # the failure is reported
             _end(world, code)
 
 
 def _end(world: GuardedWorld, code: int) -> NoReturn:
-    """End the job and, should that return, this process without more words."""
+    """End the job; end this process silently if that returns."""
     try:
         world.abort(code)
     finally:
@@ -224,7 +224,7 @@ def _end(world: GuardedWorld, code: int) -> NoReturn:
 
 
 def _say(block: str) -> None:
-    """Write in one piece, so that the blocks of several ranks do not mix; never fail."""
+    """Write to stderr in one piece, so that reports of several ranks do not mix; never fail."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()

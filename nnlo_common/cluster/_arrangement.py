@@ -3,8 +3,8 @@
     world = [1 coordinator, with blocks only] + blocks x folds x cell
     cell  = servers + W groups x group_size ranks,  W = 1, 2, 3, ...
 
-The one exception is the world of one: a single rank under the default arrangement has no server and
-trains plainly, so that a script runs unchanged without an MPI launcher.
+Exception: a single rank under the default arrangement has no server and trains alone, so that a script runs
+unchanged without an MPI launcher.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Arrangement:
     """How the ranks are divided.
 
     Attributes:
-        servers: servers of one cell, at least 1; or 0, where every worker also holds a shard of the centre.
+        servers: servers of one cell; 0 makes every worker also hold a shard of the centre.
         group_size: ranks of one logical worker.
-        folds: cells of one block, each of which trains on another fold of the data.
-        blocks: trials trained side by side; 0 trains one model and needs no coordinator.
+        folds: cells of one block, each for another fold of the data.
+        blocks: trials trained in parallel; 0 trains one model and needs no coordinator.
 
     Example:
         >>> [size for size in range(1, 14) if Arrangement(blocks=2, group_size=2).fits(size)]
@@ -47,20 +47,19 @@ class Arrangement:
 
     @property
     def cells(self) -> int:
-        """``max(blocks, 1) x folds``: how many centres are trained side by side."""
+        """``max(blocks, 1) x folds``: how many centres are trained in parallel."""
         return max(self.blocks, 1) * self.folds
 
     def fits(self, size: int) -> bool:
-        """Tell whether ``size`` ranks can be divided so, with no rank left over."""
+        """Whether the arrangement divides ``size`` ranks with none left over."""
         return not _obstacle(size, self)
 
     def check(self, size: int) -> None:
-        """Refuse a number of ranks that cannot be divided so.
+        """Refuse a number of ranks that the arrangement does not divide.
 
         Raises:
-            ConfigurationError: ranks would be left over or missing. The message shows the arithmetic and
-                names the nearest possible numbers of ranks, and other values of one field that are possible
-                with this number.
+            ConfigurationError: ranks would be left over or missing. The message shows the arithmetic, the
+                nearest possible numbers of ranks, and other values of one field that fit this number.
 
         Example:
             >>> Arrangement(group_size=2).check(4)  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
@@ -76,7 +75,7 @@ class Arrangement:
 
 
 def _obstacle(size: int, arrangement: Arrangement) -> str:
-    """Return the arithmetic that rules the arrangement out; empty where it fits."""
+    """Return the arithmetic that does not come out; empty where the arrangement fits."""
     if size == 1 and arrangement == Arrangement():
         return ""
     cells, servers, group_size = arrangement.cells, arrangement.servers, arrangement.group_size
@@ -101,7 +100,7 @@ def _obstacle(size: int, arrangement: Arrangement) -> str:
 
 
 def _chain(steps: list[str]) -> str:
-    """Join the calculation; its first entry, the bare number of ranks, stands only where it is all."""
+    """Join the steps; the first one, the bare number of ranks, appears only if it is the only one."""
     return "; ".join(steps[1:]) or steps[0]
 
 
@@ -113,7 +112,7 @@ def _divisor(arrangement: Arrangement) -> str:
 
 
 def _ways_out(size: int, arrangement: Arrangement) -> str:
-    """Name the nearest possible numbers of ranks, and for this number other values of one field."""
+    """Return the nearest possible numbers of ranks, and values of one field that fit this number."""
     fixed = bool(arrangement.blocks) + arrangement.cells * arrangement.servers
     stride = arrangement.cells * arrangement.group_size
     below = (size - fixed) // stride
@@ -122,7 +121,7 @@ def _ways_out(size: int, arrangement: Arrangement) -> str:
     for name in ("servers", "group_size", "folds", "blocks"):
         now = getattr(arrangement, name)
         if (name, now) in (("folds", 1), ("blocks", 0)):
-            continue  # who trains one model is not told to start a search
+            continue  # do not suggest a search to a user who trains one model
         distances = [
             (abs(value - now), value)
             for value in range(1, size + 1)

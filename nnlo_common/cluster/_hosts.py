@@ -1,12 +1,12 @@
 """Hosts of the ranks: each rank's host, its number there, its cores and its GPU.
 
     every rank:  describe_here()  ->  {"host": "a", "cores": 2, "core_mask": "0x3", "gpus": 1}
-                        |   gathered over all ranks by whoever owns the transport
+                        |   gathered over all ranks by the transport
                         v
                  locate(reports)  ->  (Place(rank=0, ...), Place(rank=1, ...), ...)
 
-GPUs are counted without any framework, because asking one would initialise CUDA in every process, the
-servers' included, and would do it before a device is chosen.
+GPUs are counted without a framework: a framework would initialise CUDA in every process, servers included,
+before a device is chosen.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one rank lives.
+    """The host of one rank, and its share of it.
 
     Attributes:
-        rank: its number among all ranks.
-        host: the name of its host; ranks with the same name share one node.
-        local_rank: its number among the ranks on that host, in rank order.
+        rank: the number among all ranks.
+        host: the host name; ranks with the same name share one node.
+        local_rank: the number among the ranks on that host, in rank order.
         local_size: how many ranks are on that host.
-        cores: how many cores this process may use (its affinity, not what the machine has).
+        cores: how many cores this process may use (its affinity, not all of the machine's).
         host_cores: how many different cores the ranks on that host may use together.
         gpus: how many GPUs this process sees.
-        gpu: ``local_rank % gpus``, so 0 where exactly one is visible; None where none is.
+        gpu: ``local_rank % gpus``; None if it sees no GPU.
 
     Example:
         >>> place = Place(rank=5, host="b", local_rank=1, local_size=4, cores=8, host_cores=32, gpus=4, gpu=1)
@@ -56,11 +56,11 @@ class Place:
 
 
 def describe_here() -> dict[str, int | str]:
-    """Report where this process lives, as plain JSON values that any transport can gather.
+    """Report this process's host, cores and GPUs as plain JSON values that any transport can gather.
 
     Returns:
-        ``host``, ``cores``, ``core_mask`` and ``gpus``. The mask (bit ``i`` set: core ``i`` is allowed) lets
-        `locate` tell four ranks bound to a core each from four ranks crowded on the same core.
+        ``host``, ``cores``, ``core_mask`` and ``gpus``. By the mask (bit ``i`` set: core ``i`` is allowed)
+        `locate` distinguishes four ranks on a core each from four ranks on the same core.
 
     Example:
         >>> sorted(describe_here())
@@ -80,14 +80,13 @@ def describe_here() -> dict[str, int | str]:
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
     """Count the GPUs that a framework in this process would see.
 
-    A visibility variable hides devices as the GPU libraries read it: unset hides nothing, an empty one hides
-    all, a comma list shows its entries up to the first invalid one (``-1``, ``NoDevFiles``). Where several
-    are set the shortest list decides, since HIP picks among what ROCR has left. Where none is set the
-    devices of the NVIDIA driver are counted.
+    Reads visibility variables as the GPU libraries do: unset hides nothing, empty hides all, a comma list
+    shows its entries up to the first invalid one (``-1``, ``NoDevFiles``). If several are set the shortest
+    list decides, since HIP selects from ROCR's list. If none is set, counts the NVIDIA driver's devices.
 
     Args:
         environment: the variables of the process.
-        root: where ``/proc`` and ``/dev`` are found.
+        root: the folder that holds ``/proc`` and ``/dev``.
 
     Example:
         >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "4,11"}), visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
@@ -97,7 +96,7 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
     if listed:
         return min(listed)
     from_driver = len(list(root.glob("proc/driver/nvidia/gpus/*")))
-    # Some containers pass the device nodes through but hide the driver's part of /proc.
+    # Some containers pass the device nodes through but hide the driver's files in /proc.
     return from_driver or len(list(root.glob("dev/nvidia[0-9]*")))
 
 
@@ -116,11 +115,11 @@ def locate(reports: Sequence[Mapping[str, int | str]]) -> tuple[Place, ...]:
     """Find the place of every rank from the reports of all of them.
 
     Args:
-        reports: what `describe_here` returned on rank 0, 1, 2, ... ``core_mask`` may be missing; the first
-            ``cores`` cores are assumed then.
+        reports: the results of `describe_here` on rank 0, 1, 2, ... Without ``core_mask`` the first ``cores``
+            cores are assumed.
 
     Raises:
-        ConfigurationError: a report lacks a key or holds an impossible value.
+        ConfigurationError: a report lacks a key or has an impossible value.
 
     Example:
         >>> reports = [{"host": host, "cores": 2, "gpus": 2} for host in ("a", "b", "a")]
@@ -141,7 +140,7 @@ def locate(reports: Sequence[Mapping[str, int | str]]) -> tuple[Place, ...]:
 
 
 def _place(rank: int, report: Mapping[str, int | str], residents: list[int], host_cores: int) -> Place:
-    """Return the place of one rank among the residents of its host."""
+    """Return the place of one rank among the ranks of its host."""
     local_rank, gpus = residents.index(rank), int(report["gpus"])
     return Place(
         rank=rank,
@@ -156,12 +155,12 @@ def _place(rank: int, report: Mapping[str, int | str], residents: list[int], hos
 
 
 def _check(rank: int, report: Mapping[str, int | str]) -> None:
-    """Refuse a report that no rank can have sent."""
+    """Refuse an impossible report."""
     missing = [key for key in ("host", "cores", "gpus") if key not in report]
     if missing:
         raise ConfigurationError(
-            f"rank {rank}: its report {dict(report)!r} lacks {', '.join(missing)}; "
-            "send what describe_here() returned there"
+            f"rank {rank}: the report {dict(report)!r} lacks {', '.join(missing)}; "
+            "pass what describe_here() returned on that rank"
         )
     for key, least in (("cores", 1), ("gpus", 0)):
         value = report[key]
@@ -172,10 +171,9 @@ def _check(rank: int, report: Mapping[str, int | str]) -> None:
 
 
 def crowded_hosts(places: Sequence[Place]) -> tuple[str, ...]:
-    """Name the hosts whose ranks together have fewer cores than there are ranks.
+    """Describe the hosts with more ranks than cores (``local_size > host_cores``).
 
-    A host is crowded where ``local_size > host_cores``; more ranks than cores is the commonest reason why
-    a distributed run is slower than a plain one.
+    That is the commonest reason why a distributed run is slower than a plain one.
 
     Example:
         >>> crowded_hosts(locate([{"host": "a", "cores": 2, "gpus": 0}] * 5))
@@ -190,7 +188,7 @@ def crowded_hosts(places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def place_table(places: Sequence[Place]) -> str:
-    """Print where the ranks live, with one last line for every crowded host.
+    """Return a table of all ranks and their hosts, with a last line for each crowded host.
 
     Example:
         >>> print(place_table(locate([{"host": "node7", "cores": 1, "gpus": 1}] * 2)))
@@ -209,7 +207,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[int | str | None]]
 
     Args:
         header: the title of each column.
-        rows: the cells; a column is numeric when it holds no text.
+        rows: the cells; a column without text is numeric.
 
     Example:
         >>> print(text_table(("rank", "role"), [(9, "server"), (10, "worker 0")]))

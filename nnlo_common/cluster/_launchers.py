@@ -1,9 +1,9 @@
-"""Launchers: tell which one started this process from the environment variables it left; pure.
+"""Launchers: find the one that started this process from its environment variables; pure.
 
-Two things make this more than a lookup. Launchers nest: inside a Slurm job, `mpiexec` starts its helpers with
-`srun`, so the innermost launcher is looked for first. And Slurm writes `SLURM_NTASKS` into every shell of an
-allocation: only a task of a job step was really started N times, while `python train.py` in an `salloc`
-shell, in an `sbatch` script or under `srun --pty bash` is one plain process.
+A plain lookup would be wrong for two reasons. Launchers nest: inside a Slurm job, `mpiexec` starts its
+helpers with `srun`, so the innermost launcher is searched first. And Slurm sets `SLURM_NTASKS` in every shell
+of an allocation, but only a task of a job step was started N times: `python train.py` in an `salloc` shell,
+in an `sbatch` script or under `srun --pty bash` is one plain process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Launch", "Launcher", "find_launch", "is_child"]
 
 
 class Launcher(enum.Enum):
-    """Who starts the processes of a job; the values are for people."""
+    """The programs that start the processes of a job; the values are for messages."""
 
     OPEN_MPI = "Open MPI's mpiexec"
     MVAPICH = "MVAPICH's mpirun"
@@ -27,7 +27,7 @@ class Launcher(enum.Enum):
     PMIX = "a PMIx launcher"
 
 
-# Innermost first: a launcher of an MPI library may run below a batch system, never the other way round.
+# Innermost first: an MPI library's launcher may run under a batch system, never the reverse.
 _LAUNCHERS = (
     (Launcher.OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     (Launcher.MVAPICH, "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -41,13 +41,13 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a launcher says about the job.
+    """The job as its launcher describes it.
 
     Attributes:
-        launcher: which one it was.
-        size: how many processes it started; None if it does not say.
-        rank: the number of this process among them; None if it does not say.
-        found: the variables this was read from, as `NAME=value`.
+        launcher: the launcher.
+        size: how many processes it started; None if unknown.
+        rank: the number of this process among them; None if unknown.
+        found: the variables read, as `NAME=value`.
     """
 
     launcher: Launcher
@@ -63,7 +63,7 @@ def find_launch(env: Mapping[str, str]) -> Launch | None:
         env: the environment variables of the process.
 
     Returns:
-        The innermost launcher; None for a process that a person or a script started.
+        The innermost launcher; None for a process started without one.
 
     Example:
         >>> find_launch({"PMI_SIZE": "3", "PMI_RANK": "1"}).size
@@ -107,6 +107,6 @@ def _shown(env: Mapping[str, str], *names: str) -> str:
 
 
 def is_child() -> bool:
-    """Say whether another Python process has made this one: it then has a rank's environment, but is none."""
-    multiprocessing = sys.modules.get("multiprocessing.process")  # loaded in such a child, and slow to load
+    """Whether `multiprocessing` started this process, which inherits a rank's environment but is no rank."""
+    multiprocessing = sys.modules.get("multiprocessing.process")  # loaded in every child; slow to import
     return multiprocessing is not None and multiprocessing.parent_process() is not None

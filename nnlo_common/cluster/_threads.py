@@ -1,7 +1,7 @@
-"""Thread limits: as many compute threads for a rank as its share of the host's cores.
+"""Thread limits: each rank computes with its share of the host's cores.
 
-Every numerical library starts as many threads as the machine has cores. With four ranks on a host that is
-four times too many, and the commonest reason why a distributed run is slower than a plain one.
+Every numerical library starts one thread per core of the machine. Four ranks on a host then run four times
+too many, the commonest reason why a distributed run is slower than a plain one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["THREAD_VARIABLES", "limit_threads", "threads_chosen", "threads_per_rank"]
 
-# Each is read once, when its library is loaded.
+# Each library reads its variable once, at load time.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -27,19 +27,19 @@ _LOG = logging.getLogger(__name__)
 
 
 def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] | None = None) -> int:
-    """Give this rank its fair share of the host's cores, unless the user has chosen already.
+    """Limit this rank to its share of the host's cores, unless the user has set a number of threads.
 
-    Limits the libraries loaded by now, and by variables those loaded later and child processes. A framework
-    that keeps a number of its own (torch, TensorFlow) is to be given the returned one.
+    Limits the libraries loaded so far, and through the variables those loaded later and child processes. Pass
+    the returned number to frameworks with a setting of their own (torch, TensorFlow).
 
     Args:
         local_size: how many ranks share the host.
-        cores: how many different cores these ranks may use together, `Place.host_cores`. Where the
-            launcher has bound each rank to cores of its own this is their sum, so nothing is divided twice.
+        cores: how many different cores these ranks may use together, `Place.host_cores`: the sum where the
+            launcher has bound each rank to its own cores.
         env: the variables to read and to set; None means those of the process.
 
     Returns:
-        The threads that this rank is to use.
+        The number of threads for this rank.
 
     Raises:
         ConfigurationError: an argument is below 1.
@@ -47,7 +47,7 @@ def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] 
     env = os.environ if env is None else env
     chosen = threads_chosen(env)
     if chosen is not None:
-        _LOG.info("%s=%d was set by the user and is left as it is", *chosen)
+        _LOG.info("keeping %s=%d from the environment", *chosen)
         return chosen[1]
     threads = threads_per_rank(local_size, cores, _own_cores())
     import threadpoolctl
@@ -59,7 +59,7 @@ def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] 
 
 
 def threads_chosen(env: MutableMapping[str, str]) -> tuple[str, int] | None:
-    """Find the variable by which the user has chosen a number of threads, and that number.
+    """Find the variable by which the user set a number of threads, and that number.
 
     A list such as `OMP_NUM_THREADS=4,2` is for nested regions; its first entry counts.
     """
@@ -71,7 +71,7 @@ def threads_chosen(env: MutableMapping[str, str]) -> tuple[str, int] | None:
 
 
 def threads_per_rank(local_size: int, cores: int, own_cores: int) -> int:
-    """Divide the cores of a host, but never beyond those that this rank may use.
+    """Divide the cores of a host; never return more than this rank may use.
 
     Example:
         >>> threads_per_rank(4, 32, 32), threads_per_rank(4, 32, 2), threads_per_rank(5, 2, 2)

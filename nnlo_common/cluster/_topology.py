@@ -5,12 +5,12 @@
         ranks 1-6    block 0: server, workers 0-4
         ranks 7-12   block 1: server, workers 0-4
 
-A *cell* is what trains one centre: its servers and its workers. Ranks are handed out block by block, fold by
-fold, servers first, then groups. Launchers fill one host after the other unless told otherwise, so the ranks
-of a group, which talk most, lie side by side.
+A *cell* trains one centre: its servers and its workers. Ranks are assigned block by block, fold by fold,
+servers first, then groups. Launchers fill one host after the other by default, so the ranks of a group, which
+exchange most, share a host.
 
-Nothing here knows MPI: a plan is a pure function of the number of ranks and the arrangement, and therefore
-equal on all ranks without a message.
+A plan is a pure function of the number of ranks and the arrangement, so all ranks compute the same one
+without a message.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ __all__ = ["Arrangement", "Assignment", "Cell", "Role", "Topology"]
 
 
 class Role(enum.Enum):
-    """What a rank does.
+    """The role of a rank.
 
     Example:
         >>> [assignment.role.value for assignment in Topology.plan(4, Arrangement(blocks=1)).assignments]
         ['coordinator', 'server', 'worker', 'worker']
     """
 
-    COORDINATOR = "coordinator"  # hands out the trials of a search; only with blocks
+    COORDINATOR = "coordinator"  # assigns the trials of a search; only with blocks
     SERVER = "server"  # holds a shard of its cell's centre
-    WORKER = "worker"  # trains and speaks with the servers, for its whole group where that has several ranks
-    MEMBER = "member"  # trains inside a group and speaks with the ranks of that group only
+    WORKER = "worker"  # trains, and exchanges with the servers for its group
+    MEMBER = "member"  # trains, and exchanges within its group only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What one rank is.
+    """The role of one rank and its position in the topology.
 
     Attributes:
-        rank: its number among all ranks.
-        role: what it does.
+        rank: the number among all ranks.
+        role: the role.
         block: index of its block; None without blocks and on the coordinator.
-        fold: index of its fold, 0 where there is one only; None on the coordinator.
-        shard: index of the shard of the centre that it holds; None where it holds none. Without servers the
-            workers hold the shards, so the worker of a world of one holds shard 0, the whole.
-        worker: index, within its cell, of the logical worker it belongs to; None if it does not train.
+        fold: index of its fold; None on the coordinator.
+        shard: index of its shard of the centre; None if it holds none. Without servers the workers hold the
+            shards; a rank that trains alone holds shard 0, the whole centre.
+        worker: index of its logical worker within the cell; None if it does not train.
         member: index within that logical worker; None if it does not train.
 
     Example:
@@ -70,7 +70,7 @@ class Assignment:
 
     @property
     def title(self) -> str:
-        """What reports and files call this rank in a training: "server 0", "worker 1", ..."""
+        """The name of this rank in reports and files: "server 0", "worker 1", ..."""
         return f"worker {self.worker}" if self.shard is None else f"server {self.shard}"
 
 
@@ -83,7 +83,7 @@ class Cell:
         block: index of its block; None without blocks.
         fold: index of its fold.
         servers: the server ranks, by shard; empty where the workers hold the shards themselves.
-        groups: the ranks of every logical worker, its leading rank first.
+        groups: the ranks of every logical worker, leading rank first.
 
     Example:
         >>> cell = Topology.plan(6, Arrangement(servers=2, group_size=2)).cells[0]
@@ -114,7 +114,7 @@ class Cell:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one rank only, which trains plainly and exchanges nothing."""
+        """Whether the cell is one rank, which trains without exchanges."""
         return len(self.ranks) == 1
 
 
@@ -124,9 +124,9 @@ class Topology:
 
     Attributes:
         arrangement: how the ranks are divided.
-        coordinator: the rank that hands out trials; None without blocks.
+        coordinator: the rank that assigns trials; None without blocks.
         cells: one for every centre, block by block and fold by fold.
-        assignments: what each rank is, by rank.
+        assignments: the assignment of each rank, by rank.
 
     Example:
         >>> print(Topology.plan(5, Arrangement(servers=1, group_size=2)).table())
@@ -149,7 +149,7 @@ class Topology:
 
         Args:
             size: how many ranks there are.
-            arrangement: how they are divided; by default one server, and the rest are workers.
+            arrangement: how they are divided; by default one server and workers.
 
         Raises:
             ConfigurationError: ranks would be left over or missing; see `Arrangement.check`.
@@ -162,31 +162,31 @@ class Topology:
         return cls(arrangement=arrangement, coordinator=coordinator, cells=cells, assignments=assignments)
 
     def assignment(self, rank: int) -> Assignment:
-        """Return what a rank is."""
+        """Return the assignment of a rank."""
         if not 0 <= rank < len(self.assignments):
             raise ConfigurationError(f"rank={rank!r}: must be from 0 to {len(self.assignments) - 1}")
         return self.assignments[rank]
 
     def cell_of(self, rank: int) -> Cell:
-        """Return the cell of a rank; the coordinator has none and is refused."""
+        """Return the cell of a rank; refuse the coordinator, which has none."""
         assignment = self.assignment(rank)
         if assignment.fold is None:
             raise ConfigurationError(
-                f"rank={rank!r}: is the coordinator, which is in no cell; look at its role first"
+                f"rank={rank!r}: is the coordinator, which is in no cell; check its role first"
             )
         return self.cells[(assignment.block or 0) * self.arrangement.folds + assignment.fold]
 
     def gpus(self, places: Sequence[Place]) -> tuple[int | None, ...]:
-        """Choose the GPU of every rank: ``turn % visible GPUs``, turns being taken host by host.
+        """Choose the GPU of every rank: ``turn % visible GPUs``, with turns counted per host.
 
-        On each host the training ranks come first, in rank order, and the servers after them. A server steps
-        and validates the model and so wants a GPU too, but it gets an idle one if there is one and never
-        moves workers together. The coordinator holds no model and gets None.
+        On each host the training ranks take the first turns, in rank order, then the servers. A server also
+        steps and validates the model, so it gets an idle GPU if there is one, but never at the cost of a
+        worker. The coordinator holds no model and gets None.
         """
         found, size = [place.rank for place in places], len(self.assignments)
         if found != list(range(size)):
             raise ConfigurationError(
-                f"places of ranks {found}: must be those of ranks 0 to {size - 1}, in order"
+                f"places of ranks {found}: pass those of ranks 0 to {size - 1}, in order"
             )
         residents: dict[str, list[int]] = defaultdict(list)
         for assignment in sorted(self.assignments, key=lambda each: each.role is Role.SERVER):
@@ -200,7 +200,7 @@ class Topology:
         return tuple(devices)
 
     def table(self, places: Sequence[Place] | None = None) -> str:
-        """Print the role of every rank; with ``places`` also its host, local rank and GPU."""
+        """Return a table of the roles; with ``places`` also of host, local rank and GPU."""
         columns: dict[str, Sequence[int | str | None]] = {"rank": range(len(self.assignments))}
         if places is not None:
             devices = self.gpus(places)
@@ -214,7 +214,7 @@ class Topology:
         return text_table(list(columns), list(zip(*columns.values(), strict=True)))
 
     def _title(self, assignment: Assignment) -> str:
-        """Return the role of a rank as the table names it."""
+        """Return the role of a rank as shown in the table."""
         if assignment.role is Role.COORDINATOR:
             return "coordinator"
         cell = self.cell_of(assignment.rank)
@@ -228,22 +228,22 @@ class Topology:
         return title if cell.servers else f"{title}, shard {assignment.shard} of {len(cell.workers)}"
 
     def validate(self) -> None:
-        """Check what every plan promises; for tests and for topologies built by hand.
+        """Check the invariants of every plan; for tests and for topologies built by hand.
 
         Raises:
-            ConfigurationError: a rank has no role or several, a cell or a group has another size than
-                the arrangement says, or the assignments do not say what the cells say.
+            ConfigurationError: a rank has no role or several, a cell or a group has a size other than the
+                arrangement's, or assignments and cells disagree.
         """
-        broken = "; ".join(_broken_promises(self))
+        broken = "; ".join(_violations(self))
         if broken:
             raise ConfigurationError(
-                f"this topology of {len(self.assignments)} ranks as {self.arrangement} breaks what every "
-                f"plan keeps: {broken}. Build it with Topology.plan"
+                f"this topology of {len(self.assignments)} ranks as {self.arrangement} violates: {broken}. "
+                "Build it with Topology.plan"
             )
 
 
-def _broken_promises(topology: Topology) -> Iterator[str]:
-    """Name what a topology does not keep."""
+def _violations(topology: Topology) -> Iterator[str]:
+    """Yield the violated invariants."""
     cells, wanted = topology.cells, topology.arrangement
     lone = len(topology.assignments) == 1 and wanted == Arrangement()
     ranks = [] if topology.coordinator is None else [topology.coordinator]
@@ -259,7 +259,7 @@ def _broken_promises(topology: Topology) -> Iterator[str]:
         yield "every cell has the servers asked for"
     if {len(group) for cell in cells for group in cell.groups} != {wanted.group_size}:
         yield "every group has the size asked for"
-        return  # what follows reads the groups
+        return  # the other checks need the groups
     if len({len(cell.groups) for cell in cells}) != 1:
         yield "all cells have equally many groups"
     shards = [[each.shard for each in topology.assignments if each.rank in cell.holders] for cell in cells]
@@ -273,7 +273,7 @@ def _cells(size: int, arrangement: Arrangement) -> Iterator[Cell]:
     """Cut the ranks into cells; the arrangement fits."""
     first = 1 if arrangement.blocks else 0
     length = (size - first) // arrangement.cells
-    servers = min(arrangement.servers, length - 1)  # fewer than asked for in a world of one only
+    servers = min(arrangement.servers, length - 1)  # fewer than requested only for a single rank
     for index in range(arrangement.cells):
         start = first + index * length
         leaders = range(start + servers, start + length, arrangement.group_size)
@@ -287,7 +287,7 @@ def _cells(size: int, arrangement: Arrangement) -> Iterator[Cell]:
 
 
 def _assignments(coordinator: int | None, cells: Sequence[Cell]) -> Iterator[Assignment]:
-    """Say of every rank what the cells say, in the order of the cells."""
+    """Yield the assignment of every rank, cell by cell."""
     if coordinator is not None:
         yield Assignment(rank=coordinator, role=Role.COORDINATOR)
     for cell in cells:

@@ -1,4 +1,4 @@
-"""Fakes and clusters for our tests and for yours: no MPI, no sockets, no sleeping, no luck."""
+"""Test clusters for our tests and yours: no MPI, no sockets, no sleeping, no chance."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from nnlo_common.testing._memory import InjectedFault, MemoryCluster, MemoryWorl
 from nnlo_common.testing._schedules import (
     ByTime,
     Interleaved,
+    PendingRequest,
     RandomOrder,
     Replay,
     RoundRobin,
     Schedule,
-    Waiting,
 )
 from nnlo_common.testing._training import VirtualRun, train_virtually
 from nnlo_common.testing._virtual import VirtualCluster
@@ -21,12 +21,12 @@ __all__ = [
     "Interleaved",
     "MemoryCluster",
     "MemoryWorld",
+    "PendingRequest",
     "RandomOrder",
     "Replay",
     "RoundRobin",
     "Schedule",
     "VirtualCluster",
     "VirtualRun",
-    "Waiting",
     "train_virtually",
 ]

@@ -20,20 +20,20 @@ from nnlo_common.testing._points import InjectedFault, Points
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
-_NOBODY = -1  # no rank's number: for what is told to all ranks
+_NO_RANK = -1  # no rank: the event goes to all ranks
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
-    """Event: mail from another rank."""
+class _Text:
+    """Event: a text from another rank."""
 
     rank: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Broken:
-    """Event: another rank ended with an error, so the whole run ends."""
+class _Failed:
+    """Event: another rank ended with an error, which ends the run."""
 
     rank: int
     error: BaseException
@@ -43,8 +43,8 @@ class MemoryCluster:
     """Runs one program on several ranks, each in a thread of this process.
 
     Every message a rank sends or receives passes a point named after it, e.g. "send EXCHANGE" or
-    "receive CENTER"; programs can name points of their own with `MemoryWorld.reach`. A point that `fail` or
-    `hold` asked for has to be reached, so that a misspelt one does not let a test pass.
+    "receive CENTER"; programs name further points with `MemoryWorld.reach`. The run fails if a point of
+    `fail` or `hold` is not reached, so that a misspelt one does not let a test pass.
 
     Args:
         size: how many ranks, at least 1.
@@ -62,10 +62,10 @@ class MemoryCluster:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew; what was asked of `fail` and `hold` stays."""
+        """Reset for another run, except the points of `fail` and `hold`."""
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
-        self._mail: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _Letter | _Broken]] = {}
-        self._ended: dict[int, Lost | _Broken | None] = {}  # by rank; None: in good order
+        self._inboxes: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _Text | _Failed]] = {}
+        self._ended: dict[int, Lost | _Failed | None] = {}  # by rank; None: without an error
         self.points.begin()
 
     def __enter__(self) -> Self:
@@ -75,13 +75,13 @@ class MemoryCluster:
         self.points.open_gates()
 
     def fail(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> None:
-        """Let `rank` die when it reaches `point` for the given time; the others then see it as lost.
+        """Let `rank` die at the given occurrence of `point`; the others then see it as lost.
 
         Args:
-            rank: who dies.
-            point: where.
-            occurrence: 1: when the point is reached for the first time.
-            may_miss: a run in which the point is not reached is all right; else `run` raises an error.
+            rank: the rank.
+            point: the name of the point.
+            occurrence: 1 for the first time that the rank reaches the point.
+            may_miss: accept a run that does not reach the point; else `run` raises an error.
         """
         self.points.fail(rank, point, occurrence, may_miss=may_miss)
 
@@ -96,10 +96,10 @@ class MemoryCluster:
         """Run `program` on every rank and return what each returned (an `InjectedFault` if it died).
 
         Raises:
-            ConfigurationError: a point of `fail` or `hold` was missed; the message names those reached.
-                A run that fails otherwise has this as a note.
-            PeerLostError: ranks have not ended in time; the message names them and where they were last.
-            BaseException: what the first rank that failed raised, with a note that names the rank.
+            ConfigurationError: a point of `fail` or `hold` was missed; the message names the reached ones.
+                A run that fails for another reason gets this as a note.
+            PeerLostError: ranks have not ended in time; the message names them and their last points.
+            BaseException: the error of the first failed rank, with a note that names the rank.
         """
         self._forget()
         results: list[Any] = [None] * self.size
@@ -129,8 +129,8 @@ class MemoryCluster:
             return
         where = ", ".join(f"rank {world.rank} last at {world.last!r}" for world in late)
         error = PeerLostError(late[0].rank, f"has not ended after {timeout_s} s: {where}")
-        broken = next((event for event in self._ended.values() if isinstance(event, _Broken)), None)
-        self._end(_NOBODY, _Broken(late[0].rank, error))  # whoever waits need not wait any longer
+        broken = next((event for event in self._ended.values() if isinstance(event, _Failed)), None)
+        self._end_rank(_NO_RANK, _Failed(late[0].rank, error))  # free all waiting ranks
         for thread in threads:
             thread.join(1.0)
         raise _noted(error, self.points.missed()) from (None if broken is None else broken.error)
@@ -138,37 +138,37 @@ class MemoryCluster:
     def _run_rank(
         self, program: Callable[[MemoryWorld], Any], world: MemoryWorld, results: list[Any]
     ) -> None:
-        end: Lost | _Broken | None = None
+        end: Lost | _Failed | None = None
         try:
             results[world.rank] = program(world)
         except InjectedFault as fault:
             results[world.rank] = fault
             end = Lost(world.rank)
-        except BaseException as error:  # it is raised again, by run
+        except BaseException as error:  # `run` raises it again
             error.add_note(f"on rank {world.rank} of {self.size}, last at {world.last!r}")
             results[world.rank] = error
-            end = _Broken(world.rank, error)
-        self._end(world.rank, end)
+            end = _Failed(world.rank, error)
+        self._end_rank(world.rank, end)
 
-    def _end(self, rank: int, event: Lost | _Broken | None) -> None:
+    def _end_rank(self, rank: int, event: Lost | _Failed | None) -> None:
         with self._changed:
             self._ended[rank] = event
-            for (other, _), mail in self._mail.items():
+            for (other, _), inbox in self._inboxes.items():
                 if other != rank and event is not None:
-                    mail.put(event)
+                    inbox.put(event)
             self._changed.notify_all()
-        if isinstance(event, _Broken):
+        if isinstance(event, _Failed):
             self.points.open_gates()
 
-    def mail(self, rank: int, door: Hashable) -> queue.SimpleQueue[Event | _Letter | _Broken]:
-        """Return the letter box behind the given door of a rank; it begins with who has died before."""
+    def inbox(self, rank: int, channel: Hashable) -> queue.SimpleQueue[Event | _Text | _Failed]:
+        """Return the inbox of a rank for a channel; it starts with the earlier deaths."""
         with self._changed:
-            if (rank, door) not in self._mail:
-                self._mail[rank, door] = queue.SimpleQueue()
+            if (rank, channel) not in self._inboxes:
+                self._inboxes[rank, channel] = queue.SimpleQueue()
                 for other, event in self._ended.items():
                     if other != rank and event is not None:
-                        self._mail[rank, door].put(event)
-            return self._mail[rank, door]
+                        self._inboxes[rank, channel].put(event)
+            return self._inboxes[rank, channel]
 
     def gather(self, rank: int, text: str) -> list[str]:
         """Collect a text from every rank."""
@@ -178,7 +178,7 @@ class MemoryCluster:
             turn = len(self._texts[rank])
             while behind := [other for other, texts in enumerate(self._texts) if len(texts) < turn]:
                 for other, event in self._ended.items():
-                    if other in behind or isinstance(event, _Broken):
+                    if other in behind or isinstance(event, _Failed):
                         raise PeerLostError(other, f"ended while rank {rank} waited in gather_text")
                 self._changed.wait()
             return [texts[turn - 1] for texts in self._texts]
@@ -191,10 +191,10 @@ def _noted(error: BaseException, note: str) -> BaseException:
 
 
 class MemoryWorld:
-    """What a program on one rank of a `MemoryCluster` sees; stands in for the ranks of MPI.
+    """The ranks of a `MemoryCluster` as a program on one of them sees them; replaces those of MPI.
 
     Attributes:
-        last: the point this rank reached last.
+        last: the last point that this rank reached.
 
     Example:
         >>> def program(world):
@@ -206,7 +206,7 @@ class MemoryWorld:
         [(0, 'half way'), InjectedFault("rank 1 dies at 'half way', occurrence 1")]
     """
 
-    # Settings of the process, such as the number of compute threads, are not a rank's to change.
+    # A rank must not change process-wide settings such as the number of compute threads.
     own_process = False
     survives_loss = True
     recalled = False
@@ -215,11 +215,11 @@ class MemoryWorld:
         self._cluster = cluster
         self.rank, self.size, self.host = rank, cluster.size, "memory"
         self.last = "start"
-        self._doors = 0
+        self._opened = 0
         self._engaged = False
 
     def reach(self, point: str) -> None:
-        """Name a point of the program; `MemoryCluster.fail` and `hold` act on it."""
+        """Reach a named point of the program, at which `MemoryCluster.fail` and `hold` act."""
         self.last = point
         self._cluster.points.reach(self.rank, point)
 
@@ -229,12 +229,12 @@ class MemoryWorld:
         return self._cluster.gather(self.rank, text)
 
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
-        """Open this rank's next door (collective)."""
-        self._doors += 1
-        return MemoryEndpoint(self._cluster, self, links, self._doors)
+        """Open an endpoint (collective)."""
+        self._opened += 1
+        return MemoryEndpoint(self._cluster, self, links, self._opened)
 
     def engage(self) -> Callable[[], None]:
-        """Refuse a second training at once; a failure ends the run by the cluster's own means."""
+        """Refuse a second open training; the cluster itself ends the run on a failure."""
         if self._engaged:
             raise ConfigurationError(f"rank {self.rank}: a training is open already; finish it first")
         self._engaged = True
@@ -244,23 +244,23 @@ class MemoryWorld:
         self._engaged = False
 
     def at_end(self, call: Callable[[], object]) -> Callable[[], None]:  # noqa: ARG002
-        """Do nothing: the end of a program in a thread is not the end of the process."""
+        """Do nothing: the end of a thread is not the end of the process."""
         return lambda: None
 
     def at_meeting(self, call: Callable[[], object]) -> None:
-        """Do nothing: outside of a search nobody waits outside of a training."""
+        """Do nothing: without a search no rank waits outside of a training."""
 
     def mail(self) -> MemoryMail:
-        """Open this rank's letter box (collective)."""
-        self._doors += 1
-        return MemoryMail(self._cluster, self, self._doors)
+        """Open this rank's mailbox (collective)."""
+        self._opened += 1
+        return MemoryMail(self._cluster, self, self._opened)
 
     def part(self, ranks: Sequence[int]) -> MemoryPart:
-        """Return the world of these ranks, of which this one is."""
+        """Return the world of these ranks, this one among them."""
         return MemoryPart(self._cluster, self, ranks)
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002
-        """Refuse: nobody can end a thread."""
+        """Refuse: a thread cannot be killed."""
         return False
 
     def abort(self, code: int) -> NoReturn:
@@ -269,7 +269,7 @@ class MemoryWorld:
 
 
 class MemoryPart(MemoryWorld):
-    """Some ranks of a cluster, numbered anew; only doors are opened here."""
+    """Some ranks of a cluster, renumbered from 0; it only opens endpoints."""
 
     def __init__(self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int]) -> None:
         super().__init__(cluster, world.rank)
@@ -277,46 +277,46 @@ class MemoryPart(MemoryWorld):
         self._world, self._ranks = world, tuple(ranks)
 
     def reach(self, point: str) -> None:
-        """Name a point of the program."""
+        """Reach a named point of the program."""
         self._world.reach(point)
 
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
-        """Open this rank's next door (collective)."""
-        self._doors += 1
-        door = (self._ranks, self._doors)
-        return MemoryEndpoint(self._cluster, self._world, links, door, self._ranks)
+        """Open an endpoint (collective)."""
+        self._opened += 1
+        channel = (self._ranks, self._opened)
+        return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)
 
-    def give_up(self) -> None:
-        """Nobody waits here: a door opens for each rank by itself."""
+    def revoke(self) -> None:
+        """Do nothing: ranks open endpoints without waiting for each other."""
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: a part holds no resources."""
 
 
 class MemoryMail:
-    """One rank's letter box."""
+    """One rank's mailbox."""
 
-    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, door: Hashable) -> None:
-        self._cluster, self._rank, self._door = cluster, world.rank, door
-        self._box = cluster.mail(world.rank, door)
-        self._broken: _Broken | None = None
+    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, channel: Hashable) -> None:
+        self._cluster, self._rank, self._channel = cluster, world.rank, channel
+        self._inbox = cluster.inbox(world.rank, channel)
+        self._failed: _Failed | None = None
 
     def send(self, peer: int, text: str) -> None:
-        """Put a text into the peer's letter box."""
-        self._cluster.mail(peer, self._door).put(_Letter(self._rank, text))
+        """Put a text into the peer's inbox."""
+        self._cluster.inbox(peer, self._channel).put(_Text(self._rank, text))
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
-        """Return the next letter with its sender, or who has died; None if none came in time."""
+        """Return the next sender and text, or a death; None after `timeout_s`."""
         try:
-            event = self._broken or self._box.get(timeout=timeout_s)
+            event = self._failed or self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(event, _Letter):
+        if isinstance(event, _Text):
             return event.rank, event.text
         if isinstance(event, Lost):
             return event
-        assert isinstance(event, _Broken)
-        self._broken = event  # for whoever asks next, too
+        assert isinstance(event, _Failed)
+        self._failed = event  # later calls raise it too
         raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
 
     def close(self) -> None:
@@ -324,52 +324,52 @@ class MemoryMail:
 
 
 class MemoryEndpoint:
-    """One rank's door; a message is copied into memory of its own when it is sent."""
+    """One rank's endpoint; sending copies a message into memory of its own."""
 
     def __init__(
         self,
         cluster: MemoryCluster,
         world: MemoryWorld,
         links: Sequence[Link],
-        door: Hashable,
+        channel: Hashable,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        self._cluster, self._world, self._door = cluster, world, door
-        self._ranks = range(cluster.size) if ranks is None else ranks  # by the numbers that links have
+        self._cluster, self._world, self._channel = cluster, world, channel
+        self._ranks = range(cluster.size) if ranks is None else ranks  # by their numbers in links
         self._sizes = {(link.peer, link.shard): link.size for link in links}
-        self._mail = cluster.mail(world.rank, door)
+        self._inbox = cluster.inbox(world.rank, channel)
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:  # noqa: ARG002
-        """Put a copy of the message into the peer's letter box."""
+        """Put a copy of the message into the peer's inbox."""
         self._world.reach(f"send {message.kind.name}")
-        letter = Frame(self._sizes[peer, message.shard])
+        copy = Frame(self._sizes[peer, message.shard])
         if message.vector is not None:
-            np.copyto(letter.vector[: message.vector.size], message.vector)
-        received = Received(decode(letter, encode(message, letter)), letter)
-        self._cluster.mail(self._ranks[peer], self._door).put(received)
+            np.copyto(copy.vector[: message.vector.size], message.vector)
+        received = Received(decode(copy, encode(message, copy)), copy)
+        self._cluster.inbox(self._ranks[peer], self._channel).put(received)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
-        """Return the next event; None if none came within `timeout_s`."""
+        """Return the next event; None after `timeout_s`."""
         try:
-            event = self._mail.get(timeout=timeout_s)
+            event = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(event, _Broken):
+        if isinstance(event, _Failed):
             raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
-        assert not isinstance(event, _Letter)  # those have a door of their own
+        assert not isinstance(event, _Text)  # texts have channels of their own
         if isinstance(event, Lost):
-            # Everybody's death is told at every door.
-            near = event.rank in self._ranks
-            return Lost(self._ranks.index(event.rank)) if near else self.receive(timeout_s)
+            # A death reaches every endpoint, also those of parts without the dead rank.
+            member = event.rank in self._ranks
+            return Lost(self._ranks.index(event.rank)) if member else self.receive(timeout_s)
         if isinstance(event, Received):
             self._world.reach(f"receive {event.message.kind.name}")
         return event
 
     def release(self, peer: int, frame: Frame) -> None:
-        """Forget the letter."""
+        """Do nothing: Python frees the memory."""
 
     def flush(self) -> None:
-        """Everything has left when it is sent."""
+        """Do nothing: `send` completes at once."""
 
     def close(self) -> None:
         """Nothing is under way that would have to leave."""

@@ -1,4 +1,4 @@
-"""Named points of programs on ranks as threads: where a rank dies or waits, and which must be reached."""
+"""Named points of programs on ranks as threads, at which a rank dies or waits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _Point: TypeAlias = tuple[int, str, int]  # rank, name, occurrence
 
 
 class InjectedFault(NNLOError):
-    """The death that `MemoryCluster.fail` asked for; the other ranks see the rank as lost."""
+    """The death of a rank by `MemoryCluster.fail`; the other ranks see the rank as lost."""
 
 
 class Points:
-    """What is to happen where on `size` ranks, and what has been reached.
+    """The faults and holds of `size` ranks, and the points reached so far.
 
     Example:
         >>> points = Points(2)
         >>> points.fail(1, "half way")
         >>> points.reach(1, "start")
         >>> print(points.missed())  # doctest: +NORMALIZE_WHITESPACE
-        rank 1 was to die at 'half way', occurrence 1, but did not come there; it reached 'start' (1x)
+        rank 1 was to die at 'half way', occurrence 1, but did not reach it; it reached 'start' (1x)
         name a point that is reached, or pass may_miss=True
     """
 
@@ -34,16 +34,16 @@ class Points:
         self.size = size
         self._faults: set[_Point] = set()
         self._gates: dict[_Point, threading.Event] = {}
-        self._needed: dict[_Point, str] = {}  # and what was to happen there
+        self._needed: dict[_Point, str] = {}  # required points and their purpose
         self._reached: Counter[tuple[int, str]] = Counter()
         self._changing = threading.Lock()
 
     def fail(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> None:
-        """Let `rank` die there."""
+        """Let `rank` die at a point."""
         self._faults.add(self._asked(rank, point, occurrence, None if may_miss else "die"))
 
     def hold(self, rank: int, point: str, occurrence: int = 1, *, may_miss: bool = False) -> threading.Event:
-        """Let `rank` wait there."""
+        """Let `rank` wait at a point."""
         asked = self._asked(rank, point, occurrence, None if may_miss else "wait")
         return self._gates.setdefault(asked, threading.Event())
 
@@ -56,11 +56,11 @@ class Points:
         return asked
 
     def begin(self) -> None:
-        """Count anew; what was asked for stays."""
+        """Reset the counts; keep faults and holds."""
         self._reached = Counter()
 
     def reach(self, rank: int, point: str) -> None:
-        """Die or wait here, if somebody asked for it."""
+        """Count this occurrence; die or wait if `fail` or `hold` chose it."""
         with self._changing:
             self._reached[rank, point] += 1
             count = self._reached[rank, point]
@@ -70,12 +70,12 @@ class Points:
             gate.wait()
 
     def open_gates(self) -> None:
-        """Let everybody go on."""
+        """Free all held ranks."""
         for gate in self._gates.values():
             gate.set()
 
     def missed(self) -> str:
-        """Say which points were not reached that had to be; empty where there are none."""
+        """Describe the required points that were not reached; empty if none."""
         with self._changing:
             reached = Counter(self._reached)
         lines = []
@@ -83,7 +83,7 @@ class Points:
             if reached[rank, point] < occurrence:
                 seen = [f"{name!r} ({count}x)" for (other, name), count in reached.items() if other == rank]
                 lines.append(
-                    f"rank {rank} was to {purpose} at {point!r}, occurrence {occurrence}, but did not come "
-                    f"there; it reached {', '.join(seen) or 'no point'}"
+                    f"rank {rank} was to {purpose} at {point!r}, occurrence {occurrence}, but did not reach "
+                    f"it; it reached {', '.join(seen) or 'no point'}"
                 )
         return "\n".join([*lines, "name a point that is reached, or pass may_miss=True"]) if lines else ""

@@ -1,8 +1,8 @@
-"""Schedules of the virtual cluster: choose who is served next, the only freedom of a distributed run.
+"""Schedules of the virtual cluster: choose the next request, the only freedom of a distributed run.
 
-A worker's numbers depend only on the replies it gets, and a server's only on the order in which it
-handles requests. So a run is fixed by one thing: for each shard, the order of the workers whose requests
-are handled. A schedule makes that choice.
+A worker's numbers depend only on its replies, and a server's only on the order in which it handles requests.
+So one thing determines a run: for each shard, the order of the workers whose requests are handled. A schedule
+chooses it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Protocol
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.protocol import Kind
 
-__all__ = ["ByTime", "Interleaved", "RandomOrder", "Replay", "RoundRobin", "Schedule", "Waiting"]
+__all__ = ["ByTime", "Interleaved", "PendingRequest", "RandomOrder", "Replay", "RoundRobin", "Schedule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that could be handled next: the oldest one of its worker at its shard.
+class PendingRequest:
+    """A request that may be handled next: the oldest one of its worker at its shard.
 
     Attributes:
-        shard: which part of the centre it is about.
-        worker: the rank that asks.
-        kind: what it asks for.
-        arrival_s: when it came, in virtual time (with `ByTime`; else 0).
+        shard: the shard of the centre.
+        worker: the rank that sent it.
+        kind: the kind of message.
+        arrival_s: its arrival in virtual time (with `ByTime`; else 0).
 
     Example:
-        >>> Waiting(shard=0, worker=2, kind=Kind.JOIN, arrival_s=0.0).worker
+        >>> PendingRequest(shard=0, worker=2, kind=Kind.JOIN, arrival_s=0.0).worker
         2
     """
 
@@ -41,11 +41,11 @@ class Waiting:
 
 
 class Schedule(Protocol):
-    """Chooses which waiting request is handled next; write one for an order of your own.
+    """Chooses the next request to handle; write one for an order of your own.
 
     Example:
         >>> class LastFirst:
-        ...     def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
+        ...     def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
         ...         return max(waiting, key=lambda item: item.worker)
         >>> from nnlo_common import SGD, Downpour
         >>> from nnlo_common.testing import train_virtually
@@ -55,30 +55,30 @@ class Schedule(Protocol):
         [2, 2, 2, 1, 1, 1]
     """
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
-        """Return one of `waiting`, which is sorted by shard and worker; None: end the run here."""
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
+        """Return one of `waiting`, sorted by shard and worker; None ends the run here."""
 
 
-class _Turns:
-    """Whole turns: everybody joins first, and a lock is followed by its commit."""
+class _WholeTurns:
+    """Whole turns: all workers join first, and a commit follows its lock at once."""
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
         for first in (Kind.COMMIT, Kind.JOIN):
             for item in waiting:
                 if item.kind is first:
                     return item
         return self.turn(waiting)
 
-    def turn(self, waiting: Sequence[Waiting]) -> Waiting:
+    def turn(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
         raise NotImplementedError
 
 
-class RoundRobin(_Turns):
+class RoundRobin(_WholeTurns):
     """Workers in turn, by rank.
 
     Example:
         >>> schedule = RoundRobin()
-        >>> waiting = [Waiting(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2)]
+        >>> waiting = [PendingRequest(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2)]
         >>> [schedule.choose(waiting).worker for _ in range(3)]
         [1, 2, 1]
     """
@@ -86,19 +86,19 @@ class RoundRobin(_Turns):
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
 
-    def turn(self, waiting: Sequence[Waiting]) -> Waiting:
-        """Return the request of the worker that comes after the last one at its shard."""
+    def turn(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
+        """Return the request of the worker after the last one at its shard."""
         item = min(waiting, key=lambda w: (w.worker <= self._last.get(w.shard, -1), w.worker, w.shard))
         self._last[item.shard] = item.worker
         return item
 
 
-class RandomOrder(_Turns):
-    """Each turn goes to a worker drawn uniformly: the asynchrony of the papers' proofs.
+class RandomOrder(_WholeTurns):
+    """Draws the next worker uniformly, the asynchrony that the papers' proofs assume.
 
     Example:
         >>> schedule = RandomOrder(seed=1)
-        >>> waiting = [Waiting(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2, 3)]
+        >>> waiting = [PendingRequest(0, rank, Kind.EXCHANGE, 0.0) for rank in (1, 2, 3)]
         >>> [schedule.choose(waiting).worker for _ in range(6)]
         [1, 3, 1, 2, 1, 2]
     """
@@ -106,13 +106,13 @@ class RandomOrder(_Turns):
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def turn(self, waiting: Sequence[Waiting]) -> Waiting:
+    def turn(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
         """Return any waiting request with equal probability."""
         return self._random.choice(waiting)
 
 
 class Interleaved:
-    """Any waiting request at any time, also between a lock and its commit or before others have joined.
+    """Any waiting request at any time, even between a lock and its commit or before others join.
 
     Example:
         >>> from nnlo_common import GEM
@@ -126,7 +126,7 @@ class Interleaved:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting:
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
         """Return any waiting request with equal probability."""
         return self._random.choice(waiting)
 
@@ -166,35 +166,35 @@ class ByTime:
         """Draw the time a server takes for one request."""
         return self._serve_s(self._random, size)
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting:
-        """Return the request that came first."""
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
+        """Return the request that arrived first."""
         return min(waiting, key=lambda w: (w.arrival_s, w.shard, w.worker))
 
 
 class Replay:
-    """The order that a real run has logged (`Server.handled`), shard by shard.
+    """The order logged by a real run (`Server.handled`), shard by shard.
 
     Example:
         >>> schedule = Replay({0: [1, 2, 2, 1]})
     """
 
     def __init__(self, handled: Mapping[int, Sequence[int]]) -> None:
-        self._left = {shard: deque(order) for shard, order in handled.items()}
+        self._remaining = {shard: deque(order) for shard, order in handled.items()}
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
-        """Return the next request of the log that is already there; None once the log is used up.
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
+        """Return the next request of the log that has arrived; None at the end of the log.
 
         Raises:
-            ProtocolError: the log wants a request that will never come; it is of another run.
+            ProtocolError: the next request of the log never arrives; the log is of another run.
         """
         there = {(item.shard, item.worker): item for item in waiting}
-        for shard, order in self._left.items():
+        for shard, order in self._remaining.items():
             if order and (shard, order[0]) in there:
                 return there[shard, order.popleft()]
-        rest = {shard: list(order)[:5] for shard, order in self._left.items() if order}
+        rest = {shard: list(order)[:5] for shard, order in self._remaining.items() if order}
         if not rest:
             return None
         raise ProtocolError(
-            f"the log goes on with {rest} (shard: next workers), but waiting are {sorted(there)} (shard, "
-            "worker); was it recorded with the same program, options and number of ranks?"
+            f"the log continues with {rest} (shard: next workers), but waiting are {sorted(there)} (shard, "
+            "worker); replay it with the program, options and number of ranks that it was recorded with"
         )

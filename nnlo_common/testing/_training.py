@@ -34,13 +34,13 @@ class VirtualRun:
         servers: one for each shard; `server.rule.center`, `.clock`, `server.staleness`, ...
         workers: in rank order.
         trace: for each shard the workers whose requests were handled, in order.
-        seconds: the virtual time it took (with the schedule `ByTime`).
+        seconds: the virtual time of the run (with the schedule `ByTime`).
 
     Example:
         >>> from nnlo_common import SGD, LocalSGD
         >>> run = train_virtually(LocalSGD(every=2), lambda x, rank: x - rank, [0.0], workers=2, steps=3,
         ...                       local=SGD(0.5))
-        >>> run.center, run.parameters  # the workers, of ranks 1 and 2, have gone one step further
+        >>> run.center, run.parameters  # the workers, ranks 1 and 2, have made one more step
         (array([1.125], dtype=float32), [array([1.0625], dtype=float32), array([1.5625], dtype=float32)])
         >>> run.trace[0]  # both join, exchange once and leave
         [1, 2, 1, 2, 1, 2]
@@ -62,7 +62,7 @@ class VirtualRun:
         return [worker.parameters.vector for worker in self.workers]
 
     def state(self) -> State:
-        """Return everything that a later run needs to continue exactly; see `resume` of `train_virtually`."""
+        """Return the state that a later run needs to continue exactly; see `resume` of `train_virtually`."""
         return {
             "servers": [server.state() for server in self.servers],
             "workers": [worker.state() for worker in self.workers],
@@ -87,30 +87,30 @@ def train_virtually(
     observe: Observer | None = None,
     check: bool = True,
 ) -> VirtualRun:
-    """Train in the virtual cluster: servers have ranks 0, 1, ..., the workers the ranks after them.
+    """Train in the virtual cluster; servers have ranks 0, 1, ..., workers the ranks after them.
 
     Args:
         algorithm: the options of the algorithm.
-        gradient: called as gradient(x, rank) with the point x to take the gradient at.
+        gradient: called as gradient(x, rank); returns the gradient at the point x.
         initial: the centre at the start: numbers, or a list of arrays (needed for several servers).
         workers: p.
-        steps: how many steps each worker makes; one number, or one for each worker. A list of numbers for
-            each worker: its steps in each epoch, whose ends it tells the servers.
-        optimizer: steps the centre; each shard gets a copy. Where no optimizer steps the centre (EASGD,
-            LocalSGD, GEM) it is refused.
-        local: moves a worker's own parameters; an optimizer, of which each worker gets a copy, or what makes
-            one. Without it they move by exchanges only.
-        servers: how many shards the centre is cut into, at the boundaries of the arrays.
-        schedule: who is served next; `RoundRobin` by default.
-        begin: where each worker starts, if not at the centre.
-        leave: workers leave at the end; False: they pause where they are, so that the run can be resumed.
+        steps: steps of each worker: one number for all, or one for each. A list of numbers for each worker
+            gives its steps in each epoch, with messages to the servers at the ends of epochs.
+        optimizer: steps the centre; each shard gets a copy. Refused where no optimizer steps the centre
+            (EASGD, LocalSGD, GEM).
+        local: moves a worker's own parameters: an optimizer, of which each worker gets a copy, or a function
+            that makes one. Without it they move by exchanges only.
+        servers: the number of shards of the centre, cut at the boundaries of the arrays.
+        schedule: chooses the next request; `RoundRobin` by default.
+        begin: the start of each worker, if not the centre.
+        leave: workers leave at the end; False makes them pause, so that the run can be resumed.
         resume: the `state()` of an earlier run to continue from.
-        losses: ranks that die, and after how many handled requests.
+        losses: the ranks that die, and the number of handled requests before that.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
     Raises:
-        ConfigurationError: something was asked for that cannot work, or would not be used.
+        ConfigurationError: an argument cannot work or would be unused.
 
     Example:
         >>> from nnlo_common.algorithms import Downpour
@@ -141,7 +141,7 @@ def train_virtually(
 
 @dataclass(frozen=True, slots=True)
 class _VirtualRanks:
-    """What servers and workers are made of."""
+    """Makes the servers and workers of a run."""
 
     algorithm: Algorithm
     start: FlatVector
@@ -186,10 +186,10 @@ def _refuse_unused(algorithm: Algorithm, optimizer: VectorOptimizer | None) -> N
     if optimizer is None or algorithm.optimizer_runs == "center" or isinstance(algorithm, DiLoCo):
         return
     name, by_worker = type(algorithm).__name__, algorithm.optimizer_runs == "worker"
-    moves = "each worker steps by itself" if by_worker else "the algorithm brings its own way of stepping"
+    moves = "each worker steps by itself" if by_worker else "the algorithm steps by itself"
     remedy = "pass local= instead" if by_worker else "leave it out, or pass local= to move workers besides"
     raise ConfigurationError(
-        f"optimizer={optimizer!r} steps the centre, but with {name} {moves} and it would not be used; "
+        f"optimizer={optimizer!r} steps the centre, but with {name} {moves}, so it would not be used; "
         f"{remedy}"
     )
 
@@ -223,10 +223,10 @@ def _starts(begin: Sequence[Any] | None, workers: int) -> list[Any]:
 
 
 def _loss_counts(losses: Mapping[int, int], ranks: range) -> dict[int, int]:
-    strangers = [rank for rank in losses if rank not in ranks]
-    if strangers:
+    unknown = [rank for rank in losses if rank not in ranks]
+    if unknown:
         raise ConfigurationError(
-            f"losses={dict(losses)!r}: {strangers[0]!r} is not the rank of a worker; these have the ranks "
+            f"losses={dict(losses)!r}: {unknown[0]!r} is not the rank of a worker; these have the ranks "
             f"{ranks[0]} to {ranks[-1]}, after the servers"
         )
     return {rank: whole_number(f"losses[{rank}]", count, 0) for rank, count in losses.items()}
@@ -244,8 +244,8 @@ def _check_counts(resume: Mapping[str, Any], servers: int, workers: int) -> None
     found = (len(resume["servers"]), len(resume["workers"]))
     if found != (servers, workers):
         raise ConfigurationError(
-            f"the state was saved with {found[0]} servers and {found[1]} workers, but {servers} and "
-            f"{workers} were asked for; resume with the same numbers"
+            f"the state was saved with {found[0]} servers and {found[1]} workers, but this run has "
+            f"{servers} and {workers}; resume with the same numbers"
         )
 
 

@@ -1,4 +1,4 @@
-"""The deterministic virtual cluster: many ranks in one thread, in an order that a schedule chooses."""
+"""Virtual cluster, deterministic: many ranks in one thread, in an order that a schedule chooses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nnlo_common.protocol import (
     decode,
     encode,
 )
-from nnlo_common.testing._schedules import ByTime, RoundRobin, Schedule, Waiting
+from nnlo_common.testing._schedules import ByTime, PendingRequest, RoundRobin, Schedule
 
 __all__ = ["VirtualCluster"]
 
@@ -33,27 +33,27 @@ _Channel: TypeAlias = deque[tuple[float, Received]]
 
 
 class VirtualCluster:
-    """Runs servers and workers' programs message by message, without threads, clocks or luck.
+    """Runs servers and workers' programs message by message, without threads, clocks or chance.
 
-    Every worker runs as far as it can; then the schedule picks which of the waiting requests is handled;
-    and so on until nothing waits. The same schedule gives the same bits.
+    Every worker runs as far as it can; then the schedule picks the waiting request to handle; and so on until
+    no request waits. The same schedule gives the same bits.
 
     Attributes:
         servers: the servers, one for each shard.
         workers: the workers, by rank.
         trace: for each shard the workers whose requests were handled, in order.
-        now_s: the virtual time that has passed (with `ByTime`).
+        now_s: the virtual time (with `ByTime`).
 
     Args:
         servers: one for each shard.
-        programs: what each worker does, as an activity that may also yield `Compute`.
+        programs: the program of each worker, an activity that may also yield `Compute`.
         workers: the workers that the programs drive, by rank.
-        schedule: who is served next; `RoundRobin` by default.
-        losses: ranks that die, and after how many handled requests.
+        schedule: chooses the next request; `RoundRobin` by default.
+        losses: the ranks that die, and the number of handled requests before that.
         check: validate every invariant after every event.
 
     Example:
-        Usually `nnlo_common.testing.train_virtually` makes one; by hand it goes like this.
+        `nnlo_common.testing.train_virtually` makes one; by hand:
 
         >>> from nnlo_common import SGD, Downpour, FlatVector
         >>> from nnlo_common.protocol import Shard
@@ -96,10 +96,10 @@ class VirtualCluster:
         self._handled: Counter[int] = Counter()
 
     def run(self) -> None:
-        """Run until every program has ended, or blocks for ever, and nothing waits.
+        """Run until no request waits.
 
         Raises:
-            PeerLostError: a worker waits for a reply that nobody will ever send.
+            PeerLostError: a worker waits for a reply that no server will send.
         """
         for rank in list(self._programs):
             if self._losses.get(rank) == 0:
@@ -114,16 +114,16 @@ class VirtualCluster:
             self._serve(chosen)
         if self._programs and not self._waiting():
             rank = min(self._programs)
-            raise PeerLostError(rank, "waits for a reply that nobody will ever send: the protocol hangs")
+            raise PeerLostError(rank, "waits for a reply that no server will send: the protocol hangs")
 
-    def _waiting(self) -> list[Waiting]:
+    def _waiting(self) -> list[PendingRequest]:
         return [
-            Waiting(shard, worker, channel[0][1].message.kind, channel[0][0])
+            PendingRequest(shard, worker, channel[0][1].message.kind, channel[0][0])
             for (shard, worker), channel in sorted(self._channels.items())
             if channel
         ]
 
-    def _serve(self, chosen: Waiting) -> None:
+    def _serve(self, chosen: PendingRequest) -> None:
         shard, rank = chosen.shard, chosen.worker
         _, event = self._channels[shard, rank].popleft()
         self.trace[shard].append(rank)
@@ -149,7 +149,7 @@ class VirtualCluster:
     def _deliver(self, shard: int, reply: Send) -> None:
         rank = reply.rank
         event = self._carried(reply.message)
-        assert reply.frame is not None  # servers answer from the request's frame
+        assert reply.frame is not None  # servers reply in the request's frame
         self._free(reply.frame)
         if rank in self._lost:
             return
@@ -159,7 +159,7 @@ class VirtualCluster:
             self._advance(rank)
 
     def _advance(self, rank: int) -> None:
-        """Run a worker's program up to the next reply that has not come."""
+        """Run a worker's program until it waits for a reply that has not arrived."""
         for action in self._programs[rank]:
             if isinstance(action, Wait):
                 return
@@ -178,7 +178,7 @@ class VirtualCluster:
                 event = self._carried(action.message)
                 channel = self._channels[event.message.shard, rank]
                 arrival_s = self._clock_s[rank] + self._travel_s(event)
-                # Messages between two ranks do not overtake each other.
+                # Messages between two ranks stay in order.
                 channel.append((max(arrival_s, channel[-1][0] if channel else 0.0), event))
             elif isinstance(action, Release):
                 self._free(action.frame)
@@ -193,7 +193,7 @@ class VirtualCluster:
             self._perform_server(server.shard, server.handle(Lost(rank)))
 
     def _carried(self, message: Message) -> Received:
-        """Copy a message as a transport does, header and vector, into the receiver's memory."""
+        """Copy a message, header and vector, into the receiver's memory, as a transport does."""
         size = self.servers[message.shard].rule.center.size
         frames = self._frames[size]
         frame = frames.pop() if frames else Frame(size)

@@ -174,7 +174,7 @@ def test_the_device_is_the_local_rank_modulo_the_visible_ones(
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ({"host": "a", "cores": 1}, "rank 1: its report .* lacks gpus; send what describe_here"),
+        ({"host": "a", "cores": 1}, "rank 1: the report .* lacks gpus; pass what describe_here"),
         ({}, "lacks host, cores, gpus"),
         ({"host": "a", "cores": 0, "gpus": 0}, "rank 1: cores=0 in its report; it must be at least 1"),
         ({"host": "a", "cores": "2", "gpus": 0}, "cores='2'"),

@@ -23,8 +23,8 @@ def test_it_goes_well(check, size):
 
 @pytest.mark.parametrize("size", [10, 250_000])
 def test_short_replies_need_no_thread(size):
-    done = mpiexec(2, PROGRAM, "patient", str(size), timeout_s=60)
-    assert (done.returncode, done.stdout.count("<patient>")) == (0, 2), done.stderr[-3000:]
+    done = mpiexec(2, PROGRAM, "reads_late", str(size), timeout_s=60)
+    assert (done.returncode, done.stdout.count("<reads_late>")) == (0, 2), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,4 +1,4 @@
-"""The thread that looks after a door: who has it when, and that nothing gets lost in between."""
+"""Progress thread: one holder of the endpoint at a time, and no message lost at a hand-over."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections import deque
 
 import pytest
 
-from nnlo_common.cluster.transport._doorbell import Doorbell
-from nnlo_common.cluster.transport._progress import OverlappedEndpoint
+from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
+from nnlo_common.cluster.transport._wakeup import Wakeup
 from tests.helpers.paths import ROOT
 from tests.helpers.threads import no_new_threads
 
@@ -19,21 +19,21 @@ LONG_S = 60.0  # for what must happen; nothing takes that long
 THREAD = "nnlo-progress"
 
 
-class Door:
-    """Messages that arrive when they are looked for; notices when two use it at once."""
+class FakeEndpoint:
+    """An endpoint whose messages arrive when polled; fails if two threads use it at once."""
 
     longest_s = 200e-6
     leaving = near = False
 
-    def __init__(self, bell=None):
-        self.bell = bell or Doorbell()
+    def __init__(self, wakeup=None):
+        self.wakeup = wakeup or Wakeup()
         self.under_way = 0
         self.ready = deque()
         self.sent = self.taken = 0
         self.closed = self.flushed = False
         self.fault = None
-        self.seen = threading.Semaphore(0)  # released by each look
-        self.go_on = threading.Event()  # a look waits for it
+        self.seen = threading.Semaphore(0)  # released by each poll
+        self.go_on = threading.Event()  # a poll waits for it
         self.go_on.set()
         self._inside = threading.Lock()
 
@@ -41,7 +41,7 @@ class Door:
     def busy(self):
         return self.under_way > 0
 
-    def look(self):
+    def poll(self):
         with self._alone():
             self.seen.release()
             assert self.go_on.wait(LONG_S)
@@ -95,66 +95,66 @@ class _Leaving:
 
 
 @pytest.fixture
-def door():
+def inner():
     with no_new_threads():
-        door = Door()
-        yield door
-    door.bell.close()
+        inner = FakeEndpoint()
+        yield inner
+    inner.wakeup.close()
 
 
 @pytest.fixture
-def here(door):
-    endpoint = OverlappedEndpoint(door)
+def here(inner):
+    endpoint = OverlappedEndpoint(inner)
     yield endpoint
-    endpoint.end()
+    endpoint.stop()
 
 
-def test_the_owner_sends_and_the_thread_takes_in_the_reply(door, here):
+def test_the_owner_sends_and_the_thread_takes_in_the_reply(inner, here):
     here.send(0, None)
-    assert here.looks == 0  # the owner has the door
+    assert here.polls == 0  # the owner holds the endpoint
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
-    assert here.receive() == 0  # waits for the look that is under way
-    assert (door.sent, here.looks) == (1, 1)
+    assert inner.seen.acquire(timeout=LONG_S)
+    assert here.receive() == 0  # waits for the poll in progress
+    assert (inner.sent, here.polls) == (1, 1)
 
 
-def test_nothing_under_way_is_nothing_to_hand_over(door, here):
+def test_without_messages_in_flight_flush_hands_nothing_over(inner, here):
     here.flush()
     here.send(0, None)
     assert here.receive() == 0
     here.flush()
     here.flush()
     here.close()
-    assert here.looks == 0
-    assert door.closed
+    assert here.polls == 0
+    assert inner.closed
 
 
-def test_the_thread_sleeps_when_there_has_been_nothing_for_a_while(door, here, monkeypatch):
-    monkeypatch.setattr("nnlo_common.cluster.transport._progress._LINGER_S", 0.0)
+def test_the_thread_sleeps_after_a_while_without_messages(inner, here, monkeypatch):
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress_thread._LINGER_S", 0.0)
     for turn in range(100):  # asleep or just about to: it never misses a hand-over
         here.send(0, None)
         here.flush()
-        assert door.seen.acquire(timeout=LONG_S)
+        assert inner.seen.acquire(timeout=LONG_S)
         assert here.receive() == turn
-    assert here.looks == 100
+    assert here.polls == 100
 
 
-def test_the_owner_waits_for_a_look_that_is_under_way(door, here):
-    door.go_on.clear()
+def test_the_owner_waits_for_a_poll_in_progress(inner, here):
+    inner.go_on.clear()
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
+    assert inner.seen.acquire(timeout=LONG_S)
     owner = threading.Thread(target=here.send, args=(0, None))
     owner.start()
     owner.join(0.01)
     assert owner.is_alive()
-    door.go_on.set()
+    inner.go_on.set()
     owner.join(LONG_S)
-    assert door.sent == 2
+    assert inner.sent == 2
     assert here.receive() == 0
 
 
-def test_changing_hands_many_times_loses_and_doubles_nothing(door, here):
+def test_many_hand_overs_lose_and_double_no_message(inner, here):
     got = []
     for turn in range(3000):
         here.send(0, None)
@@ -167,111 +167,111 @@ def test_changing_hands_many_times_loses_and_doubles_nothing(door, here):
 
 
 @pytest.mark.parametrize("call", ["send", "receive", "release"])
-def test_what_goes_wrong_in_the_thread_is_raised_by_the_owners_next_calls(door, here, call):
-    door.fault = OSError("the network is gone")
+def test_an_error_in_the_thread_is_raised_by_the_owners_next_calls(inner, here, call):
+    inner.fault = OSError("the network is gone")
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
+    assert inner.seen.acquire(timeout=LONG_S)
     arguments = {"send": (0, None), "receive": (), "release": (0, None)}[call]
     for _ in range(2):
         with pytest.raises(OSError, match="the network is gone"):
             getattr(here, call)(*arguments)
-    assert door.sent == 1
+    assert inner.sent == 1
 
 
-def test_closing_does_not_hide_an_error_and_ends_the_thread(door):
-    here = OverlappedEndpoint(door)
-    door.fault = OSError("the network is gone")
+def test_closing_does_not_hide_an_error_and_ends_the_thread(inner):
+    here = OverlappedEndpoint(inner)
+    inner.fault = OSError("the network is gone")
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
+    assert inner.seen.acquire(timeout=LONG_S)
     with pytest.raises(OSError, match="the network is gone"):
         here.close()
-    assert not door.closed
+    assert not inner.closed
 
 
-def test_closing_waits_for_a_look_and_ends_the_thread(door):
-    here = OverlappedEndpoint(door)
-    door.go_on.clear()
+def test_closing_waits_for_a_poll_and_ends_the_thread(inner):
+    here = OverlappedEndpoint(inner)
+    inner.go_on.clear()
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
+    assert inner.seen.acquire(timeout=LONG_S)
     closing = threading.Thread(target=here.close)
     closing.start()
     closing.join(0.01)
     assert closing.is_alive()
-    assert not door.closed
-    door.go_on.set()
+    assert not inner.closed
+    inner.go_on.set()
     closing.join(LONG_S)
-    assert door.closed
+    assert inner.closed
 
 
-def test_who_is_soon_back_is_left_alone(door, here, monkeypatch):
+def test_brief_absences_do_not_wake_the_thread(inner, here, monkeypatch):
     """Waking the thread would cost a short step more than it saves."""
-    monkeypatch.setattr("nnlo_common.cluster.transport._progress._BRIEF_S", LONG_S)
-    monkeypatch.setattr("nnlo_common.cluster.transport._progress._NAP_S", 1e-5)
-    door.near = True
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress_thread._BRIEF_S", LONG_S)
+    monkeypatch.setattr("nnlo_common.cluster.transport._progress_thread._BRIEF_PAUSE_S", 1e-5)
+    inner.near = True
     for turn in range(300):
         here.send(0, None)
         here.flush()
         assert here.receive() == turn
-    assert here.looks == 0
+    assert here.polls == 0
 
 
-def test_who_stays_away_after_all_is_not_left_alone(door, here):
-    door.near, here._absence_s = True, 0.0
+def test_an_absence_longer_than_usual_wakes_the_thread(inner, here):
+    inner.near, here._absence_s = True, 0.0
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)
+    assert inner.seen.acquire(timeout=LONG_S)
     assert here.receive() == 0
     assert 0 < here._absence_s < LONG_S
 
 
-def test_without_the_thread_the_owner_waits_until_all_has_left(door, here):
-    here.end()
+def test_without_the_thread_flush_completes_all_sends(inner, here):
+    here.stop()
     here.send(0, None)
     here.flush()
-    assert door.flushed
+    assert inner.flushed
     assert here.receive() == 0
 
 
-class PassedOn(Doorbell):
-    """A bell that counts what is rung on it from this very process."""
+class CountingWakeup(Wakeup):
+    """Counts the wake-ups sent through it by this process."""
 
     def __init__(self):
         super().__init__()
-        self.rung = threading.Semaphore(0)
+        self.woken = threading.Semaphore(0)
 
-    def ring(self, address):
-        self.rung.release()
-        super().ring(address)
+    def wake(self, address):
+        self.woken.release()
+        super().wake(address)
 
 
-def test_a_ring_for_the_owner_is_passed_on():
-    """Once: the thread must not hear its own ring again and again while the owner computes."""
+def test_a_wake_up_for_the_owner_is_passed_on():
+    """Once: the thread must not wake itself again and again while the owner computes."""
     with no_new_threads():
-        door, other = Door(PassedOn()), Doorbell()
-        here = OverlappedEndpoint(door)
+        inner, other = FakeEndpoint(CountingWakeup()), Wakeup()
+        here = OverlappedEndpoint(inner)
         here.send(0, None)
         here.flush()
-        assert door.seen.acquire(timeout=LONG_S)
-        assert here.receive() == 0  # the owner has the door; the thread still dozes on the bell
-        other.ring(door.bell.address)
-        assert door.bell.rung.acquire(timeout=LONG_S)
+        assert inner.seen.acquire(timeout=LONG_S)
+        assert here.receive() == 0  # the owner holds the endpoint; the thread still sleeps on the socket
+        other.wake(inner.wakeup.address)
+        assert inner.wakeup.woken.acquire(timeout=LONG_S)
         while not here._asleep:
             pass
-        assert door.bell.wait(LONG_S)
-        assert not door.bell.rung.acquire(blocking=False)
+        assert inner.wakeup.wait(LONG_S)
+        assert not inner.wakeup.woken.acquire(blocking=False)
         here.close()
-        door.bell.close()
+        inner.wakeup.close()
         other.close()
 
 
 UNCLOSED = """
 import sys
-from tests.cluster.test_progress_thread import Door
-from nnlo_common.cluster.transport._progress import OverlappedEndpoint
-here = OverlappedEndpoint(Door())
+from tests.cluster.test_progress_thread import FakeEndpoint
+from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
+here = OverlappedEndpoint(FakeEndpoint())
 here.send(0, None)
 here.flush()
 if sys.argv[1] == "fail":
@@ -281,7 +281,7 @@ if sys.argv[1] == "fail":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("fail", 3)])
-def test_a_door_that_is_never_closed_does_not_keep_the_program(how, code):
+def test_an_endpoint_that_is_never_closed_does_not_keep_the_program(how, code):
     line = [sys.executable, "-c", UNCLOSED, how]
     here = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, env=here, capture_output=True, text=True, timeout=LONG_S, check=False)
@@ -290,16 +290,16 @@ def test_a_door_that_is_never_closed_does_not_keep_the_program(how, code):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12: the process has threads
-def test_a_forked_process_has_no_thread_and_ends(door, here):
-    door.go_on.clear()
+def test_a_forked_process_has_no_thread_and_ends(inner, here):
+    inner.go_on.clear()
     here.send(0, None)
     here.flush()
-    assert door.seen.acquire(timeout=LONG_S)  # amid a look
+    assert inner.seen.acquire(timeout=LONG_S)  # amid a poll
     child = os.fork()
     if child == 0:
-        here.end()  # as at the end of a program
+        here.stop()  # as at the end of a program
         os._exit(sum(thread.name == THREAD for thread in threading.enumerate()))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    door.go_on.set()
+    inner.go_on.set()
     assert here.receive() == 0

@@ -340,7 +340,7 @@ class TestGPUs:
     @pytest.mark.parametrize(("hosts", "kept"), [("aa", 2), ("aaaa", 4), ("aaa", 2)])
     def test_places_must_be_those_of_all_ranks_in_order(self, hosts: str, kept: int) -> None:
         places = places_on(hosts, 1)[-kept:]
-        with pytest.raises(ConfigurationError, match="must be those of ranks 0 to 2, in order"):
+        with pytest.raises(ConfigurationError, match="pass those of ranks 0 to 2, in order"):
             Topology.plan(3).gpus(places)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD, GEM, Algorithm, Downpour, DynSGD
 from nnlo_common.testing import RandomOrder, Replay, Schedule, VirtualRun, train_virtually
-from nnlo_common.testing._schedules import Waiting
+from nnlo_common.testing._schedules import PendingRequest
 from tests.helpers.centers import SCHEDULES, watched_centers
 
 RULES: dict[str, Algorithm] = {
@@ -35,7 +35,7 @@ class Until:
     def __init__(self, schedule: Schedule, requests: int) -> None:
         self.schedule, self.left = schedule, requests
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
         self.left -= 1
         return self.schedule.choose(waiting) if self.left >= 0 else None
 

@@ -17,7 +17,7 @@ from nnlo_common.algorithms import GEM, CenterRule, Contribution, Downpour
 from nnlo_common.algorithms._gem import GEMCenter, GEMWorker
 from nnlo_common.protocol import Kind
 from nnlo_common.testing import Schedule, VirtualRun, train_virtually
-from nnlo_common.testing._schedules import Waiting
+from nnlo_common.testing._schedules import PendingRequest
 from tests.helpers.centers import SCHEDULES, Matrix, watched_centers
 
 Vector = NDArray[np.float32]
@@ -169,7 +169,7 @@ class Told:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.chosen = schedule, []
 
-    def choose(self, waiting: Sequence[Waiting]) -> Waiting | None:
+    def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest | None:
         item = self.schedule.choose(waiting)
         self.chosen.append(item)
         return item
@@ -210,7 +210,7 @@ def test_pull_and_commit_are_one_transaction(p: int, servers: int, seed: int) ->
         assert queued_behind_the_lock([item for item in told.chosen if item.shard == shard]) > 20
 
 
-def queued_behind_the_lock(chosen: Sequence[Waiting]) -> int:
+def queued_behind_the_lock(chosen: Sequence[PendingRequest]) -> int:
     """How many had to wait for the lock, which must go round in the order in which it was asked for."""
     queue: deque[int] = deque()
     queued = 0

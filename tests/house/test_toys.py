@@ -143,7 +143,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["toy_jets.py", str(tmp_path), "--jets", "1", "--files", "2"])
     with pytest.raises(SystemExit):
         toy_jets.main()
-    assert "--files 2: it has to be between 1 and --jets 1" in capsys.readouterr().err
+    assert "--files 2: choose from 1 to --jets 1" in capsys.readouterr().err
 
 
 def test_features_are_standardised_and_padding_stays_zero(tmp_path):

@@ -1,4 +1,4 @@
-"""MPI doors without any training: rank 0 serves, all others talk with it. Says which checks went well."""
+"""MPI endpoints without any training: rank 0 serves, all others talk with it. Says which checks went well."""
 
 import sys
 import time
@@ -16,8 +16,8 @@ world = MPIWorld(World())
 rank, workers = world.rank, range(1, world.size)
 
 
-def door(size, depth=1, shards=1, world=world):
-    """Open a door; every worker has a link to rank 0 for each shard."""
+def endpoint(size, depth=1, shards=1, world=world):
+    """Open an endpoint; every worker has a link to rank 0 for each shard."""
     peers = workers if rank == 0 else [0]
     links = [Link(peer, shard, size, depth, serving=rank == 0) for peer in peers for shard in range(shards)]
     return world.open(links)
@@ -39,7 +39,7 @@ def numbers(size, of=rank):
 def order():
     """A long message, a header, a short one and a header arrive in this order, in both directions."""
     size, kinds = 1_000_000, [Kind.PUSH, Kind.PULL, Kind.COMMIT, Kind.LEAVE]
-    here = door(size, depth=4)
+    here = endpoint(size, depth=4)
     for turn in range(5):
         if rank:
             for index, kind in enumerate(kinds):
@@ -73,7 +73,7 @@ def order():
 def framed():
     """Vectors in frames leave from where they are: the header is written in front of them."""
     flats = [FlatVector.of([numbers(5)]), FlatVector.of([numbers(5) + 100])]
-    here = door(5)
+    here = endpoint(5)
     for turn in range(20):
         if rank:
             flat = flats[turn % 2]
@@ -120,7 +120,7 @@ def slices():
 
 def one_way():
     """Many messages without a reply: none is lost, and the sender's vector may change at once."""
-    here, vector = door(4), numbers(4)
+    here, vector = endpoint(4), numbers(4)
     if rank:
         for sequence in range(100):
             if sequence % 3:
@@ -146,7 +146,7 @@ def one_way():
 
 def header():
     """Everything in the header arrives; a message without a vector leaves the frame's numbers alone."""
-    here = door(2)
+    here = endpoint(2)
     if rank:
         here.send(0, message(Kind.JOIN, 2**63))
         here.release(0, here.receive().frame)
@@ -162,7 +162,7 @@ def header():
 
 def frames():
     """However many messages: the memory they lie in is that of the links, `depth` each."""
-    here, seen = door(2, depth=2), set()
+    here, seen = endpoint(2, depth=2), set()
     for turn in range(50):
         if rank:
             here.send(0, message(Kind.PULL, turn))
@@ -186,12 +186,12 @@ def posted():
     MPICH has about two thousand communicators, so that none may be left behind.
     """
     for _ in range(2200):
-        door(1, depth=2).close()
+        endpoint(1, depth=2).close()
 
 
 def unread():
     """Closing is possible although a message came that nobody has looked at."""
-    here = door(4)
+    here = endpoint(4)
     if rank:
         here.send(0, message(Kind.COMMIT, 1, numbers(4)))
     together()
@@ -202,7 +202,7 @@ def big():
     """20 MB there and back, changed on the way, from all workers at once."""
     size = 5_000_000
     flat = FlatVector.of([numbers(size)])
-    here = door(size)
+    here = endpoint(size)
     for turn in range(3):
         if rank:
             here.send(0, message(Kind.EXCHANGE, turn, flat.vector), flat.frame)
@@ -220,7 +220,7 @@ def big():
 
 def timeout():
     """Nothing comes in time, and what comes later is not lost."""
-    here = door(1)
+    here = endpoint(1)
     for seconds in (0.0, 0.05):
         start = time.perf_counter()
         assert here.receive(seconds) is None
@@ -237,26 +237,26 @@ def timeout():
 
 def several():
     """Doors that are open at the same time do not hear each other; they may be closed in any order."""
-    doors = [door(3) for _ in range(3)]
+    endpoints = [endpoint(3) for _ in range(3)]
     if rank:
         for index in (2, 0, 1):
-            doors[index].send(0, message(Kind.COMMIT, index, numbers(3) + 10 * index))
+            endpoints[index].send(0, message(Kind.COMMIT, index, numbers(3) + 10 * index))
     for index in (0, 1, 2) if rank == 0 else ():
         for _ in workers:
-            event = doors[index].receive()
+            event = endpoints[index].receive()
             assert event.message.sequence == index
             assert np.array_equal(event.message.vector, numbers(3, event.message.sender) + 10 * index)
-            doors[index].release(event.message.sender, event.frame)
-        assert doors[index].receive(0) is None
+            endpoints[index].release(event.message.sender, event.frame)
+        assert endpoints[index].receive(0) is None
     for index in (1, 2, 0):
-        doors[index].close()
+        endpoints[index].close()
 
 
 def foreign():
     """What the program itself sends on its communicator, with our very tags, comes to the program."""
     comm = MPI.COMM_WORLD.Dup()
     theirs = np.full(40, 77, "u1")
-    here = door(4, depth=2, world=MPIWorld(World(comm)))
+    here = endpoint(4, depth=2, world=MPIWorld(World(comm)))
     peers = workers if rank == 0 else [0]
     sent = [comm.Isend(theirs, peer, tag) for peer in peers for tag in range(4)]
     if rank:
@@ -283,7 +283,7 @@ def foreign():
 
 def empty():
     """A shard may be empty: its vector has no numbers, but it is there."""
-    here = door(0)
+    here = endpoint(0)
     if rank:
         here.send(0, message(Kind.EXCHANGE, 1, np.empty(0, "f4")))
         event = here.receive()

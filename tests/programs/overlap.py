@@ -22,12 +22,12 @@ from nnlo_common.cluster.transport import _mpi  # noqa: E402
 from nnlo_common.cluster.transport._endpoint import Link  # noqa: E402
 from nnlo_common.cluster.transport._mpi import MPIEndpoint  # noqa: E402
 from nnlo_common.cluster.transport._mpi_world import MPIWorld  # noqa: E402
-from nnlo_common.cluster.transport._progress import OverlappedEndpoint  # noqa: E402
+from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint  # noqa: E402
 from nnlo_common.cluster.transport._world import World  # noqa: E402
 from nnlo_common.protocol import Kind, Message  # noqa: E402
 
 STEPS = 5
-if CHECK != "patient":  # as between hosts
+if CHECK != "reads_late":  # as between hosts
     _mpi.SHORT_BYTES = 0
 
 
@@ -59,21 +59,21 @@ def overlap():
     def compute(me):
         assert type(endpoint(me)) is OverlappedEndpoint
         assert len(threads()) == 1
-        door, end_s = endpoint(me)._door, time.monotonic() + LONG_S
-        while not door._ready and time.monotonic() < end_s:
+        inner, end_s = endpoint(me)._inner, time.monotonic() + LONG_S
+        while not inner._ready and time.monotonic() < end_s:
             time.sleep(1e-3)
-        taken.append(len(door._ready))
+        taken.append(len(inner._ready))
 
     me = train(1, compute)
     assert taken == ([] if me.role == "server 0" else [1] * STEPS), taken
 
 
-def patient():
+def reads_late():
     """Short replies of this host are read when their worker is back: without a thread, the same numbers."""
 
     def compute(me):
         assert type(endpoint(me)) is MPIEndpoint
-        assert endpoint(me).patient
+        assert endpoint(me).reads_late
         assert not threads()
         time.sleep(5e-3)  # so the server does not hurry any more
 
@@ -92,7 +92,7 @@ def without():
     served = threading.enumerate()
     train(1)
     started = set(threading.enumerate()) - set(served)
-    assert {thread.name for thread in started} <= {"nnlo-neighbours"}  # which calls no MPI
+    assert {thread.name for thread in started} <= {"nnlo-host-peers"}  # which calls no MPI
 
 
 def granted_less():
@@ -128,8 +128,8 @@ def too_long():
     for call in (here.receive, here.receive, lambda: here.send(0, None)):
         with pytest.raises(MPI.Exception):
             call()
-    here._door.send(0, Message(Kind.LEAVE, 1, 2))
-    here._door.flush()
+    here._inner.send(0, Message(Kind.LEAVE, 1, 2))
+    here._inner.flush()
 
 
 def fork():

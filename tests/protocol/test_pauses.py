@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nnlo_common import FlatVector, PeerLostError
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Action, Compute, Server, Shard, Standing, Worker
-from nnlo_common.testing import Interleaved, RoundRobin, VirtualCluster, Waiting
+from nnlo_common.testing import Interleaved, PendingRequest, RoundRobin, VirtualCluster
 from nnlo_common.training.checkpoint import Store, packed_tree, unpacked_tree
 from tests.facts.test_f15_resume import CASES, CURVATURE, SHAPES, SIZE, Case, plain
 
@@ -153,7 +153,7 @@ class Asking:
     def __init__(self, server: Server, after: int, schedule: Any) -> None:
         self.server, self.left, self.schedule = server, after, schedule
 
-    def choose(self, waiting: list[Waiting]) -> Waiting | None:
+    def choose(self, waiting: list[PendingRequest]) -> PendingRequest | None:
         if self.left == 0:
             self.server.pauses.wanted = True
         self.left -= 1

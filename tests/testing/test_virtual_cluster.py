@@ -26,11 +26,11 @@ from nnlo_common.protocol import Activity, Kind, Send, Server, Shard, Wait, Work
 from nnlo_common.testing import (
     ByTime,
     Interleaved,
+    PendingRequest,
     RandomOrder,
     Replay,
     RoundRobin,
     VirtualCluster,
-    Waiting,
     train_virtually,
 )
 
@@ -102,7 +102,9 @@ def test_the_invariants_are_checked_without_changing_anything():
 
 def waiting(*items):
     """Requests as (shard, worker, kind, arrival); sorted, as the cluster gives them."""
-    return [Waiting(shard, worker, kind, float(arrival)) for shard, worker, kind, arrival in sorted(items)]
+    return [
+        PendingRequest(shard, worker, kind, float(arrival)) for shard, worker, kind, arrival in sorted(items)
+    ]
 
 
 def chosen(schedule, *items):
@@ -264,10 +266,10 @@ def test_a_vector_takes_longer_the_longer_it_is():
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda order: [9, *order], r"goes on with \{0: \[9, 1, 2, 3, 1\]\}"),
+        (lambda order: [9, *order], r"continues with \{0: \[9, 1, 2, 3, 1\]\}"),
         (lambda order: [1, 1, *order[2:]], r"but waiting are \[\(0, 2\), \(0, 3\)"),
         (lambda order: [*order, 3], None),
-        (lambda order: [*order[:-1], 2], r"goes on with \{0: \[2\]\}.*waiting are \[\(0, 3\)\]"),
+        (lambda order: [*order[:-1], 2], r"continues with \{0: \[2\]\}.*waiting are \[\(0, 3\)\]"),
     ],
 )
 def test_a_log_of_another_run_is_refused(change, problem):
@@ -278,7 +280,9 @@ def test_a_log_of_another_run_is_refused(change, problem):
         return
     with pytest.raises(ProtocolError, match=problem) as refusal:
         run(schedule=Replay({0: change(order)}))
-    assert "recorded with the same program, options and number of ranks?" in str(refusal.value)
+    assert "replay it with the program, options and number of ranks that it was recorded with" in str(
+        refusal.value
+    )
 
 
 def test_where_the_log_ends_the_run_ends():
@@ -364,7 +368,7 @@ def joins_only(worker: Worker) -> Activity:
 
 @pytest.mark.parametrize("program", [waits_for_nothing, never_sends])
 def test_who_waits_for_what_nobody_sends_hangs(program):
-    with pytest.raises(PeerLostError, match="rank 1: waits for a reply that nobody will ever send") as hang:
+    with pytest.raises(PeerLostError, match="rank 1: waits for a reply that no server will send") as hang:
         cluster_of(program).run()
     assert hang.value.rank == 1
 
@@ -470,10 +474,10 @@ def test_numbers_may_be_those_of_numpy():
 @pytest.mark.parametrize(
     ("algorithm", "problem"),
     [
-        (EASGD(), "with EASGD each worker steps by itself and it would not be used; pass local= instead"),
-        (LocalSGD(), "with LocalSGD each worker steps by itself .* pass local= instead"),
-        (GEM(), "with GEM the algorithm brings its own way of stepping .* leave it out"),
-        (EAMSGD(learning_rate=0.1), "with EAMSGD the algorithm brings its own way .* leave it out"),
+        (EASGD(), "with EASGD each worker steps by itself, so it would not be used; pass local= instead"),
+        (LocalSGD(), "with LocalSGD each worker steps by itself, .* pass local= instead"),
+        (GEM(), "with GEM the algorithm steps by itself, .* leave it out"),
+        (EAMSGD(learning_rate=0.1), "with EAMSGD the algorithm steps by itself, .* leave it out"),
     ],
 )
 def test_an_optimizer_that_would_not_be_used_is_refused(algorithm, problem):

@@ -1,4 +1,4 @@
-"""Back-off for waits: poll at once at first, then ever less often, so that a waiting rank costs little."""
+"""Back-off between polls: none at first, then growing pauses, so that a waiting rank costs little CPU."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable
 
 __all__ = ["LONGEST_S", "Backoff"]
 
-# A short message is answered within this time, so looking without a pause is worth the core...
+# A short message is answered within this time, so polling without a pause is worth the core.
 _SPIN_S = 300e-6
-# ...and afterwards pauses are a tenth of the time already waited: at most a tenth is lost on top of it,
+# Afterwards a pause is a tenth of the time waited so far, so a message is seen at most a tenth later,
 _PAUSE_PER_WAITED = 0.1
 _SHORTEST_PAUSE_S = 20e-6
-# up to this, so that a message is seen within a millisecond even after hours.
+# and never longer than this, so that it is seen within a millisecond even after hours.
 LONGEST_S = 500e-6
 
 
 class Backoff:
-    """Pauses between looks; one object for one wait.
+    """Pauses between the polls of one wait.
 
     Args:
         longest_s: the longest pause.
-        clock: tells the time.
-        sleep: pauses; says whether it was woken, and so something is about to come.
+        clock: returns the time in seconds.
+        sleep: pauses; returns True if another rank woke it, because a message is about to arrive.
 
     Example:
-        >>> backoff = Backoff(clock=lambda: 0.0)  # for which no time passes
+        >>> backoff = Backoff(clock=lambda: 0.0)  # no time passes
         >>> backoff.pause()  # returns at once: the wait has only begun
         True
     """
@@ -43,14 +43,14 @@ class Backoff:
         self._start_s = self._quiet_s = clock()
 
     def pause(self, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """Pause before the next look; say whether that is to be one of many in a row.
+        """Pause before the next poll; return whether to poll many times in a row.
 
         Args:
-            hurry: whether something is on its way that will not arrive unless we keep looking.
+            hurry: whether a message is moving that needs our polls to arrive.
         """
         waited_s = self._clock() - self._quiet_s
         if waited_s < _SPIN_S or hurry():
-            os.sched_yield()  # another rank may want this very core to answer us
+            os.sched_yield()  # the answering rank may need this core
             return True
         woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), self._longest_s))
         if woken:

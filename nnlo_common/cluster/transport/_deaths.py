@@ -1,7 +1,7 @@
-"""Deaths of ranks as MPI's failure mitigation reports them, each passed on once.
+"""Deaths of ranks as MPI's failure mitigation (ULFM) reports them, each returned once.
 
-`mpiexec --with-ft ulfm` leaves the others alone when a rank dies. Whatever they have under way with
-it ends with an error; who it is then says the communicator.
+Under `mpiexec --with-ft ulfm` the other ranks survive a death. Their requests with the dead rank fail, and
+the communicator then names it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._world import MPI
 
-__all__ = ["Deaths", "limit_farewell"]
+__all__ = ["Deaths", "limit_finalize"]
 
-# When a rank has died, or dies meanwhile, MPI_Finalize of Open MPI 5.0 sometimes never returns.
-_FAREWELL_S = 5.0
+# After a death, MPI_Finalize of Open MPI 5.0 sometimes never returns.
+_FINALIZE_LIMIT_S = 5.0
 
 
 class Deaths:
-    """The dead ranks of one communicator, as far as this rank knows.
+    """The dead ranks that this rank knows of, on one communicator.
 
     Args:
-        comm: the communicator; its errors become exceptions.
+        comm: the communicator; from now on its errors are raised as exceptions.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        comm.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py turns into exceptions
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises the returned errors
         self.known: set[int] = set()
 
-    def news(self, error: MPI.Exception) -> list[int]:
-        """Return the ranks whose death is behind `error` and was not known.
+    def new(self, error: MPI.Exception) -> list[int]:
+        """Return the dead ranks not known before `error`.
 
         Raises:
-            MPI.Exception: nobody has died, so it is an error of another kind.
+            MPI.Exception: `error` itself, if no rank has died.
         """
         failed, own = self._comm.Get_failed(), self._comm.Get_group()
         dead = set(MPI.Group.Translate_ranks(failed, list(range(failed.Get_size())), own))
@@ -45,25 +45,25 @@ class Deaths:
         self.known |= dead
         return fresh
 
-    def refuse(self, error: MPI.Exception, doing: str) -> PeerLostError:
-        """Return what to raise where all ranks are needed, and `error` came instead."""
-        rank = min(self.news(error), default=min(self.known, default=0))
+    def lost_error(self, error: MPI.Exception, doing: str) -> PeerLostError:
+        """Return the error to raise where `error` ended an operation that needs all ranks."""
+        rank = min(self.new(error), default=min(self.known, default=0))
         return PeerLostError(
             rank, f"has died while all ranks were {doing}, which needs all of them; start the job again"
         )
 
 
-def limit_farewell(comm: MPI.Intracomm) -> None:
-    """At the end of a program, where ranks may be lost: let the end of MPI take no longer than it may.
+def limit_finalize(comm: MPI.Intracomm) -> None:
+    """Limit the time of MPI_Finalize at the end of a program that tolerates deaths.
 
-    All wait for each other here, where a death is noticed, so that they come to the end of MPI together.
-    Nothing of Python runs by then, so the operating system has to end the process.
+    The ranks first meet here, where a death is noticed, so that they enter MPI_Finalize together. No Python
+    runs inside it, so a timer of the operating system ends the process.
     """
     if MPI.Is_finalized():
         return
-    with contextlib.suppress(MPI.Exception):  # somebody has died
+    with contextlib.suppress(MPI.Exception):  # a rank has died
         everyone, backoff = comm.Ibarrier(), Backoff()
         while not everyone.Test() and not comm.Get_failed().Get_size():
             backoff.pause()
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-        signal.setitimer(signal.ITIMER_REAL, _FAREWELL_S)
+        signal.setitimer(signal.ITIMER_REAL, _FINALIZE_LIMIT_S)

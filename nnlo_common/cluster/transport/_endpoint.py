@@ -14,13 +14,13 @@ __all__ = ["Endpoint", "Link", "RankWorld"]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One pair of ranks that exchange messages about one shard, as one of the two sees it.
+    """One pair of ranks that exchange messages about one shard, seen from one side.
 
     Attributes:
         peer: the other rank.
-        shard: what they talk about.
-        size: how many numbers a message may hold.
-        depth: how many messages may be on their way to this side at once.
+        shard: the index of the shard.
+        size: the largest number of values in a message.
+        depth: how many messages may be in flight to this side at once.
         serving: this side is the server.
     """
 
@@ -32,44 +32,44 @@ class Link:
 
 
 class Endpoint(Protocol):
-    """One rank's door: sends, receives and owns the memory that messages lie in.
+    """One rank's end of a transport: sends, receives, and owns the memory of the messages.
 
-    A vector that is sent without a frame must stay as it is until its reply has come (for one-way
-    messages: until the next reply from the same rank).
+    Do not change a vector sent without a frame before its reply arrives (for one-way messages: before the
+    next reply from the same rank).
     """
 
     def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`, from the `frame` that holds its vector, if there is one.
 
-        A frame that came from `peer` is given back once the message has left. In any other one the vector
-        stays as it is until then.
+        A frame received from `peer` is released once the send completes. Do not change the vector of any
+        other frame before that.
         """
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
-        """Wait for the next event, without burning a core; None if there was none in time.
+        """Wait for the next event without burning a core; None after `timeout_s`.
 
-        Without a time limit there always is one.
+        Without a time limit it waits until there is one.
         """
 
     def release(self, peer: int, frame: Frame) -> None:
-        """Give back the memory of a message from `peer` that is not replied to."""
+        """Release the memory of a message from `peer` that gets no reply."""
 
     def flush(self) -> None:
-        """See to it that what was sent without a frame leaves; call it before a long absence.
+        """Make sends without a frame progress; call it before computing for long.
 
-        Either it has left on return, or somebody else goes on with it and with taking in replies.
+        On return they are complete, or a thread completes them and receives the replies.
         """
 
     def close(self) -> None:
-        """Let everything leave that was sent, and give all memory back."""
+        """Complete all sends and release all memory."""
 
 
 class RankWorld(Protocol):
-    """A set of ranks, as one of them sees it: MPI's, or threads of one process."""
+    """A set of ranks, seen from one of them: MPI processes, or threads of one process."""
 
-    #: Whether each rank is a process of its own, whose settings are its own too.
+    #: Whether each rank is a process, with process-wide settings of its own.
     own_process: bool
-    #: Whether the others go on when one of them dies.
+    #: Whether the other ranks survive the death of one.
     survives_loss: bool
 
     @property
@@ -86,25 +86,25 @@ class RankWorld(Protocol):
 
     @property
     def recalled(self) -> bool:
-        """Whether a training is to leave after its next checkpoint, for more ranks of a search to go on."""
+        """Whether a training must stop after its next checkpoint: a search resumes it on more ranks."""
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
 
     def open(self, links: Sequence[Link]) -> Endpoint:
-        """Open this rank's door (collective)."""
+        """Open an endpoint for these links (collective)."""
 
     def engage(self) -> Callable[[], None]:
-        """Make this rank's failure or early end everybody's, until the returned function is called."""
+        """Abort the job if this rank fails or exits before the returned function is called."""
 
     def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call this when the script is over, unless the returned function is called before."""
+        """Register `call` for the end of the script; the returned function cancels it."""
 
     def at_meeting(self, call: Callable[[], object]) -> None:
-        """Call this before this rank waits for others outside of a training; only a search makes it wait."""
+        """Register `call` for when this rank waits outside of a training; only a search does that."""
 
     def drop(self, rank: int) -> bool:
-        """End another rank, if that is possible and the others go on without it; say whether."""
+        """Kill another rank if the rest survive it; return whether it was killed."""
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

@@ -1,7 +1,7 @@
-"""Short texts between any two ranks, whenever there is something to say: the post beside the doors.
+"""Mail: short texts between any two ranks at any time.
 
-A door (`Endpoint`) carries the vectors of one training between ranks that have agreed on it. Mail needs no
-agreement: any rank writes to any other, and who reads looks at what has come.
+An `Endpoint` carries the vectors of one training along links agreed on beforehand. Mail needs no links: any
+rank sends to any other, and the receiver polls.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ __all__ = ["DivisibleWorld", "Mail", "PartWorld"]
 
 
 class Mail(Protocol):
-    """One rank's letter box, and its way to all others."""
+    """One rank's mailbox."""
 
     def send(self, peer: int, text: str) -> None:
-        """Send a text; letters of one rank to another arrive in their order."""
+        """Send a text; texts from one rank to another arrive in order."""
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
-        """Return the next letter with its sender; None if none came within `timeout_s`.
+        """Return the next sender and text; None after `timeout_s`.
 
-        Where deaths are survived each is told once.
+        Where ranks survive deaths, each death is returned once, as `Lost`.
         """
 
     def close(self) -> None:
-        """Let everything leave that was sent; all ranks call it, with no letter under way."""
+        """Complete all sends; all ranks call it, after every text was received."""
 
 
 class PartWorld(RankWorld, Protocol):
-    """A part of other ranks."""
+    """A subset of the ranks of another world."""
 
-    def give_up(self) -> None:
-        """Let nobody wait any more where all of these ranks are needed, as one of them is dead."""
+    def revoke(self) -> None:
+        """End every collective wait of these ranks with an error, because one of them is dead."""
 
     def close(self) -> None:
-        """Give back what was taken to cut it out (collective)."""
+        """Release the resources of `DivisibleWorld.part` (collective)."""
 
 
 class DivisibleWorld(RankWorld, Protocol):
-    """Ranks that can be cut into parts, and can write to each other."""
+    """Ranks that can be split into parts and can send each other mail."""
 
     def mail(self) -> Mail:
-        """Open this rank's letter box (collective)."""
+        """Open this rank's mailbox (collective)."""
 
     def part(self, ranks: Sequence[int]) -> PartWorld:
-        """Return the world of these ranks, of which this one is, numbered anew (collective over them)."""
+        """Return the world of these ranks, this one among them, renumbered from 0 (collective over them)."""

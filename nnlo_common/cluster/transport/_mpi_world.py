@@ -1,4 +1,4 @@
-"""The ranks of an MPI communicator: how they meet, open doors to each other, and end."""
+"""Ranks of an MPI communicator: they gather texts, open endpoints, split into parts, and end."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import ClassVar, NoReturn
 from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import engage
 from nnlo_common.cluster._connecting import require_threads
-from nnlo_common.cluster.transport._deaths import Deaths, limit_farewell
-from nnlo_common.cluster.transport._doorbell import Doorbell
+from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
+from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
-from nnlo_common.cluster.transport._neighbours import Card, Neighbours
-from nnlo_common.cluster.transport._progress import OverlappedEndpoint
+from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
+from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.cluster.transport._world import MPI, World
 
 __all__ = ["MPIWorld"]
 
 _LOG = logging.getLogger(__name__)
 
-# So long a launcher may take to end a job in which a rank has died.
-_LAUNCHERS_TURN_S = 5.0
-# Ranks that meet take milliseconds, or as long as a checkpoint's last bytes; one that is dead never comes.
-_DEAD_S = 60.0
+# How long a launcher may take to end a job in which a rank has died.
+_LAUNCHER_GRACE_S = 5.0
+# Living ranks meet within milliseconds, or within the end of a checkpoint's write; a dead one never comes.
+_MEETING_LIMIT_S = 60.0
 
 
-class _Farewell:
+class _FinalizeLimit:
     prepared: ClassVar[bool] = False
 
 
@@ -57,11 +57,11 @@ class MPIWorld:
         self.facts, self._watches = world, watches
         self.rank, self.size, self.host = world.rank, world.size, world.host
         self.survives_loss = world.survives_loss()
-        self._neighbours: Neighbours | None = None
-        if self.survives_loss and watches and not _Farewell.prepared:
-            # Before anything that is to be done at the end of a program, so after it; all ranks meet once.
-            _Farewell.prepared = True
-            atexit.register(limit_farewell, world.comm)
+        self._host_peers: HostPeers | None = None
+        if self.survives_loss and watches and not _FinalizeLimit.prepared:
+            # Registered first, so that atexit runs it last.
+            _FinalizeLimit.prepared = True
+            atexit.register(limit_finalize, world.comm)
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
@@ -69,55 +69,59 @@ class MPIWorld:
             return self.facts.gather_text(text)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
-        """Open this rank's door on a communicator of its own (collective)."""
-        bell = Doorbell()
-        cards = [Card.of_text(text) for text in self.gather_text(Card.own(self.host, bell.address).to_text())]
-        bells = {rank: card.bell for rank, card in enumerate(cards) if card.bell and card.host == self.host}
-        self._neighbours = Neighbours(self.rank, cards)
+        """Open an endpoint on a communicator of its own (collective)."""
+        wakeup = Wakeup()
+        mine = ProcessAddress.own(self.host, wakeup.address)
+        peers = [ProcessAddress.of_text(text) for text in self.gather_text(mine.to_text())]
+        wakeups = {
+            rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
+        }
+        self._host_peers = HostPeers(self.rank, peers)
         if self._watches and not self.survives_loss:
-            self._neighbours.watch(self._tell_death)
+            self._host_peers.watch(self._report_death)
         with self._all_needed():
             comm = self.facts.comm.Dup()
-        door = MPIEndpoint(comm, links, bell, bells)
-        return OverlappedEndpoint(door) if not door.patient and self._overlaps(links) else door
+        endpoint = MPIEndpoint(comm, links, wakeup, wakeups)
+        overlapped = not endpoint.reads_late and self._overlaps(links)
+        return OverlappedEndpoint(endpoint) if overlapped else endpoint
 
     def engage(self) -> Callable[[], None]:
-        """Make this rank's failure or early end everybody's, until the returned function is called."""
+        """Abort the job if this rank fails or exits before the returned function is called."""
         disengage = engage(self)
 
         def leave() -> None:
             disengage()
-            self._farewell()
+            self._announce_end()
 
         return leave
 
     def drop(self, rank: int) -> bool:
-        """End a rank of this host, where its death is survived."""
-        return self.survives_loss and self._neighbours is not None and self._neighbours.kill(rank)
+        """Kill a rank of this host if the rest survive it; return whether it was killed."""
+        return self.survives_loss and self._host_peers is not None and self._host_peers.kill(rank)
 
     def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call this when the program ends; what fails then is reported like any other failure."""
+        """Register `call` for the end of the program; its failure is reported like any other."""
 
         def last() -> None:
             try:
                 call()
-            except Exception as error:  # atexit would only print it, and the other ranks would wait
+            except Exception as error:  # atexit only prints it, and the other ranks would wait
                 sys.excepthook(type(error), error, error.__traceback__)
 
         atexit.register(last)
         return lambda: atexit.unregister(last)
 
     def at_meeting(self, call: Callable[[], object]) -> None:
-        """Do nothing: outside of a search nobody waits outside of a training."""
+        """Do nothing: without a search no rank waits outside of a training."""
 
     def mail(self) -> MPIMail:
-        """Open this rank's letter box (collective)."""
+        """Open this rank's mailbox (collective)."""
         return MPIMail(self.facts.comm.Dup(), survives_loss=self.survives_loss)
 
     def part(self, ranks: Sequence[int]) -> MPIWorld:
-        """Return the world of these ranks, of which this one is (collective over them).
+        """Return the world of these ranks, this one among them (collective over them).
 
-        It does not watch for deaths: who leaves a training there goes on to the next one.
+        It does not watch for deaths: a rank that leaves one training there starts the next.
         """
         everyone = self.facts.comm.Get_group()
         group = everyone.Incl(ranks)
@@ -127,59 +131,59 @@ class MPIWorld:
         everyone.Free()
         return MPIWorld(World(comm), watches=False)
 
-    def give_up(self) -> None:
-        """Let nobody wait any more where all of these ranks are needed, as one of them is dead."""
+    def revoke(self) -> None:
+        """End every collective wait of these ranks with an error, because one of them is dead."""
         with contextlib.suppress(MPI.Exception):
             self.facts.comm.Revoke()
 
     def close(self) -> None:
         """Free the communicator of a part."""
-        with contextlib.suppress(*[MPI.Exception] if self.survives_loss else []):  # given up
+        with contextlib.suppress(*[MPI.Exception] if self.survives_loss else []):  # revoked
             self.facts.comm.Free()
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
-        self._farewell()
+        self._announce_end()
         self.facts.abort(code)
 
-    def _farewell(self) -> None:
-        if self._neighbours is not None:
-            self._neighbours.farewell()
+    def _announce_end(self) -> None:
+        if self._host_peers is not None:
+            self._host_peers.announce_end()
 
-    def _tell_death(self, rank: int) -> None:
-        """Say who has died, before the launcher ends this rank too; a launcher that does not is helped."""
+    def _report_death(self, rank: int) -> None:
+        """Report the dead rank before the launcher ends this one; abort if the launcher does not."""
         os.write(
             2,
             f"nnlo: rank {rank} of {self.size} on {self.host} has died (killed, crashed or out of memory), "
-            "so the job ends. The same command goes on from the newest checkpoint, if there is one. "
-            "Under Open MPI, mpiexec --with-ft ulfm lets the others go on without a dead worker\n".encode(),
+            "so the job ends. Rerun the same command to resume from the newest checkpoint, if there is one. "
+            "Under Open MPI, mpiexec --with-ft ulfm lets a job survive a dead worker\n".encode(),
         )
-        time.sleep(_LAUNCHERS_TURN_S)
+        time.sleep(_LAUNCHER_GRACE_S)
         self.facts.abort(1)
 
     @contextlib.contextmanager
     def _all_needed(self) -> Iterator[None]:
-        """Say who has died, where MPI cannot go on without that rank."""
+        """Raise `PeerLostError` where a collective call fails because a rank has died."""
         try:
             yield
         except MPI.Exception as error:
             if not self.survives_loss:
                 raise
-            raise Deaths(self.facts.comm).refuse(error, "taking up their parts") from None
+            raise Deaths(self.facts.comm).lost_error(error, "taking up their parts") from None
 
     @contextlib.contextmanager
     def _released_by_end(self) -> Iterator[None]:
-        """End this rank where deaths are survived, should it wait in MPI for one that is dead."""
+        """End this rank if it waits too long in MPI for one that may be dead."""
         if not self.survives_loss:
             yield
             return
 
         def end() -> None:
             who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
-            os.write(2, f"{who} ends, as a rank has died that was to train with it\n".encode())
+            os.write(2, f"{who} ends, because a rank that was to train with it has died\n".encode())
             os._exit(1)
 
-        timer = threading.Timer(_DEAD_S, end)
+        timer = threading.Timer(_MEETING_LIMIT_S, end)
         timer.daemon = True
         timer.start()
         try:
@@ -188,11 +192,11 @@ class MPIWorld:
             timer.cancel()
 
     def _overlaps(self, links: Sequence[Link]) -> bool:
-        """Whether a thread is to look after a door: that of a worker that need not wait for each reply."""
+        """Whether to start a progress thread: for a worker that need not wait for each reply."""
         if any(link.serving for link in links) or all(link.depth == 1 for link in links):
             return False
         try:
-            # One lock keeps our own calls apart, but the program may make calls of its own.
+            # Our own calls share a lock, but the program may call MPI too.
             require_threads(self.facts, "MULTIPLE", why="exchanging while computing")
         except StartupError as error:
             _LOG.warning("messages will move only between steps: %s", error)

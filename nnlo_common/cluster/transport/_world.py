@@ -1,10 +1,10 @@
 """The MPI library as this process sees it; the only module that imports mpi4py.
 
-Importing this module initialises MPI (mpi4py does so), hence nothing imports it before MPI is wanted:
-`nnlo_common.cluster._connecting.connect` decides that. Other modules take `MPI` from here.
+Importing it initialises MPI (mpi4py does so), so `nnlo_common.cluster._connecting.connect` decides when to
+import it. Other modules take `MPI` from here.
 
-mpi4py asks for MPI_THREAD_MULTIPLE by itself. Whoever has set `mpi4py.rc` otherwise keeps that choice;
-`nnlo_common.cluster._connecting.require_threads` says so where it is not enough.
+mpi4py requests MPI_THREAD_MULTIPLE. A program that sets `mpi4py.rc` otherwise keeps its choice;
+`nnlo_common.cluster._connecting.require_threads` refuses it where it is too low.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from nnlo_common.cluster.transport._library import cuda_aware, one_line
 __all__ = ["MPI", "ThreadLevel", "World"]
 
 _LOG = logging.getLogger(__name__)
-# After so long the first and the second rank say that they wait.
-_PATIENCE_S = (10.0, 60.0)
+# When the first and the second rank report that they still wait.
+_REPORT_AFTER_S = (10.0, 60.0)
 
 ThreadLevel: TypeAlias = Literal["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
 
@@ -37,8 +37,8 @@ class World:
     """Facts about one communicator, its MPI library and this process's place in it.
 
     Args:
-        comm: the communicator of the job; None means `MPI.COMM_WORLD`. It is used as it is, not
-            duplicated: whoever sends messages duplicates it first.
+        comm: the communicator of the job; None means `MPI.COMM_WORLD`. It is not duplicated here:
+            duplicate it before you send messages.
 
     Example:
         >>> world = World()
@@ -71,17 +71,17 @@ class World:
 
     @property
     def thread_level(self) -> ThreadLevel:
-        """What the library granted: who may call MPI, one thread or several."""
+        """The thread level that the library granted: which threads may call MPI."""
         return _THREAD_LEVELS[MPI.Query_thread()]
 
     def ulfm_built(self) -> bool:
-        """Whether the library contains User-Level Failure Mitigation, switched on or not."""
+        """Whether the library has User-Level Failure Mitigation built in, enabled or not."""
         return any(_symbol(name) is not None for name in ("MPIX_Comm_is_revoked", "MPI_Comm_is_revoked"))
 
     def has_ulfm(self) -> bool:
-        """Whether failure mitigation is at work in this run, so that a dead rank need not end the job.
+        """Whether failure mitigation is enabled in this run, so that a dead rank need not end the job.
 
-        Open MPI carries it switched off; `mpiexec --with-ft ulfm` switches it on.
+        Open MPI disables it by default; `mpiexec --with-ft ulfm` enables it.
         """
         if not self.ulfm_built():
             return False
@@ -89,21 +89,21 @@ class World:
         return True if flag is None else flag
 
     def survives_loss(self) -> bool:
-        """Whether the others go on when a rank dies: only under Open MPI's `mpiexec --with-ft ulfm`.
+        """Whether other ranks survive a death: only under Open MPI's `mpiexec --with-ft ulfm`.
 
         MPICH has the calls, but its launcher ends the job.
         """
         return _open_mpi_flag("ompi_ftmpi_enabled") is True
 
     def cuda_aware(self) -> bool | None:
-        """Whether the library may be given addresses of GPU memory; None if it cannot say."""
+        """Whether the library accepts addresses of GPU memory; None if it does not say."""
         return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks, in the order of the ranks (collective).
 
         Args:
-            text: this rank's part, of any length.
+            text: this rank's text, of any length.
 
         Returns:
             One text per rank, the same list everywhere.
@@ -116,23 +116,23 @@ class World:
         return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
 
     def _wait(self, request: MPI.Request) -> None:
-        """Wait without burning the core, and so that Ctrl-C is heard; say so if it takes long."""
+        """Wait without burning the core or blocking Ctrl-C; warn if it takes long."""
         backoff = Backoff()
-        # One rank's word is enough; the second speaks where the first is the one that is missing.
-        patience_s = _PATIENCE_S[self.rank] if self.rank < len(_PATIENCE_S) else math.inf
+        # Rank 0 reports for all; rank 1 does where rank 0 is the one missing.
+        report_after_s = _REPORT_AFTER_S[self.rank] if self.rank < len(_REPORT_AFTER_S) else math.inf
         while not request.Test():
             backoff.pause()
-            if backoff.waited_s > patience_s:
+            if backoff.waited_s > report_after_s:
                 _LOG.warning(
-                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; each of them has to "
-                    "take part in the training, with the same script",
-                    *(self.rank, self.size, self.host, patience_s),
+                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; start the same script "
+                    "on each of them, and let each take part in the training",
+                    *(self.rank, self.size, self.host, report_after_s),
                 )
-                patience_s *= 10
+                report_after_s *= 10
 
     def abort(self, code: int) -> NoReturn:
-        """End every process of the whole job now, also those outside this communicator."""
-        end_within()  # where the launcher does not hear: it sees processes end
+        """End every process of the job now, also those outside this communicator."""
+        end_within()  # a launcher that misses the abort notices the dead processes
         MPI.COMM_WORLD.Abort(code)
         raise SystemExit(code)  # some libraries return before the launcher's signal arrives
 
@@ -146,8 +146,8 @@ _THREAD_LEVELS: dict[int, ThreadLevel] = {
 
 
 def _libraries() -> list[ctypes.CDLL]:
-    # The extension module is linked with the MPI library, so its handle finds that library's symbols;
-    # the second handle serves builds that open the library at run time instead.
+    # mpi4py's extension is linked with the MPI library; builds that load it at run time need the second
+    # handle.
     return [ctypes.CDLL(MPI.__file__), ctypes.CDLL(None)]
 
 

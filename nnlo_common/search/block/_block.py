@@ -167,7 +167,7 @@ def _settle(
             told = True
             channel.tell_partners(alarm)
         if channel.lost:
-            world.give_up()
+            world.revoke()
         world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
         while (found := channel.taken(RunOutcome)) is not None:
             outcomes[found[0]] = found[1]

@@ -143,11 +143,11 @@ class BlockWorld:
         for endpoint in self._endpoints:
             endpoint.drain()
 
-    def give_up(self) -> None:
-        """Free the ranks that wait where the transport opens an endpoint: a rank that is dead will not."""
+    def revoke(self) -> None:
+        """Free the ranks that wait where the transport opens an endpoint: a rank is dead and will not come."""
         if not self._given_up:
             self._given_up = True
-            self._ranks.give_up()
+            self._ranks.revoke()
 
     def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
         """Tell whether all has come that the ranks say they have sent, by rank."""
