@@ -37,16 +37,8 @@ from nnlo_common.data import (
     share,
 )
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.protocol import (
-    AnswerT,
-    EpochMeanQuery,
-    LedgerClient,
-    Moves,
-    Moving,
-    NoteQuery,
-    Query,
-    SampledData,
-)
+from nnlo_common.protocol import LedgerClient, Moves, Moving
+from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn

@@ -91,7 +91,7 @@ class Exchanges:
         """Note the weights that an execution begins with, where they matter."""
         if self._still and self.in_epoch == 0:
             self._before = self._weights.parameters.vector.copy()
-        if self._first and not self._sums and self._team.due_within(self._sizes.per_execution):
+        if self._first and not self._sums and self._team.worker.due_within(self._sizes.per_execution):
             self._weights.absorb()
             self._begun = self._weights.parameters.vector.copy()
 
@@ -140,7 +140,7 @@ class Exchanges:
         if left:
             self._weights.collect()
             self._change_gradient()
-            self._team.add_weight(self._taken_weight())
+            self._team.worker.add_weight(self._taken_weight())
         values = numbers(logs) if self.in_epoch else {}  # nothing was left for this worker
         self._team.ask(NoteQuery(epoch=epoch, values=values, weight=self.in_epoch or 1))
         self._team.end_epoch()
@@ -153,7 +153,7 @@ class Exchanges:
     def last_round(self) -> None:
         """Bring what was trained since the last round into the centre; once, with all ranks."""
         if self._weight:
-            self._team.add_weight(self._taken_weight())
+            self._team.worker.add_weight(self._taken_weight())
         self._team.last_round()
 
     def _refuse_changes(self, before: Vector) -> None:

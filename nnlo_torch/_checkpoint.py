@@ -237,7 +237,7 @@ class Checkpoint:
             "workers": 0 if member is None else member.workers,
             "model": layout_of(optimizer, optimizer._modules())
             if self._team is None
-            else self._team.layout.to_json(),
+            else self._team.model.parameters.layout.to_json(),
             "epoch": self._epoch,
             "batch": self._batch,
             "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._moving import Moves, Moving, MovingAverages, weighted
-from nnlo_common.protocol._queries import Answers
-from nnlo_common.protocol._query_messages import AverageAnswer, AverageQuery, Query
+from nnlo_common.protocol._queries import Answers, Handlers
+from nnlo_common.protocol._query_messages import AverageAnswer, AverageQuery
 
 __all__ = ["Averages"]
 
@@ -38,6 +38,7 @@ class Averages:
         layers: Sequence[Moving] = (),
         totals: npt.NDArray[np.float64] | None = None,
     ) -> None:
+        self.handlers: Handlers = {AverageQuery: self.ask}
         self._start: Vector = start.copy()
         self._layers = len(layers)
         self._moving = MovingAverages(start, layers, totals)
@@ -46,11 +47,6 @@ class Averages:
         # The answer for those who have not seen the centre as often as the rank that brought something last.
         self._views, self._earlier = 0, self._start
         self._answer: Vector | None = None  # as long as it does not change
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {AverageQuery: self.ask}
 
     def ask(self, rank: int, query: AverageQuery) -> Answers:
         """Take a vector, if one was brought, and return the average."""

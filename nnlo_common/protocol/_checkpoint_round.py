@@ -22,11 +22,9 @@ __all__ = [
     "CheckpointRound",
     "CloseDraft",
     "CopyOwn",
-    "DiskIdle",
     "DraftAsked",
     "DraftOpened",
     "Due",
-    "FinishOwn",
     "NothingMore",
     "OpenDraft",
     "PartReported",
@@ -44,9 +42,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Wished:
-    """A worker wants a checkpoint; `end`: and all are to leave after it."""
+    """A worker wants a checkpoint.
+
+    Attributes:
+        end: and all are to leave after it.
+        busy: this server still writes.
+    """
 
     end: bool
+    busy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class AllPaused:
-    """All workers pause; they have reported what they have written before, other servers perhaps not yet.
+    """All workers pause; they and this server have reported their parts of before, others perhaps not yet.
 
     Attributes:
         pauses: how many there were.
@@ -102,13 +106,8 @@ class NothingMore:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class DiskIdle:
-    """What was to be written here is written."""
-
-
 RoundEvent: TypeAlias = (
-    Wished | Due | AllPaused | DraftOpened | DraftAsked | PartReported | NothingMore | Lost | DiskIdle
+    Wished | Due | AllPaused | DraftOpened | DraftAsked | PartReported | NothingMore | Lost
 )
 
 
@@ -128,11 +127,6 @@ class SayLeftOut:
 @dataclass(frozen=True, slots=True)
 class CopyOwn:
     """Copy what this server has to save, before anything else is handled."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishOwn:
-    """Wait until this server's part of the draft is written, and report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +155,7 @@ class CloseDraft:
     trouble: str
 
 
-RoundAction: TypeAlias = (
-    AskForPause | SayLeftOut | CopyOwn | FinishOwn | OpenDraft | WriteOwn | TellDraft | CloseDraft
-)
+RoundAction: TypeAlias = AskForPause | SayLeftOut | CopyOwn | OpenDraft | WriteOwn | TellDraft | CloseDraft
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -195,7 +187,7 @@ class CheckpointRound:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.wanted = self.opening = self.end = self.recalled = False
-        self._last = self._busy = False
+        self._last = False
         self._ordered = False  # the disk is asked for a draft
         self._pauses = 0
         self._number: int | None = None  # of what is written after the last pause
@@ -213,7 +205,6 @@ class CheckpointRound:
             PartReported: self._reported,
             NothingMore: self._nothing_more,
             Lost: self._lose,
-            DiskIdle: self._idle,
         }
 
     @property
@@ -252,7 +243,7 @@ class CheckpointRound:
 
     def _wish(self, event: Wished) -> list[RoundAction]:
         self.end |= event.end
-        if not event.end and (self._busy or not self.closed):
+        if not event.end and (event.busy or not self.closed):
             return [SayLeftOut()]
         if self.wanted:
             return []
@@ -270,13 +261,12 @@ class CheckpointRound:
             return self._answers()
         self.opening, self._savers = True, event.savers | {self.rank}
         self._silent |= event.workers
-        unfinished = self.rank in self.awaited
-        return [CopyOwn(), FinishOwn()] if unfinished else [CopyOwn(), *self._move_on()]
+        return [CopyOwn(), *self._move_on()]
 
     def _opened(self, event: DraftOpened) -> list[RoundAction]:
         if not self._ordered:
             raise ProtocolError(f"draft {event.number} was opened, but none was asked for")
-        self.opening = self._busy = self._ordered = False
+        self.opening = self._ordered = False
         self.recalled = event.recalled and not self.end and not self._last
         self.end |= self.recalled
         self._number, self._silent = event.number, set()
@@ -305,10 +295,6 @@ class CheckpointRound:
         self._asking.pop(event.rank, None)
         return self._move_on()
 
-    def _idle(self, event: DiskIdle) -> list[RoundAction]:  # noqa: ARG002 - all handlers take theirs
-        self._busy = False
-        return []
-
     def _move_on(self) -> list[RoundAction]:
         """Close the draft if nobody is waited for, and open the next if all pause for it."""
         actions: list[RoundAction] = []
@@ -319,7 +305,7 @@ class CheckpointRound:
                 rank = min(missing)
                 how = "died before it had" if rank in self._lost else "not"
                 draft.trouble = f"rank {rank} has {how} written its part"
-            self._draft, self._busy = None, True
+            self._draft = None
             parts = tuple(part for _, part in sorted(draft.parts.items()) if not part.trouble)
             actions.append(CloseDraft(parts, draft.trouble))
         if self.opening and self._draft is None and not self._ordered:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.protocol._queries import Answers
+from nnlo_common.protocol._queries import Answers, Handlers
 from nnlo_common.protocol._query_messages import (
     BroadcastAnswer,
     BroadcastQuery,
@@ -14,7 +14,6 @@ from nnlo_common.protocol._query_messages import (
     MeanAnswer,
     MeanQuery,
     NoteQuery,
-    Query,
 )
 
 __all__ = ["Broadcasts", "EpochMeans", "Means", "Notes"]
@@ -31,13 +30,9 @@ class Means:
     """
 
     def __init__(self, members: Iterable[int], kind: type[MeanQuery] = MeanQuery) -> None:
-        self._members, self._kind = set(members), kind
+        self.handlers: Handlers = {kind: self.ask}
+        self._members = set(members)
         self._parts: dict[int, MeanQuery] = {}
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {self._kind: self.ask}
 
     @property
     def waiting(self) -> Mapping[int, MeanQuery]:
@@ -83,16 +78,12 @@ class EpochMeans:
     """
 
     def __init__(self, workers: Iterable[int]) -> None:
+        self.handlers: Handlers = {EpochMeanQuery: self.ask}
         self._workers = frozenset(workers)
         self._expected = set(self._workers)
         self._parts: dict[int, dict[int, EpochMeanQuery]] = {}
         self._means: dict[int, MeanAnswer] = {}
         self._waiting: dict[int, int] = {}  # for which epoch each rank waits
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {EpochMeanQuery: self.ask}
 
     def ask(self, rank: int, query: EpochMeanQuery) -> Answers:
         """Take one worker's part, if it is one, and answer when all have brought theirs."""
@@ -131,13 +122,9 @@ class Broadcasts:
     """
 
     def __init__(self, members: Iterable[int], source: int) -> None:
+        self.handlers: Handlers = {BroadcastQuery: self.ask}
         self._members, self._source = set(members), source
         self._asked: dict[int, BroadcastQuery] = {}
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {BroadcastQuery: self.ask}
 
     def ask(self, rank: int, query: BroadcastQuery) -> Answers:
         """Take one rank's query; what others than the source bring does not count."""
@@ -163,12 +150,8 @@ class Notes:
     """The weighted means of named numbers that workers have noted for an epoch; nobody waits for anybody."""
 
     def __init__(self) -> None:
+        self.handlers: Handlers = {NoteQuery: self.ask}
         self._notes: dict[int, dict[int, NoteQuery]] = {}  # by rank and epoch
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {NoteQuery: self.ask}
 
     def ask(self, rank: int, query: NoteQuery) -> Answers:
         """Take a note, if it holds anything, and return the means of all up to that epoch.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._state_tree import State
 from nnlo_common.data import WAIT, Lease, Leases
-from nnlo_common.protocol._queries import Answers
+from nnlo_common.protocol._queries import Answers, Handlers
 from nnlo_common.protocol._query_messages import (
     Answer,
     AnswerT,
@@ -38,11 +38,7 @@ class Leasing:
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
         self._workers, self._patient, self._may_wait = set(workers), patient, patient
         self._ledgers: dict[str, Leases] = {}
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {
+        self.handlers: Handlers = {
             LeaseQuery: self._take,
             GiveBackQuery: self._give_back,
             HeldLeasesQuery: self._held,

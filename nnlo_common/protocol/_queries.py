@@ -14,18 +14,18 @@ from nnlo_common.protocol._messages import Kind, Message
 from nnlo_common.protocol._query_messages import Answer, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.protocol._query_wire import QUERY_NUMBERS, read_answer, read_query, written
 
-__all__ = ["Answers", "QueryClient", "QueryHandler", "QueryService"]
+__all__ = ["Answers", "Handlers", "QueryClient", "QueryHandler", "QueryService"]
 
 #: Whom to tell what.
 Answers: TypeAlias = list[tuple[int, Answer]]
+#: What takes a query of a rank and returns the answers that can be given now, by kind of query.
+Handlers: TypeAlias = Mapping[type[Query[Any]], Callable[[int, Any], Answers]]
 
 
 class QueryHandler(Protocol):
     """Answers some kinds of queries, at once or later, in any order."""
 
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What takes a query of a rank and returns the answers that can be given now, by kind of query."""
+    handlers: Handlers
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Wait for `rank` no more; return the answers that this makes possible."""
@@ -159,7 +159,7 @@ class QueryClient:
     def ask(self, query: Query[Any]) -> list[Action]:
         """Ask; `answer` will hold the answer."""
         vector = written(query, self._room)
-        self.answer, self._expected = None, query.answer
+        self.answer, self._expected = None, query.answered_by()
         self._sequence += 1
         message = Message(Kind.ASK, self.rank, self._sequence, shard=self.shard, vector=vector)
         return [Send(self.service, message)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import numpy as np
 
@@ -56,37 +56,29 @@ def _none() -> Vector:
 class Answer:
     """What a rank is told; this one says only that it was heard."""
 
-    kind: ClassVar[str] = "heard"
-
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(Generic[AnswerT]):
-    """What a rank asks.
+    """What a rank asks; between the brackets is what answers it."""
 
-    Attributes:
-        kind: on the wire.
-        answer: what answers it.
-    """
-
-    kind: ClassVar[str]
-    answer: ClassVar[type[Answer]] = Answer
+    @classmethod
+    def answered_by(cls) -> type[Answer]:
+        """Return the kind of answer."""
+        kind: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveQuery(Query[Answer]):
     """I take part in nothing any more that others wait for; answered at once."""
 
-    kind: ClassVar[str] = "leave"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodbyeQuery(Query[Answer]):
     """I ask nothing any more; answered at once."""
-
-    kind: ClassVar[str] = "goodbye"
 
 
 # -- means and copies -------------------------------------------------------------------------------------
@@ -96,7 +88,6 @@ class GoodbyeQuery(Query[Answer]):
 class MeanAnswer(Answer):
     """Weighted means, and the sum of the weights."""
 
-    kind: ClassVar[str] = "means"
     means: Mapping[str, float]
     weight: float
 
@@ -111,8 +102,6 @@ class MeanQuery(Query[MeanAnswer]):
         epochs: after how many I ask; None: at no epoch's end.
     """
 
-    kind: ClassVar[str] = "mean"
-    answer: ClassVar[type[Answer]] = MeanAnswer
     values: Mapping[str, float]
     weight: float
     epochs: int | None = None
@@ -121,8 +110,6 @@ class MeanQuery(Query[MeanAnswer]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRoundQuery(MeanQuery):
     """How many steps no round has had, and then that all have made the last one; answered like a mean."""
-
-    kind: ClassVar[str] = "last round"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +120,6 @@ class EpochMeanQuery(Query[MeanAnswer]):
         epoch: counted from 0; None: I bring no more, so wait for me no longer.
     """
 
-    kind: ClassVar[str] = "epoch mean"
-    answer: ClassVar[type[Answer]] = MeanAnswer
     epoch: int | None
     values: Mapping[str, float]
     weight: float
@@ -144,8 +129,6 @@ class EpochMeanQuery(Query[MeanAnswer]):
 class NoteQuery(Query[MeanAnswer]):
     """The means of what workers have noted up to an epoch; my values are a note; answered at once."""
 
-    kind: ClassVar[str] = "note"
-    answer: ClassVar[type[Answer]] = MeanAnswer
     epoch: int
     values: Mapping[str, float]
     weight: float
@@ -155,7 +138,6 @@ class NoteQuery(Query[MeanAnswer]):
 class BroadcastAnswer(Answer):
     """What the first server has brought."""
 
-    kind: ClassVar[str] = "broadcast"
     values: Mapping[str, Any]
     numbers: Vector = field(default_factory=_none, compare=False)
 
@@ -164,8 +146,6 @@ class BroadcastAnswer(Answer):
 class BroadcastQuery(Query[BroadcastAnswer]):
     """What the first server brings, please; answered once all have asked."""
 
-    kind: ClassVar[str] = "broadcast"
-    answer: ClassVar[type[Answer]] = BroadcastAnswer
     values: Mapping[str, Any]
     numbers: Vector = field(default_factory=_none, compare=False)
 
@@ -174,7 +154,6 @@ class BroadcastQuery(Query[BroadcastAnswer]):
 class AverageAnswer(Answer):
     """Averages, and how often statistics were moved."""
 
-    kind: ClassVar[str] = "average"
     numbers: Vector = field(default_factory=_none, compare=False)
 
 
@@ -192,8 +171,6 @@ class AverageQuery(Query[AverageAnswer]):
         numbers: my vector, and how often its statistics were moved; empty: I only ask.
     """
 
-    kind: ClassVar[str] = "average"
-    answer: ClassVar[type[Answer]] = AverageAnswer
     views: int
     weight: float = 0
     epoch: int = 0
@@ -234,7 +211,6 @@ class LedgerQuery(Query[AnswerT]):
 class LeaseAnswer(Answer):
     """The next lease; None: the epoch is over for you, or you have some left."""
 
-    kind: ClassVar[str] = "lease"
     lease: Lease | None
 
 
@@ -242,8 +218,6 @@ class LeaseAnswer(Answer):
 class LeaseQuery(LedgerQuery[LeaseAnswer]):
     """My next lease in this epoch; `unused` positions of the last ones I have yet to use."""
 
-    kind: ClassVar[str] = "lease"
-    answer: ClassVar[type[Answer]] = LeaseAnswer
     epoch: int
     unused: int = 0
 
@@ -252,7 +226,6 @@ class LeaseQuery(LedgerQuery[LeaseAnswer]):
 class GiveBackQuery(LedgerQuery[Answer]):
     """I give back what is left of my leases."""
 
-    kind: ClassVar[str] = "give back"
     left: int
 
 
@@ -260,7 +233,6 @@ class GiveBackQuery(LedgerQuery[Answer]):
 class HeldLeasesAnswer(Answer):
     """The leases that you have, in the order in which you use them."""
 
-    kind: ClassVar[str] = "held leases"
     leases: tuple[Lease, ...]
 
 
@@ -268,15 +240,11 @@ class HeldLeasesAnswer(Answer):
 class HeldLeasesQuery(LedgerQuery[HeldLeasesAnswer]):
     """Which leases do I have?"""
 
-    kind: ClassVar[str] = "held leases"
-    answer: ClassVar[type[Answer]] = HeldLeasesAnswer
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerAnswer(Answer):
     """The ledger's state."""
 
-    kind: ClassVar[str] = "ledger"
     state: Mapping[str, Any]
 
 
@@ -284,15 +252,11 @@ class LedgerAnswer(Answer):
 class ReadLedgerQuery(LedgerQuery[LedgerAnswer]):
     """The ledger's state, to be saved."""
 
-    kind: ClassVar[str] = "read ledger"
-    answer: ClassVar[type[Answer]] = LedgerAnswer
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLedgerQuery(LedgerQuery[Answer]):
     """Let the ledger go on from this state."""
 
-    kind: ClassVar[str] = "load ledger"
     state: Mapping[str, Any]
 
 
@@ -303,7 +267,6 @@ class LoadLedgerQuery(LedgerQuery[Answer]):
 class WantCheckpointQuery(Query[Answer]):
     """A checkpoint is due here; `end`: and all are to leave after it."""
 
-    kind: ClassVar[str] = "want checkpoint"
     end: bool
 
 
@@ -317,7 +280,6 @@ class DraftAnswer(Answer):
         recalled: for a search, which has more ranks go on.
     """
 
-    kind: ClassVar[str] = "draft"
     number: int | None
     end: bool
     recalled: bool
@@ -331,8 +293,6 @@ class DraftQuery(Query[DraftAnswer]):
         pauses: how many of all workers I know of: another server may see that all pause before the first.
     """
 
-    kind: ClassVar[str] = "draft"
-    answer: ClassVar[type[Answer]] = DraftAnswer
     pauses: int
 
 
@@ -348,7 +308,6 @@ class PartQuery(Query[Answer]):
         trouble: why it could not be written; empty: it was.
     """
 
-    kind: ClassVar[str] = "part"
     number: int
     file: str = ""
     size: int = 0
@@ -359,5 +318,3 @@ class PartQuery(Query[Answer]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingMoreQuery(Query[Answer]):
     """I have nothing more to report of what I have written."""
-
-    kind: ClassVar[str] = "nothing more"

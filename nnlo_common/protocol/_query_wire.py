@@ -28,7 +28,7 @@ def written(message: Query[Any] | Answer, room: Vector) -> Vector:
     """Write a query or an answer into `room`; return the part that is used."""
     kind: Any = type(message)
     content = {name: getattr(message, name) for name in _hints(kind) if name != "numbers"}
-    return packed({"kind": message.kind, **content}, getattr(message, "numbers", None), room)
+    return packed({"kind": kind.__name__, **content}, getattr(message, "numbers", None), room)
 
 
 def read_query(kinds: Iterable[type[Query[Any]]], vector: Vector, whose: str) -> Query[Any]:
@@ -83,7 +83,7 @@ def _read(kinds: Iterable[Any], vector: Vector, whose: str) -> Any:
         content, numbers = unpacked(vector)
     except ValueError as error:
         raise ProtocolError(f"{whose} is no query and no answer: {error}") from error
-    known = {kind.kind: kind for kind in kinds}
+    known = {kind.__name__: kind for kind in kinds}
     name = content.pop("kind", None) if isinstance(content, dict) else None
     if name not in known:
         raise ProtocolError(f"{whose} is of kind {name!r}; expected one of {sorted(known)}")

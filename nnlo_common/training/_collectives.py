@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol import QUERY_NUMBERS, AverageQuery, BroadcastQuery, LastRoundQuery, MeanQuery
+from nnlo_common.protocol import QUERY_NUMBERS
+from nnlo_common.protocol._query_messages import AverageQuery, BroadcastQuery, LastRoundQuery, MeanQuery
 from nnlo_common.training._model_vectors import Buffers, Model
 from nnlo_common.training._roles import TeamPart
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeAlias
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
-from nnlo_common.protocol import AnswerT, Query, check_weight
+from nnlo_common.protocol import check_weight
+from nnlo_common.protocol._query_messages import AnswerT, Query
 
 __all__ = ["Alone", "LocalStep", "RankPart", "TrainingReport", "TeamPart", "say", "speaks"]
 

@@ -16,20 +16,17 @@ from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,
     Answers,
-    AnswerT,
     Event,
-    GoodbyeQuery,
     Kind,
-    LeaveQuery,
     Lost,
     Message,
-    Query,
     QueryClient,
     Received,
     Server,
     Shard,
     Standing,
 )
+from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._event_loop import Periodic, perform, serve
 from nnlo_common.training._roles import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
@@ -48,7 +45,7 @@ class Keeper(Protocol):
     def all_pause(self) -> None:
         """All workers pause, and nothing else has been handled since."""
 
-    def look(self) -> None:
+    def settle(self) -> None:
         """The server serves, and does not wait for an answer; called now and then."""
 
 
@@ -196,6 +193,10 @@ class ServerRank:
         """Return all workers."""
         return set(self._server.peers)
 
+    def lost(self) -> set[int]:
+        """Return the workers that have died."""
+        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until something holds."""
         self._serve(condition)
@@ -271,7 +272,7 @@ class ServerRank:
     def _look(self) -> None:
         """Name workers that stall, and give up those who have for too long."""
         if self.keeper is not None and not self._queries.busy:
-            self.keeper.look()
+            self.keeper.settle()
         for rank in self._stall_detector.look(self._is_awaited):
             if rank not in self._dropped:
                 self._dropped.add(rank)

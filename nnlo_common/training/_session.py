@@ -1,8 +1,4 @@
-"""One rank's place among several, whatever framework its model is in.
-
-A framework's package says how the model's numbers get into flat vectors and back (`_framework`); what is done
-with them when is the same for all.
-"""
+"""One rank's place among several, whatever framework its model is in: see `_model_vectors`."""
 
 from __future__ import annotations
 
@@ -17,11 +13,10 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
-from nnlo_common.base._layout import Layout
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.protocol import AnswerT, LedgerQuery, Query
+from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
@@ -133,8 +128,7 @@ class Session:
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
-        self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = False
-        self._rounds_over = False
+        self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
         self._final: Vector | None = None  # what a worker has taken over at the end
@@ -146,6 +140,15 @@ class Session:
     def serves(self) -> bool:
         """Whether this rank serves the centre instead of training."""
         return self.member.server is not None
+
+    @property
+    def worker(self) -> WorkerRank:
+        """This rank's part, which is a worker's."""
+        if self._worker is None:
+            raise ConfigurationError(
+                f"rank {self.rank} serves the centre; make steps inside the loop over batches"
+            )
+        return self._worker
 
     @property
     def share(self) -> tuple[int, int]:
@@ -240,7 +243,7 @@ class Session:
             local_step: moves the parameters in their vector; None: as the training has it.
         """
         self.start()
-        worker = self._of_worker()
+        worker = self.worker
         if self._runs == "worker":
             self.model.check()
         else:
@@ -267,10 +270,6 @@ class Session:
         """Whether the next step has to be made; others may be passed."""
         return self._worker is not None and self._worker.due
 
-    def due_within(self, steps: int) -> bool:
-        """Whether one of the next steps exchanges."""
-        return self._of_worker().due_within(steps)
-
     @property
     def gathered(self) -> int:
         """How many steps were made since the last contribution."""
@@ -278,12 +277,8 @@ class Session:
 
     def pass_step(self) -> None:
         """Count a step made elsewhere; what is due in it will be done in the next that is made."""
-        self._of_worker().pass_step()
+        self.worker.pass_step()
         self._steps_in_epoch += 1
-
-    def add_weight(self, weight: float) -> None:
-        """Let the next contribution count for more in a mean, for steps that were passed."""
-        self._of_worker().add_weight(weight)
 
     def end_epoch(self) -> None:
         """End the epoch that is open, if one is.
@@ -295,7 +290,7 @@ class Session:
             self._epoch_open = False
             if self.before_epoch_ends is not None:
                 self.before_epoch_ends()
-            self._of_worker().count_samples(self._samples)
+            self.worker.count_samples(self._samples)
             self._bring_buffers()
             contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
             if contributes:
@@ -409,11 +404,6 @@ class Session:
         self._loaded = True
         self.model.publish()
 
-    @property
-    def layout(self) -> Layout:
-        """The names, shapes and types of the parameters, to be compared."""
-        return self.model.parameters.layout
-
     # -- the centre on any rank -----------------------------------------------------------------------
 
     @contextmanager
@@ -472,13 +462,6 @@ class Session:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _of_worker(self) -> WorkerRank:
-        if self._worker is None:
-            raise ConfigurationError(
-                f"rank {self.rank} serves the centre; make steps inside the loop over batches"
-            )
-        return self._worker
-
     def _local_step(self) -> None:
         assert self._move is not None  # or nobody asks for it
         self.model.publish()  # an exchange may have come first
@@ -501,7 +484,7 @@ class Session:
         options = self._options.read()
         if options != self._known_options:
             self._known_options = options
-            self._of_worker().configure(wired(options))
+            self.worker.configure(wired(options))
 
     def _bring_buffers(self) -> None:
         """Let this worker's buffers count in the mean of all, if it has trained at all."""

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.protocol import (
-    Action,
-    Averages,
-    Broadcasts,
-    EpochMeans,
-    LastRoundQuery,
-    Leasing,
-    Means,
-    Notes,
-    QueryService,
-)
+from nnlo_common.protocol import Action, Averages, Broadcasts, EpochMeans, Leasing, Means, Notes, QueryService
+from nnlo_common.protocol._query_messages import LastRoundQuery
 
 __all__ = ["ALIKE", "TrainingQueries"]
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Action, Activity, AnswerT, Query, QueryClient, Received, Wait, Worker
+from nnlo_common.protocol import Action, Activity, QueryClient, Received, Wait, Worker
+from nnlo_common.protocol._query_messages import AnswerT, Query
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._roles import LocalStep, TrainingReport
 

@@ -72,7 +72,9 @@ class ModelState:
             "optimizer": type(optimizer).__name__,
             "servers": 0 if team is None else team.member.servers,
             "workers": 0 if team is None else team.member.workers,
-            "model": _numbered(layout_of(model.trainable_variables) if team is None else team.layout),
+            "model": _numbered(
+                layout_of(model.trainable_variables) if team is None else team.model.parameters.layout
+            ),
         }
 
     def synchronise(self) -> None:

@@ -59,7 +59,7 @@ class Look(keras.callbacks.Callback):
         self.distribute, self.layout, self.epochs = distribute, None, []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.layout = self.distribute.team.layout
+        self.layout = self.distribute.team.model.parameters.layout
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.epochs.append(weights_of(self.model))

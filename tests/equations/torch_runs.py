@@ -104,4 +104,4 @@ def train(
             after[worker].append(model.weights())
         epochs.append(model.weights())
     optimizer.close()
-    return optimizer._team.layout, epochs, model.weights()
+    return optimizer._team.model.parameters.layout, epochs, model.weights()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common.protocol import AverageQuery, Averages, Moves, Moving
+from nnlo_common.protocol import Averages, Moves, Moving
+from nnlo_common.protocol._query_messages import AverageQuery
 
 F4 = np.float32
 LAYERS = [Moving(slice(0, 2), slice(2, 4)), Moving(slice(5, 6), slice(6, 7))]

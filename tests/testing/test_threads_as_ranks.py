@@ -173,7 +173,7 @@ def test_who_waits_after_an_epoch_pauses_with_the_server_also_where_a_death_ends
                     return ask()
 
                 server.answer_pauses = answer_pauses
-                part.keeper = SimpleNamespace(all_pause=lambda: seen.append(ended), look=lambda: None)
+                part.keeper = SimpleNamespace(all_pause=lambda: seen.append(ended), settle=lambda: None)
                 ended = False
                 list(me.batches([]))
                 ended = True

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnlo_common.protocol import DraftAnswer, DraftQuery
 from nnlo_common.protocol._checkpoint_round import Due
+from nnlo_common.protocol._query_messages import DraftAnswer, DraftQuery
 from nnlo_common.training.checkpoint import Store
 from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import Writer
@@ -25,7 +25,7 @@ class Session:
         self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
 
     def ask(self, query):
-        self.asked.append(query.kind)
+        self.asked.append(type(query).__name__)
         return self.first.asked(self.rank, query)
 
     def pause(self):
@@ -62,6 +62,9 @@ class ServerRank:
     def lose(self, rank):
         self.dead.add(rank)
         self.tell(self.parts[0].gone(rank, lost=True))
+
+    def lost(self):
+        return self.dead
 
     def wait_until(self, condition):
         for _ in range(100):
@@ -162,6 +165,19 @@ def test_a_worker_that_dies_before_it_has_written_costs_one_checkpoint(ranks):
     newest = ranks.store.newest()
     assert "rank3.txt" not in newest.manifest.files
     assert newest.manifest.facts["workers"] == 2  # with as many it goes on
+
+
+def test_a_death_that_lets_all_pause_is_told_as_one(ranks):
+    """The server hears of it, and all pause, before the query service does."""
+    ranks.pause()
+    ranks.settle(0, 1, 2)
+    ranks.first.dead.add(3)
+    with pytest.warns(RuntimeWarning, match="rank 3 has died before it had written its part"):
+        ranks.pause(ranks=(1, 2))
+    ranks.first.lose(3)
+    ranks.settle(1, 2)
+    ranks.on(0).finish()
+    assert ranks.store.newest().manifest.number == 1  # the one before was given up and gave its number back
 
 
 def test_who_pauses_again_without_having_confirmed_is_not_waited_for(ranks):

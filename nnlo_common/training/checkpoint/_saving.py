@@ -17,18 +17,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnlo_common.base._warnings import warn
-from nnlo_common.protocol import (
+from nnlo_common.protocol import Answers, Handlers, Lost
+from nnlo_common.protocol import _checkpoint_round as rounds
+from nnlo_common.protocol._query_messages import (
     Answer,
-    Answers,
     DraftAnswer,
     DraftQuery,
-    Lost,
     NothingMoreQuery,
     PartQuery,
-    Query,
     WantCheckpointQuery,
 )
-from nnlo_common.protocol import _checkpoint_round as rounds
 from nnlo_common.training._roles import speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._session import Session
@@ -185,10 +183,6 @@ class _PartSaving(Saving):
         if answer.number is not None:
             self._start(self._store.draft(answer.number), tree)
 
-    def look(self) -> None:
-        """Tell what the thread has done since."""
-        self.settle()
-
     def finish(self) -> None:
         """Wait for this rank's part, and say that no more will come."""
         self._wait()
@@ -210,19 +204,15 @@ class _FirstSaving(Saving):
         self._left_out = False  # which was said
         self._copied: tuple[Mapping[str, Any], Mapping[str, Any], float | None] = {}, {}, None
         self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
-        serving.keeper = self
-        assert serving.service is not None  # which is on the first server
-        serving.service.add(self)
-
-    @property
-    def handlers(self) -> Mapping[type[Query[Any]], Callable[[int, Any], Answers]]:
-        """What is answered."""
-        return {
+        self.handlers: Handlers = {
             WantCheckpointQuery: self._wish,
             DraftQuery: self._ask,
             PartQuery: lambda rank, part: self._heard(rank, rounds.PartReported(rank, part)),
             NothingMoreQuery: lambda rank, _: self._heard(rank, rounds.NothingMore(rank)),
         }
+        serving.keeper = self
+        assert serving.service is not None  # which is on the first server
+        serving.service.add(self)
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Wait for no part of this rank any more."""
@@ -236,19 +226,19 @@ class _FirstSaving(Saving):
         """Save together with all other ranks."""
         self._wait()
         self._handle(rounds.Due(last))
-        self._team.pause()
-        self._serving.wait_until(lambda: not self._round.opening)
-        return True
+        return self._team.pause()
 
     def all_pause(self) -> None:
         """Save, if that is what all pause for."""
         serving = self._serving
+        if self._round.wanted:
+            self._wait()
+        for rank in serving.lost():  # one whose death has let all pause, too
+            self._handle(Lost(rank))
         savers, workers = frozenset(serving.saving()), frozenset(serving.workers())
         self._handle(rounds.AllPaused(serving.pauses, savers, workers))
-
-    def look(self) -> None:
-        """See what the thread has done since."""
-        self.settle()
+        # The script is to know what comes of it. Other servers may still have to report earlier parts.
+        serving.wait_until(lambda: not self._round.opening)
 
     def finish(self) -> None:
         """Wait until all ranks have reported what they have begun to write, and all of it is on the disk."""
@@ -258,7 +248,7 @@ class _FirstSaving(Saving):
 
     def _wish(self, rank: int, query: WantCheckpointQuery) -> Answers:
         self.settle()
-        return self._heard(rank, rounds.Wished(query.end))
+        return self._heard(rank, rounds.Wished(query.end, self._writer.busy))
 
     def _ask(self, rank: int, query: DraftQuery) -> Answers:
         self._handle(rounds.DraftAsked(rank, query.pauses))
@@ -269,7 +259,6 @@ class _FirstSaving(Saving):
         return [(rank, Answer())]
 
     def _tell(self, written: PartQuery | None) -> None:
-        self._handle(rounds.DiskIdle())
         if written is not None:
             self._handle(rounds.PartReported(self._rank, written))
 
@@ -285,8 +274,6 @@ class _FirstSaving(Saving):
                 self._say_left_out()
             case rounds.CopyOwn():
                 self._copied = self._copy(), self._facts(), self.score
-            case rounds.FinishOwn():
-                self._wait()
             case rounds.OpenDraft():
                 self._open()
             case rounds.WriteOwn():
