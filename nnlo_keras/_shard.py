@@ -88,7 +88,7 @@ def _part(data: Any, worker: int, workers: int) -> Any:
     if isinstance(data, keras.utils.PyDataset):
         if data.num_batches is not None:
             _check_enough(data.num_batches, workers, "batches")
-        return _Batches(data, max(worker, 0), workers, served=worker < 0)
+        return _EveryNth(data, max(worker, 0), workers, served=worker < 0)
     if type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard"):
         return data.take(1) if worker < 0 else data.shard(workers, worker)
     if _is_torch(data, "DataLoader"):
@@ -116,7 +116,7 @@ def _is_torch(data: Any, name: str) -> bool:
     return module is not None and isinstance(data, getattr(module, name))
 
 
-class _Batches(keras.utils.PyDataset):
+class _EveryNth(keras.utils.PyDataset):
     """Every p-th batch of another PyDataset."""
 
     def __init__(self, data: Any, worker: int, workers: int, *, served: bool) -> None:

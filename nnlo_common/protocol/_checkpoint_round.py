@@ -162,7 +162,7 @@ RoundAction: TypeAlias = AskForPause | SayLeftOut | CopyOwn | OpenDraft | WriteO
 
 
 @dataclass(slots=True)
-class _Draft:
+class _DraftState:
     """A checkpoint whose parts are being written."""
 
     number: int
@@ -191,7 +191,7 @@ class CheckpointRound:
         self._ordered = False  # the disk is asked for a draft
         self._pauses = 0
         self._number: int | None = None  # of what is written after the last pause
-        self._draft: _Draft | None = None
+        self._draft: _DraftState | None = None
         self._savers: frozenset[int] = frozenset()
         self._silent: set[int] = set()  # who will not report any more for this draft
         self._lost: set[int] = set()
@@ -272,7 +272,7 @@ class CheckpointRound:
         self._number, self._silent = event.number, set()
         if event.number is None:
             return self._answers()
-        self._draft = _Draft(event.number, self._savers)
+        self._draft = _DraftState(event.number, self._savers)
         return [WriteOwn(), *self._answers()]
 
     def _asked(self, event: DraftAsked) -> list[RoundAction]:

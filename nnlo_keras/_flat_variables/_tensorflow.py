@@ -56,7 +56,7 @@ class TensorFlowVariables:
         spread = [isinstance(variable.value, tf.distribute.DistributedValues) for variable, _, _ in places]
         self._spread = [(v.value, view) for (v, _, view), apart in zip(places, spread, strict=True) if apart]
         plain = [
-            _Place(variable.value, segment, view)
+            _VariableSlice(variable.value, segment, view)
             for (variable, segment, view), apart in zip(places, spread, strict=True)
             if not apart
         ]
@@ -108,7 +108,7 @@ class TensorFlowVariables:
             self.write()
 
 
-class _Place:
+class _VariableSlice:
     """A variable, and where it lies in the vector."""
 
     def __init__(self, variable: Any, segment: Segment, view: Any) -> None:
@@ -174,7 +174,7 @@ class _Copies:
 class _Together:
     """Variables that one compiled function reads, and one writes."""
 
-    def __init__(self, places: list[_Place], flat: FlatVector) -> None:
+    def __init__(self, places: list[_VariableSlice], flat: FlatVector) -> None:
         self._pieces = [flat.vector[place.segment.place] for place in places]
         if places:
             self._read, self._write = _reader(places), _writer(places, flat.vector.size)
@@ -196,7 +196,7 @@ class _Together:
             self._write(copy.lend())
 
 
-def _reader(places: list[_Place]) -> Any:
+def _reader(places: list[_VariableSlice]) -> Any:
     """Make the function that returns variables one behind the other."""
 
     def read() -> Any:
@@ -205,7 +205,7 @@ def _reader(places: list[_Place]) -> Any:
     return tf.function(read, autograph=False).get_concrete_function()
 
 
-def _writer(places: list[_Place], size: int) -> Any:
+def _writer(places: list[_VariableSlice], size: int) -> Any:
     """Make the function that cuts variables out of the vector."""
 
     def write(vector: Any) -> None:

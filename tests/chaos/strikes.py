@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnlo_common.training.checkpoint import Checkpoint, Store
+from nnlo_common.training.checkpoint import SavedCheckpoint, Store
 from tests.helpers.jobs import launcher, starting
 
 __all__ = ["Outcome", "Strike", "judge", "judge_resumed", "run", "strikes"]
@@ -218,7 +218,7 @@ def _check_checkpoints(folder: Path, told: str) -> None:
     """Check that every checkpoint that is there is whole, and that the newest would be taken."""
     numbers = [int(path.name[-6:]) for path in (folder / "run").glob("checkpoint-??????")]
     for number in numbers:
-        Checkpoint.open(folder / "run" / f"checkpoint-{number:06d}", number).verify()
+        SavedCheckpoint.open(folder / "run" / f"checkpoint-{number:06d}", number).verify()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         newest = Store(folder / "run").newest()

@@ -33,7 +33,7 @@ from nnlo_common.commands.tune._search_folder import JOURNAL, SEARCH, TRIAL, Fou
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.commands.tune._svg import AxisScale
-from nnlo_common.commands.tune._trial_table import Board, RunningTrial
+from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "tune.md"
@@ -492,7 +492,7 @@ def search(folder, **options):
 
 def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
     board = Board(search(tmp_path, num_iterations=6), [finished(0, 0.5), finished(1, None)], 110.0)
-    running = [RunningTrial(2, 1, 107.0, {"width": 8}, 2, 0.75), RunningTrial(3, None, 0.0, {}, 0, None)]
+    running = [TrialRow(2, 1, 107.0, {"width": 8}, 2, 0.75), TrialRow(3, None, 0.0, {}, 0, None)]
     assert board.rows(running) == [
         "  block 0   idle",
         "  block 1   trial 2       3.0 s  epoch 2/3  val_accuracy 0.7500  width 8",
@@ -506,7 +506,7 @@ def test_the_table_has_a_line_for_each_block_and_one_for_all(tmp_path):
 
 def test_a_block_that_helps_is_shown_with_the_trial_it_helps(tmp_path):
     facts = search(tmp_path, num_iterations=6)
-    running = [RunningTrial(2, 1, 107.0, {"width": 8}, 2, 0.75, (0,))]
+    running = [TrialRow(2, 1, 107.0, {"width": 8}, 2, 0.75, (0,))]
     rows = Board(facts, [], 110.0).rows(running)
     assert rows[0] == "  block 0   helps with trial 2"
     assert rows[1].startswith("  block 1   trial 2       3.0 s")

@@ -10,13 +10,13 @@ from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._search_facts import HELPERS, FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK
 
-__all__ = ["Board", "RunningTrial", "lasting", "short"]
+__all__ = ["Board", "TrialRow", "lasting", "short"]
 
 _WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class RunningTrial:
+class TrialRow:
     """A trial that is under way.
 
     Attributes:
@@ -38,7 +38,7 @@ class RunningTrial:
     helpers: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, trial: Any) -> RunningTrial:
+    def of(cls, trial: Any) -> TrialRow:
         """Return what a trial of a study is at."""
         steps, user = trial.intermediate_values, trial.user_attrs
         last = max(steps, default=-1)
@@ -76,7 +76,7 @@ class Board:
         parts = [f"trial {one.number}", f"{came_to}{star}{problem}", f"{seconds}", _params(one.params)]
         return _cut(f"nnlo tune: {'  '.join(parts)}", 3 * _WIDTH)
 
-    def rows(self, running: Sequence[RunningTrial]) -> list[str]:
+    def rows(self, running: Sequence[TrialRow]) -> list[str]:
         """Return a line for each block, and one for the whole search."""
         by_block = {block: one for one in running for block in (*one.helpers, one.block) if block is not None}
         count = max(len(self._facts.layout.blocks), 1)
@@ -91,7 +91,7 @@ class Board:
         blocks = max(len(self._facts.layout.blocks), 1)
         return max(self._asked - len(self._trials), 0) * sum(lasted) / len(lasted) / blocks
 
-    def _row(self, block: int, one: RunningTrial | None) -> str:
+    def _row(self, block: int, one: TrialRow | None) -> str:
         if one is None:
             return f"  block {block:<3} idle"
         if one.block != block:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
-from nnlo_common.commands.tune._trial_table import Board, RunningTrial
+from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.training.report._terminal import is_live
 
 __all__ = ["TrialWatch"]
@@ -65,9 +65,9 @@ class TrialWatch:
         while not self._over.wait(_EVERY_S):
             self.look()
 
-    def _running(self) -> list[RunningTrial]:
+    def _running(self) -> list[TrialRow]:
         trials = self._study.get_trials(deepcopy=False)
-        return [RunningTrial.of(trial) for trial in trials if trial.state.name == "RUNNING"]
+        return [TrialRow.of(trial) for trial in trials if trial.state.name == "RUNNING"]
 
     def _clear(self, one: FinishedTrial) -> None:
         """Keep the model of the best trial only."""

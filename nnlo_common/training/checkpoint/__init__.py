@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from nnlo_common.training.checkpoint._manifest import DamagedError, Entry, Manifest
-from nnlo_common.training.checkpoint._reading import Checkpoint
+from nnlo_common.training.checkpoint._reading import SavedCheckpoint
 from nnlo_common.training.checkpoint._store import Draft, Store
 from nnlo_common.training.checkpoint._tree import packed_tree, unpacked_tree
 
 __all__ = [
-    "Checkpoint",
     "DamagedError",
     "Draft",
     "Entry",
     "Manifest",
     "packed_tree",
+    "SavedCheckpoint",
     "Store",
     "unpacked_tree",
 ]

@@ -14,7 +14,7 @@ from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.cluster._aborting import advise
 from nnlo_common.training._roles import say, speaks
 from nnlo_common.training._session import Session
-from nnlo_common.training.checkpoint import Checkpoint, DamagedError, Store
+from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
 from nnlo_common.training.checkpoint._identity import difference
 from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import wait_for_all
@@ -168,7 +168,7 @@ class CheckpointManager:
         facts: dict[str, Any] = {}
 
         def take() -> str:
-            checkpoint = Checkpoint.open(self.store.path(number), number)
+            checkpoint = SavedCheckpoint.open(self.store.path(number), number)
             facts.update(checkpoint.manifest.facts)
             others = self._check(facts)
             trains = self._team is not None and not self._team.serves
@@ -209,14 +209,14 @@ class CheckpointManager:
             )
         return True
 
-    def _first_worker(self, checkpoint: Checkpoint) -> str:
+    def _first_worker(self, checkpoint: SavedCheckpoint) -> str:
         """Name the file of the first worker that has a part in a checkpoint; servers come before workers."""
         _, _, suffix = self._file.partition(".")
         servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
         names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
         return next((name for name in names if name in checkpoint.manifest.files), self._file)
 
-    def _tell_who_begins_anew(self, checkpoint: Checkpoint) -> None:
+    def _tell_who_begins_anew(self, checkpoint: SavedCheckpoint) -> None:
         if self._team is None:
             return
         there, member = checkpoint.manifest.facts["workers"], self._team.member

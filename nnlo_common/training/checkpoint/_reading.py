@@ -7,11 +7,11 @@ from pathlib import Path
 
 from nnlo_common.training.checkpoint._manifest import MANIFEST, DamagedError, Manifest
 
-__all__ = ["Checkpoint"]
+__all__ = ["SavedCheckpoint"]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A checkpoint on disk.
 
     Attributes:
@@ -23,7 +23,7 @@ class Checkpoint:
     manifest: Manifest
 
     @classmethod
-    def open(cls, folder: Path, number: int) -> Checkpoint:
+    def open(cls, folder: Path, number: int) -> SavedCheckpoint:
         """Read the manifest only.
 
         Raises:

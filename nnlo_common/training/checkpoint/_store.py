@@ -15,7 +15,7 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._warnings import warn
 from nnlo_common.training.checkpoint._manifest import MANIFEST, DamagedError, Entry, Manifest
-from nnlo_common.training.checkpoint._reading import Checkpoint
+from nnlo_common.training.checkpoint._reading import SavedCheckpoint
 
 __all__ = ["Draft", "Store", "refused"]
 
@@ -156,7 +156,7 @@ class Store:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> SavedCheckpoint | None:
         """Return the newest checkpoint that is whole; None where there is none at all.
 
         Every file is read and compared with its checksum. Where newer ones are damaged a warning says which
@@ -168,7 +168,7 @@ class Store:
         found: list[str] = []
         for number in sorted(self._numbers(), reverse=True):
             try:
-                checkpoint = Checkpoint.open(self.folder / _name(number), number)
+                checkpoint = SavedCheckpoint.open(self.folder / _name(number), number)
                 checkpoint.verify()
             except DamagedError as error:
                 found.append(f"{_name(number)} is damaged: {error}")
@@ -191,7 +191,7 @@ class Store:
         """Return the number of the newest checkpoint that is complete, unread; 0 where there is none."""
         for number in sorted(self._numbers(), reverse=True):
             with contextlib.suppress(DamagedError):
-                return Checkpoint.open(self.path(number), number).manifest.number
+                return SavedCheckpoint.open(self.path(number), number).manifest.number
         return 0
 
     # -- inside ---------------------------------------------------------------------------------------
@@ -206,10 +206,10 @@ class Store:
     def _prune(self) -> None:
         """Remove all but the last ones and the best; what is no checkpoint of ours is kept."""
         kept = sorted(self._numbers())[-self.keep :]
-        whole: dict[int, Checkpoint] = {}
+        whole: dict[int, SavedCheckpoint] = {}
         for number in self._numbers():
             with contextlib.suppress(DamagedError):
-                whole[number] = Checkpoint.open(self.folder / _name(number), number)
+                whole[number] = SavedCheckpoint.open(self.folder / _name(number), number)
         scores = {number: one.manifest.score for number, one in whole.items()}
         scored = {
             number: score for number, score in scores.items() if score is not None and score - score == 0
@@ -238,7 +238,7 @@ def refused(error: OSError) -> str:
     return f"{error.strerror or error}; free some space or make the folder writable"
 
 
-def _remove(checkpoint: Checkpoint) -> None:
+def _remove(checkpoint: SavedCheckpoint) -> None:
     """Remove a checkpoint under another name, so that nobody takes what is left of it for one."""
     if checkpoint.strangers():
         # The folder stays, with what is not ours; without its manifest it is no checkpoint.
