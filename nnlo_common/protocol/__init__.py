@@ -1,7 +1,6 @@
 """Protocol between workers and servers as pure state machines: an event in, a list of actions out.
 
-Holds: frozen messages, the server, the worker and its client for each shard, queries beside the exchange, and
-the checkpoint round.
+Holds: frozen messages, the server, the worker and its shard clients, queries, and the checkpoint round.
 May import: `base`, `algorithms`, `data`.
 Must not know: MPI, frameworks, clocks, threads. The same machines run in the virtual cluster and over MPI.
 """

@@ -1,4 +1,4 @@
-"""Averages of what workers bring, such as the running statistics of their models."""
+"""Averages of vectors that workers send, such as the running statistics of their models."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["Averages"]
 
 
 class Averages:
-    """The averages of the vectors that workers bring; nobody waits for anybody.
+    """Average of the vectors that workers send; no query waits for another rank.
 
-    Statistics of layers that count their updates are combined as if one rank had seen the batches of all
-    (`MovingAverages`). Of everything else the average is the weighted mean of what each has brought last.
+    Statistics of layers that count their updates are combined as if one rank had seen all batches
+    (`MovingAverages`). Everything else is the weighted mean of each worker's latest vector.
 
-    `views` counts how often a rank has met all others to see the centre. Who goes on from there may bring its
-    next vector before others have asked what the average was there; for them it does not count yet.
+    `views` counts how often a rank has viewed the centre together with all others. After a view, a fast
+    worker may send its next vector before a slow one has asked for the average; the slow one gets the
+    earlier average.
 
     Args:
-        start: the average before anybody has brought anything.
-        layers: which parts of it are statistics that layers move.
-        totals: how often each of these layers has moved them before.
+        start: the average before the first vector arrives.
+        layers: the parts of it that are statistics which layers move.
+        totals: earlier updates of each of these layers.
     """
 
     def __init__(
@@ -42,14 +43,14 @@ class Averages:
         self._start: Vector = start.copy()
         self._layers = len(layers)
         self._moving = MovingAverages(start, layers, totals)
-        self._last: dict[int, tuple[float, Vector]] = {}  # weight and vector that each rank has brought last
-        self._begun: dict[int, Vector] = {}  # what each rank has gone on from
-        # The answer for those who have not seen the centre as often as the rank that brought something last.
+        self._last: dict[int, tuple[float, Vector]] = {}  # each rank's latest weight and vector
+        self._begun: dict[int, Vector] = {}  # the vector that each rank continued from
+        # The answer for ranks with fewer views than the latest sender.
         self._views, self._earlier = 0, self._start
-        self._answer: Vector | None = None  # as long as it does not change
+        self._answer: Vector | None = None  # cached until a vector arrives
 
     def ask(self, rank: int, query: AverageQuery) -> Answers:
-        """Take a vector, if one was brought, and return the average."""
+        """Take the query's vector, if it has one, and return the average."""
         if query.numbers.size:
             vector = query.numbers[: self._start.size].copy()
             if query.start:
@@ -62,18 +63,18 @@ class Averages:
         return [(rank, AverageAnswer(numbers=answer))]
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
-        """Keep what a worker has brought that has left; of a dead one only the updates that it has made."""
+        """Keep the vector of a worker that left; of one that died, keep only the updates it has sent."""
         if lost:
             self._begun.pop(rank, None)
         if lost and rank in self._last:
-            if len(self._last) == 1:  # until somebody else brings something
+            if len(self._last) == 1:  # no other vector to average: keep this average until one arrives
                 self._start = self._current()[: self._start.size].copy()
             del self._last[rank]
             self._answer = None
         return []
 
     def state(self) -> State:
-        """Return the averages and what they are made of, when all have seen the centre as often."""
+        """Return the averages and their parts; call it when all ranks have equally many views."""
         return {
             "value": self._current()[: self._start.size].copy(),
             "last": {str(rank): [weight, vector] for rank, (weight, vector) in self._last.items()},
@@ -82,11 +83,11 @@ class Averages:
         }
 
     def load(self, state: Mapping[str, Any], *, others: bool = False) -> None:
-        """Go on with what `state` returned.
+        """Restore what `state` returned.
 
         Args:
             state: the state.
-            others: with other workers; of the former ones only the averages are left.
+            others: resume with other workers: keep only the averages, not each worker's part.
         """
         require("the averages", state, value=self._start, last=Mapping, begun=Mapping, moving=Mapping)
         self._start, self._answer = state["value"].copy(), None
@@ -102,7 +103,7 @@ class Averages:
             self._views, self._earlier = query.views, self._current()
         wired = query.numbers[self._start.size :]
         moves = Moves.unwired(wired) if wired.size else Moves.none(self._layers)
-        if query.instead:  # of what others have brought
+        if query.instead:  # replaces all other vectors
             self._last.clear()
             self._moving.replace(vector, moves.total)
         elif self._layers:
@@ -113,7 +114,7 @@ class Averages:
         self._answer = None
 
     def _current(self) -> Vector:
-        """Return the averages, and how often statistics were moved."""
+        """Return the averages, followed by the update counts."""
         if self._answer is None:
             answer, last = self._start.copy(), [self._last[rank] for rank in sorted(self._last)]
             if last:

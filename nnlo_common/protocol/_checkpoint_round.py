@@ -1,9 +1,9 @@
-"""Checkpoint round on the first server: when all save, who writes a part, and when the checkpoint is whole.
+"""Checkpoint round on the first server: when ranks save, which ranks write, and when it is complete.
 
-    wished or due ─► all pause ─► the one before is closed ─► a draft is opened ─► parts come ─► it is closed
+    requested or due ─► all pause ─► close the previous draft ─► open a draft ─► collect parts ─► close it
 
-Events go in, actions come out. What to do with the disk and with the other ranks is the shell's affair:
-`nnlo_common.training.checkpoint._saving`.
+Events go in, actions come out. `nnlo_common.training.checkpoint._saving` performs the actions: it does the
+disk work and talks to the other ranks.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Wished:
-    """A worker wants a checkpoint.
+    """A worker asks for a checkpoint.
 
     Attributes:
-        end: and all are to leave after it.
-        busy: this server still writes.
+        end: all ranks leave after it.
+        busy: this server is still writing the previous one.
     """
 
     end: bool
@@ -55,19 +55,19 @@ class Wished:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """All ranks save at the next pause without being asked; `last`: the training ends there."""
+    """All ranks save at the next pause without a request; `last`: the training ends there."""
 
     last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AllPaused:
-    """All workers pause; they and this server have reported their parts of before, others perhaps not yet.
+    """All workers pause; they and this server have reported their earlier parts, other servers perhaps not.
 
     Attributes:
-        pauses: how many there were.
+        pauses: number of pauses so far.
         savers: the ranks that have something to save.
-        workers: all of them.
+        workers: all workers.
     """
 
     pauses: int
@@ -77,7 +77,7 @@ class AllPaused:
 
 @dataclass(frozen=True, slots=True)
 class DraftOpened:
-    """The disk has taken a draft, or has not (None); `recalled`: a search has more ranks go on with it."""
+    """A draft was created on disk, or not (None); `recalled`: a search resumes it with more ranks."""
 
     number: int | None
     recalled: bool
@@ -85,7 +85,7 @@ class DraftOpened:
 
 @dataclass(frozen=True, slots=True)
 class DraftAsked:
-    """A rank that knows of so many pauses asks where its part goes."""
+    """A rank that has counted `pauses` pauses asks which draft its part belongs to."""
 
     rank: int
     pauses: int
@@ -93,7 +93,7 @@ class DraftAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartReported:
-    """A rank's part is written, or cannot be."""
+    """A rank has written its part, or failed to."""
 
     rank: int
     part: PartQuery
@@ -101,7 +101,7 @@ class PartReported:
 
 @dataclass(frozen=True, slots=True)
 class NothingMore:
-    """A rank has reported all that it ever will; it may have left."""
+    """A rank will send no more reports; it may have left."""
 
     rank: int
 
@@ -116,32 +116,32 @@ RoundEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AskForPause:
-    """Have all workers pause at their next batch boundary."""
+    """Make all workers pause at their next batch boundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class SayLeftOut:
-    """Say that a checkpoint is left out, as the one before is still being written."""
+    """Log that a checkpoint is skipped because the previous one is still being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOwn:
-    """Copy what this server has to save, before anything else is handled."""
+    """Copy this server's state before the next event is handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDraft:
-    """Begin a checkpoint on the disk, once it is idle, and say how that went."""
+    """Begin a checkpoint on disk once the writer is idle, and report the result as `DraftOpened`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOwn:
-    """Write what was copied."""
+    """Write the copied state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellDraft:
-    """Answer a rank that has asked where its part goes."""
+    """Answer a rank's `DraftAsked`."""
 
     rank: int
     answer: DraftAnswer
@@ -149,7 +149,7 @@ class TellDraft:
 
 @dataclass(frozen=True, slots=True)
 class CloseDraft:
-    """Give the draft with these parts its name, or, where there was trouble, remove it and say so."""
+    """Commit the draft with these parts; on `trouble`, remove it and log why."""
 
     parts: tuple[PartQuery, ...]
     trouble: str
@@ -172,13 +172,13 @@ class _DraftState:
 
 
 class CheckpointRound:
-    """Decides on the first server what is saved when; does no input or output.
+    """Schedules checkpoints on the first server; does no input or output.
 
     Attributes:
-        wanted: there is to be a checkpoint at the next pause.
-        opening: all have paused for one, and no draft is open yet.
-        end: all leave after the next checkpoint.
-        recalled: they do so for a search.
+        wanted: save a checkpoint at the next pause.
+        opening: all have paused for a checkpoint whose draft is not open yet.
+        end: all ranks leave after the next checkpoint.
+        recalled: they leave because a search resumes with more ranks.
 
     Args:
         rank: the first server's.
@@ -188,14 +188,14 @@ class CheckpointRound:
         self.rank = rank
         self.wanted = self.opening = self.end = self.recalled = False
         self._last = False
-        self._ordered = False  # the disk is asked for a draft
+        self._ordered = False  # OpenDraft is out, DraftOpened has not come
         self._pauses = 0
-        self._number: int | None = None  # of what is written after the last pause
+        self._number: int | None = None  # of the checkpoint begun at the last pause
         self._draft: _DraftState | None = None
         self._savers: frozenset[int] = frozenset()
-        self._silent: set[int] = set()  # who will not report any more for this draft
+        self._silent: set[int] = set()  # ranks that send no more reports for this draft
         self._lost: set[int] = set()
-        self._asking: dict[int, int] = {}  # who waits to be told where its part goes, with its pauses
+        self._asking: dict[int, int] = {}  # ranks whose DraftAsked is unanswered, with their pauses
         self._handlers: dict[type, Callable[[Any], list[RoundAction]]] = {
             Wished: self._wish,
             Due: self._due,
@@ -209,22 +209,22 @@ class CheckpointRound:
 
     @property
     def closed(self) -> bool:
-        """Whether no part of any checkpoint is waited for."""
+        """Whether no checkpoint is under way."""
         return self._draft is None and not self.opening
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Who is still to report its part of the draft."""
+        """The ranks that have not reported their part of the draft."""
         draft = self._draft
         return (
             frozenset() if draft is None else draft.expected - draft.parts.keys() - self._silent - self._lost
         )
 
     def handle(self, event: RoundEvent) -> list[RoundAction]:
-        """Take one event and return what is to be done, in this order.
+        """Take one event and return the actions to perform, in order.
 
         Raises:
-            ProtocolError: a draft was opened that was not asked for.
+            ProtocolError: a draft was opened without `OpenDraft`.
         """
         return self._handlers[type(event)](event)
 
@@ -232,11 +232,11 @@ class CheckpointRound:
         """Check every invariant; tests call it after each event."""
         ahead = all(pauses > self._pauses for pauses in self._asking.values())
         for holds, what in (
-            (self._draft is None or self.awaited, "a draft that nobody writes to is closed"),
-            (self.opening or ahead, "who asks where its part goes is told when that is known"),
-            (not (self._asking.keys() & self._lost), "the dead ask nothing"),
-            (self._number is None or not self.opening, "no number is told before the draft is open"),
-            (not self.recalled or self.end, "who is recalled leaves"),
+            (self._draft is None or self.awaited, "a draft with no parts outstanding is closed"),
+            (self.opening or ahead, "each draft query is answered as soon as the draft is known"),
+            (not (self._asking.keys() & self._lost), "no dead rank has an unanswered query"),
+            (self._number is None or not self.opening, "no draft number is sent before the draft is open"),
+            (not self.recalled or self.end, "recalled ranks leave"),
         ):
             if not holds:
                 raise AssertionError(f"broken invariant: {what}")
@@ -265,7 +265,7 @@ class CheckpointRound:
 
     def _opened(self, event: DraftOpened) -> list[RoundAction]:
         if not self._ordered:
-            raise ProtocolError(f"draft {event.number} was opened, but none was asked for")
+            raise ProtocolError(f"draft {event.number} was opened, but none was requested")
         self.opening = self._ordered = False
         self.recalled = event.recalled and not self.end and not self._last
         self.end |= self.recalled
@@ -296,7 +296,7 @@ class CheckpointRound:
         return self._move_on()
 
     def _move_on(self) -> list[RoundAction]:
-        """Close the draft if nobody is waited for, and open the next if all pause for it."""
+        """Close the draft if all parts are in, then open the next one if all pause for it."""
         actions: list[RoundAction] = []
         draft = self._draft
         if draft is not None and not self.awaited:

@@ -1,4 +1,4 @@
-"""Checks of a server: requests that it refuses, and invariants that hold after every event."""
+"""Checks of a server: requests it refuses, and invariants that hold after every event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ServerRecords", "refused", "violated"]
 
 
 class ServerRecords(Protocol):
-    """What a server knows, as far as it is checked."""
+    """The records of a server that the checks read."""
 
     rule: CenterRule
     peers: Peers
@@ -29,15 +29,15 @@ class ServerRecords(Protocol):
 
 
 def refused(server: ServerRecords, message: Message) -> str | None:
-    """Return why the protocol does not allow this request now, if it does not."""
+    """Return why the protocol forbids this request now; None if it is allowed."""
     kind, size = message.kind, server.rule.center.size
     peer = server.peers.get(message.sender)
     due = {Kind.JOIN: 0, Kind.PAUSE: peer.sequence if peer else 0}
     expected = Standing.EXPECTED if kind is Kind.JOIN else Standing.TRAINING
     if peer is None:
-        problem = f"is none of its workers {sorted(server.peers)}"
+        problem = f"sent {kind.name}, but is not one of this server's workers {sorted(server.peers)}"
     elif message.shard != server.shard:
-        problem = f"sent a request about shard {message.shard}"
+        problem = f"sent a request for shard {message.shard} to the server of shard {server.shard}"
     elif kind not in server.handlers:
         problem = f"sent {kind.name}, which only servers send"
     elif message.sequence != due.get(kind, peer.sequence + 1):
@@ -45,7 +45,7 @@ def refused(server: ServerRecords, message: Message) -> str | None:
     elif peer.standing is not expected:
         problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"
     elif message.pulled_at > server.rule.clock:
-        problem = f"pulled at clock {message.pulled_at}, now it is {server.rule.clock}"
+        problem = f"says it pulled at clock {message.pulled_at}, but the clock is only {server.rule.clock}"
     elif message.vector is not None and message.vector.size != size and kind is not Kind.OPTIONS:
         problem = (
             f"sent {message.vector.size} numbers for a centre of {size}; do all ranks build the same model?"
@@ -59,8 +59,8 @@ def violated(server: ServerRecords, waiting: Sequence[int]) -> str | None:
     """Return the first invariant that does not hold of the server's records.
 
     Args:
-        server: whose.
-        waiting: who waits for a reply, once for each request.
+        server: the server.
+        waiting: the sender of each unanswered request; a rank appears once per request.
     """
     clock, peers, owed = server.rule.clock, server.peers, Counter(waiting)
     committed = sum(server.staleness.values())
@@ -68,9 +68,10 @@ def violated(server: ServerRecords, waiting: Sequence[int]) -> str | None:
         "each commit has at least one contribution": committed >= clock,
         "each contribution has a staleness": sum(peer.commits for peer in peers.values()) <= committed,
         "no clock runs ahead": all(0 <= peer.last_commit <= clock for peer in peers.values()),
-        "no worker asks too much at once": all(peer.unanswered <= server.depth for peer in peers.values()),
-        "what waits is unanswered": all(owed[rank] == peer.unanswered for rank, peer in peers.items()),
-        "only the living are waited for": all(peers[rank].standing in AWAITED for rank in waiting),
-        "all are counted": server.awaited == sum(peer.standing in AWAITED for peer in peers.values()),
+        "no worker exceeds the depth": all(peer.unanswered <= server.depth for peer in peers.values()),
+        "each waiting request is counted": all(owed[rank] == peer.unanswered for rank, peer in peers.items()),
+        "waiting requests come from live workers": all(peers[rank].standing in AWAITED for rank in waiting),
+        "awaited is the number of live workers": server.awaited
+        == sum(peer.standing in AWAITED for peer in peers.values()),
     }
     return next((what for what, holds in invariants.items() if not holds), None)

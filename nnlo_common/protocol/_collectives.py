@@ -1,4 +1,4 @@
-"""Collective queries: means over all ranks, notes, and what all get from the first server."""
+"""Collective queries: means over ranks, means over workers, broadcasts from the first server, and notes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Broadcasts", "EpochMeans", "Means", "Notes"]
 
 
 class Means:
-    """Weighted means of named numbers over all ranks: everybody brings its part and waits for the others'.
+    """Weighted means of named numbers over all ranks; the answer waits until every rank has sent its part.
 
-    The parts are added in the order of the ranks, so that the result is the same to the bit on every run.
+    Parts are added in rank order, so the result is the same to the bit on every run.
 
     Args:
         members: the ranks that take part.
-        kind: of the queries.
+        kind: the type of query to answer.
     """
 
     def __init__(self, members: Iterable[int], kind: type[MeanQuery] = MeanQuery) -> None:
@@ -36,18 +36,18 @@ class Means:
 
     @property
     def waiting(self) -> Mapping[int, MeanQuery]:
-        """What those have brought who wait for the others, by rank."""
+        """The parts received so far, by rank."""
         return self._parts
 
     def ask(self, rank: int, query: MeanQuery) -> Answers:
         """Take one rank's part."""
         for other, part in self._parts.items():
-            # Who has no samples may not know the names of what it would have measured.
+            # A rank without samples may not know the names it would have measured: it sends none.
             here, there = sorted(query.values), sorted(part.values)
             if here and there and here != there:
                 raise ConfigurationError(
-                    f"rank {rank} asked for the means of {here}, but rank {other} for those of "
-                    f"{there}; give the same names on all ranks"
+                    f"rank {rank} asked for the means of {here}, but rank {other} asked for the means of "
+                    f"{there}; use the same names on all ranks"
                 )
         self._parts[rank] = query
         return self._ready()
@@ -68,13 +68,13 @@ class Means:
 
 
 class EpochMeans:
-    """Weighted means of what workers name at the end of each of their epochs; they wait for each other's.
+    """Weighted means of the workers' values at each epoch's end; the answer waits for all workers.
 
-    Whoever ends earlier says so, and keeps nobody waiting. Servers only listen, so a long validation keeps no
-    worker waiting either.
+    A worker with fewer epochs announces its end, so the others do not wait for it. Servers send no values, so
+    a long validation on a server does not delay the workers.
 
     Args:
-        workers: who brings something.
+        workers: the ranks that send values.
     """
 
     def __init__(self, workers: Iterable[int]) -> None:
@@ -83,10 +83,10 @@ class EpochMeans:
         self._expected = set(self._workers)
         self._parts: dict[int, dict[int, EpochMeanQuery]] = {}
         self._means: dict[int, MeanAnswer] = {}
-        self._waiting: dict[int, int] = {}  # for which epoch each rank waits
+        self._waiting: dict[int, int] = {}  # the epoch that each rank waits for
 
     def ask(self, rank: int, query: EpochMeanQuery) -> Answers:
-        """Take one worker's part, if it is one, and answer when all have brought theirs."""
+        """Take the part if the rank is a worker; answer once all workers have sent theirs."""
         if query.epoch is None:
             return [(rank, MeanAnswer(means={}, weight=0)), *self.gone(rank, lost=False)]
         if rank in self._workers:
@@ -114,11 +114,11 @@ class EpochMeans:
 
 
 class Broadcasts:
-    """What the first server brings, all get: everybody asks, and waits for the others.
+    """Broadcasts from the source to all ranks; the answer waits until every rank has asked.
 
     Args:
         members: the ranks that take part.
-        source: the one who brings it.
+        source: the rank that sends the values.
     """
 
     def __init__(self, members: Iterable[int], source: int) -> None:
@@ -127,7 +127,7 @@ class Broadcasts:
         self._asked: dict[int, BroadcastQuery] = {}
 
     def ask(self, rank: int, query: BroadcastQuery) -> Answers:
-        """Take one rank's query; what others than the source bring does not count."""
+        """Take one rank's query; ignore values from any rank but the source."""
         self._asked[rank] = query
         return self._ready()
 
@@ -147,16 +147,16 @@ class Broadcasts:
 
 
 class Notes:
-    """The weighted means of named numbers that workers have noted for an epoch; nobody waits for anybody."""
+    """Weighted means of the named numbers that workers note per epoch; no query waits for another rank."""
 
     def __init__(self) -> None:
         self.handlers: Handlers = {NoteQuery: self.ask}
         self._notes: dict[int, dict[int, NoteQuery]] = {}  # by rank and epoch
 
     def ask(self, rank: int, query: NoteQuery) -> Answers:
-        """Take a note, if it holds anything, and return the means of all up to that epoch.
+        """Store the note unless it is empty, and return the means up to that epoch.
 
-        Of each worker its last note counts; what one notes that is an epoch ahead does not count yet.
+        Each worker counts with its last note; notes of later epochs are left out.
         """
         if query.values:
             self._notes.setdefault(rank, {})[query.epoch] = query
@@ -175,14 +175,14 @@ class Notes:
         return [(rank, MeanAnswer(means=means, weight=sum(note.weight for note in notes)))]
 
     def gone(self, rank: int, *, lost: bool) -> Answers:  # noqa: ARG002 - a handler's
-        """Keep what a worker has noted."""
+        """Keep the worker's notes."""
         return []
 
     def _by_rank(self) -> list[dict[int, NoteQuery]]:
         return [self._notes[rank] for rank in sorted(self._notes)]
 
     def _forget_before(self, epoch: int) -> None:
-        """Keep no more than is asked for from now on."""
+        """Drop notes that no later query can ask for."""
         for by_epoch in self._by_rank():
             last = _last(by_epoch, epoch)
             for old in [one for one in by_epoch if last is not None and one < last]:
@@ -203,7 +203,7 @@ def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:
 
 def _weighted(parts: Sequence[_Weighted]) -> MeanAnswer:
     """Return the means, and the sum of the weights."""
-    # A mean over no samples may be NaN, so it must not be multiplied with its weight of 0.
+    # A mean over no samples may be NaN, and NaN times its weight of 0 is NaN: skip it.
     counted = [part for part in parts if part.weight]
     weight = sum(part.weight for part in counted)
     names = sorted({name for part in parts for name in part.values})

@@ -14,7 +14,7 @@ __all__ = ["Action", "Compute", "Event", "Lost", "Received", "Release", "Send", 
 
 
 class Received(NamedTuple):
-    """Event: a message has come in `frame`, which is the machine's until a `Send` or `Release`."""
+    """Event: a message arrived in `frame`, which the machine owns until it returns a `Send` or `Release`."""
 
     message: Message
     frame: Frame
@@ -28,7 +28,7 @@ class Lost:
 
 
 class Send(NamedTuple):
-    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may have come from there."""
+    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may be the request's."""
 
     rank: int
     message: Message
@@ -36,7 +36,7 @@ class Send(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Action: `frame`, which came from `rank`, is not needed any more."""
+    """Action: return `frame`, which came from `rank`, to the transport."""
 
     rank: int
     frame: Frame
@@ -44,12 +44,12 @@ class Release(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Action: nothing more can be done before the next event."""
+    """Action: deliver the next event before continuing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Action: a gradient is computed here. It takes virtual time; real time passes by itself."""
+    """Action: a gradient is computed here; the virtual cluster advances its clock, real runs ignore it."""
 
 
 Event: TypeAlias = Received | Lost
@@ -57,7 +57,7 @@ Action: TypeAlias = Send | Release | Wait | Compute
 
 
 class Story:
-    """The last things that happened to a state machine, for the error that it may have to raise."""
+    """Recent events of a state machine, to attach to its errors."""
 
     __slots__ = ("_name", "_recent")
 
@@ -66,18 +66,18 @@ class Story:
         self._recent: deque[tuple[str, object]] = deque(maxlen=length)
 
     def tell(self, what: str, about: object = "") -> None:
-        """Remember one event; it is formatted only if somebody asks."""
+        """Record one event; `lines` formats it later."""
         if isinstance(about, Message):
-            # Without the vector: it belongs to somebody else, who will overwrite it.
+            # Drop the vector: its frame will be reused.
             about = (about.kind, about.sender, about.sequence, about.clock, about.pulled_at)
         self._recent.append((what, about))
 
     def lines(self) -> list[str]:
-        """Return the story, oldest event first."""
+        """Return the recorded events, oldest first."""
         return [f"{what} {_told(about)}".rstrip() for what, about in self._recent]
 
     def error(self, problem: str) -> ProtocolError:
-        """Return the error to raise, with the story."""
+        """Return the error to raise, with the recorded events."""
         return ProtocolError(f"{self._name}: {problem}", self.lines())
 
 

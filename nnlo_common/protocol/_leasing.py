@@ -1,4 +1,4 @@
-"""Leases of an epoch's samples by query: the ledgers on the first server, and the client of each sampler."""
+"""Leases of an epoch's samples by query: ledgers on the first server, and a client for each sampler."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["LedgerClient", "Leasing"]
 
 
 class Leasing:
-    """Leases parts of epochs to workers, from one ledger for each sampler; see `nnlo_common.data.Leases`.
+    """Leases parts of epochs to workers, with one ledger per sampler; see `nnlo_common.data.Leases`.
 
     Args:
         workers: the ranks that may ask.
-        patient: have workers wait for what others may still leave behind.
+        patient: a worker waits while others may still give samples back.
     """
 
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
@@ -47,14 +47,14 @@ class Leasing:
         }
 
     def let_wait(self, *, may_wait: bool) -> Answers:
-        """Say whether workers may wait: who waits cannot pause, so while all are to pause nobody does."""
+        """Set whether workers may wait for a lease; they must not during a pause, as waiting blocks it."""
         self._may_wait = may_wait and self._patient
         for ledger in self._ledgers.values():
             ledger.patient = self._may_wait
         return [answer for ledger in self._ledgers.values() for answer in _ready(ledger)]
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
-        """Give what `rank` had to the others."""
+        """Return the leases of `rank` to the ledgers."""
         if rank not in self._workers:
             return []
         self._workers.discard(rank)
@@ -95,25 +95,25 @@ class Leasing:
             self._ledgers[data.sampler] = ledger
         if (ledger.size, ledger.unit, ledger.order) != (data.size, data.unit, data.order):
             raise ConfigurationError(
-                f"a sampler divides {data.size} samples ({data.order}, unit {data.unit}) on one rank, but "
-                f"{ledger.size} ({ledger.order}, unit {ledger.unit}) on another; give all ranks the same "
-                "data set and seed"
+                f"sampler {data.sampler!r} divides {data.size} samples ({data.order}, unit {data.unit}) on "
+                f"one rank, but {ledger.size} ({ledger.order}, unit {ledger.unit}) on another; give all "
+                "ranks the same data set and seed"
             )
         return ledger
 
 
 class Asks(Protocol):
-    """A way to the query service."""
+    """Function that sends a query to the query service."""
 
     def __call__(self, query: Query[AnswerT], /) -> AnswerT:
         """Ask, and wait for the answer."""
 
 
 class LedgerClient:
-    """Asks the ledger of a sampler for one rank.
+    """One rank's client of a sampler's ledger.
 
     Args:
-        ask: the way to the query service.
+        ask: sends a query to the query service.
         data: what the sampler divides.
     """
 
@@ -121,23 +121,23 @@ class LedgerClient:
         self._ask, self._data = ask, data
 
     def take(self, epoch: int, unused: int = 0) -> Lease | None:
-        """Return the next lease of this epoch; `unused` positions of the last ones are yet to be used."""
+        """Return the next lease of this epoch; `unused` positions of earlier leases are still to be used."""
         return self._ask(LeaseQuery(data=self._data, epoch=epoch, unused=unused)).lease
 
     def held(self) -> tuple[Lease, ...]:
-        """Return the leases that this rank has."""
+        """Return the leases that this rank holds."""
         return self._ask(HeldLeasesQuery(data=self._data)).leases
 
     def give_back(self, left: int) -> None:
-        """Leave to others what is left of them."""
+        """Give back the last `left` positions of this rank's leases."""
         self._ask(GiveBackQuery(data=self._data, left=left))
 
     def state(self) -> State:
-        """Return the ledger's state; on the first server."""
+        """Return the ledger's state; call it on the first server."""
         return dict(self._ask(ReadLedgerQuery(data=self._data)).state)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let the ledger go on from there; on the first server, before any rank leases."""
+        """Restore the ledger's state; call it on the first server, before any rank leases."""
         self._ask(LoadLedgerQuery(data=self._data, state=state))
 
 

@@ -1,6 +1,6 @@
-"""Messages between worker and server: one header of 64 bytes and at most one vector.
+"""Messages between worker and server: a header of 64 bytes and at most one vector.
 
-Every request but the one-way kinds gets exactly one reply, which repeats the request's sequence number.
+Each request gets exactly one reply with the same sequence number; the one-way kinds get none.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ __all__ = ["ONE_WAY", "REPLIES", "Kind", "Message", "decode", "encode"]
 
 
 class Kind(enum.IntEnum):
-    """What a message means; the numbers are on the wire and never change."""
+    """Kind of a message; the numbers are on the wire and never change."""
 
     JOIN = 1
-    """Worker: let me in. Answered by CENTER, or by ACK if I keep parameters of my own."""
+    """Worker: asks to join. Answered by CENTER, or by ACK if the worker keeps its own parameters."""
     EXCHANGE = 2
-    """Worker: a contribution, and I want the reply. Answered by CENTER."""
+    """Worker: sends a contribution and asks for the rule's reply. Answered by CENTER."""
     PUSH = 3
-    """Worker: a contribution. Answered by ACK."""
+    """Worker: sends a contribution. Answered by ACK."""
     PULL = 4
-    """Worker: I want the centre. Answered by CENTER."""
+    """Worker: asks for the centre. Answered by CENTER."""
     LOCK = 5
-    """Worker: I want the centre, and nobody else may move it until my COMMIT. Answered by CENTER."""
+    """Worker: asks for the centre, which only its COMMIT may move next. Answered by CENTER."""
     COMMIT = 6
-    """Worker: what I was granted the lock for; gives the lock back. One way."""
+    """Worker: sends the contribution it took the lock for, and releases the lock. One way."""
     EPOCH = 7
-    """Worker: I have finished one more epoch. One way."""
+    """Worker: has finished one more epoch. One way."""
     LEAVE = 8
-    """Worker: do not wait for me any more. One way."""
+    """Worker: leaves; the server stops waiting for it. One way."""
     CENTER = 9
-    """Server: the centre, or what the rule replies instead, after `clock` commits."""
+    """Server: the centre after `clock` commits, or the rule's reply in its place."""
     ACK = 10
     """Server: done, at `clock` commits; no vector."""
     VIEW = 11
-    """Worker: I want the centre once all have finished as many epochs as I have. Answered by CENTER."""
+    """Worker: asks for the centre once all have finished as many epochs as it has. Answered by CENTER."""
     OPTIONS = 12
-    """Worker: what my contributions from now on are to be stepped with, e.g. a learning rate. One way."""
+    """Worker: options for its later contributions, e.g. a learning rate. One way."""
     ASK = 13
-    """Anybody, to the query service: a question beside the exchange. Answered by ANSWER."""
+    """Any rank, to the query service: a query. Answered by ANSWER."""
     ANSWER = 14
-    """The query service: what was asked for."""
+    """Query service: the answer to a query."""
     PAUSE = 15
-    """Worker: I am at a batch boundary and ask for nothing before the answer. Answered by PAUSED."""
+    """Worker: is at a batch boundary and sends no exchange before the answer. Answered by PAUSED."""
     PAUSED = 16
-    """Server: all workers are at a batch boundary, nothing is under way; or, `called_off`: go on first."""
+    """Server: all workers are at a batch boundary, nothing is under way; or the pause is cancelled."""
 
 
 #: Requests that get no reply.
 ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
-#: What servers send.
+#: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset(
@@ -63,22 +63,22 @@ WITH_VECTOR = frozenset(
 
 
 class Message(NamedTuple):
-    """One message; a tuple, since to make a frozen dataclass takes four times as long.
+    """One message; a tuple, because a frozen dataclass takes four times as long to create.
 
     Attributes:
-        kind: what it means.
+        kind: its kind.
         sender: the rank that sent it.
-        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; to
-            pause, the last one's once more. Replies: the request's.
+        sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
+            PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
-        pulled_at: requests: the centre's commits when the sender last took it.
+        pulled_at: requests: the centre's commits when the sender last pulled.
         scalar: read it as `share` in requests, as `rate` in replies.
-        shard: which piece of the centre this is about.
+        shard: the shard it is about.
         stop: replies: finish training now.
         mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `called_off`, by the kind.
-        samples: requests: how many samples the sender has taken so far.
+        samples: requests: the number of samples the sender has taken so far.
         vector: the numbers, if the kind has any.
-        pause: replies: pause at your next batch boundary.
+        pause: replies: pause at the next batch boundary.
     """
 
     kind: Kind
@@ -101,27 +101,27 @@ class Message(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Replies: the learning rate that workers are to take over; 0: none."""
+        """Replies: the learning rate that workers adopt; 0: none."""
         return self.scalar
 
     @property
     def keeps_parameters(self) -> bool:
-        """JOIN: I have parameters of my own and keep them."""
+        """JOIN: the worker keeps its own parameters."""
         return self.mark
 
     @property
     def refreshes(self) -> bool:
-        """VIEW: I go on from what I get; who does not only looks."""
+        """VIEW: the worker continues from the centre it gets; otherwise it only looks."""
         return self.mark
 
     @property
     def last_pull(self) -> bool:
-        """PULL of another server: I shall not ask again."""
+        """PULL from another server: its last."""
         return self.mark
 
     @property
     def called_off(self) -> bool:
-        """PAUSED: there is no pause; go on first, as others wait for you."""
+        """PAUSED: the pause is cancelled; the worker continues, because others wait for it."""
         return self.mark
 
     def __str__(self) -> str:
@@ -139,9 +139,9 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 def encode(message: Message, frame: Frame) -> int:
-    """Write the header of `message` into `frame` and return how many bytes of the frame travel.
+    """Write the header of `message` into `frame` and return the number of bytes to send.
 
-    The vector must already lie in the frame.
+    The vector must already be in the frame.
     """
     size = 0 if message.vector is None else message.vector.size
     _HEADER.pack_into(
@@ -167,28 +167,28 @@ def decode(frame: Frame, received_bytes: int | None = None) -> Message:
     """Read the message in `frame`; its vector is a view of the frame.
 
     Args:
-        frame: where it lies.
-        received_bytes: how many bytes came, if the transport knows.
+        frame: the memory that holds it.
+        received_bytes: the number of bytes received, if the transport knows.
 
     Raises:
-        ProtocolError: these bytes are no message of this version.
+        ProtocolError: the bytes are not a message of this version.
     """
     if received_bytes is not None and received_bytes < HEADER_BYTES:
         raise ProtocolError(
-            f"received {received_bytes} bytes, which is less than a header of {HEADER_BYTES}; "
-            "does anybody else send on this communicator?"
+            f"received {received_bytes} bytes, less than a header of {HEADER_BYTES}; "
+            "does other code send on this communicator?"
         )
     fields = _HEADER.unpack(frame.header)
     magic, version, kind, flags, sender, shard, sequence, clock, pulled_at, size, scalar, samples = fields
     if magic != _MAGIC or version != _VERSION or kind not in _KINDS:
         raise ProtocolError(
             f"received a message that starts with {bytes(frame.bytes[:6])!r}; expected {_MAGIC!r}, version "
-            f"{_VERSION}. Do all ranks run the same nnlo, on a communicator nobody else sends on?"
+            f"{_VERSION}. Run the same nnlo on all ranks, on a communicator that no other code sends on"
         )
     if size > frame.vector.size or received_bytes not in (None, HEADER_BYTES + 4 * size):
         raise ProtocolError(
             f"{_KINDS[kind].name} from rank {sender} announces {size} numbers, but {received_bytes} bytes "
-            f"came and there is room for {frame.vector.size} numbers"
+            f"arrived, and the frame holds {frame.vector.size} numbers; do all ranks build the same model?"
         )
     vector = frame.vector[:size] if _KINDS[kind] in WITH_VECTOR else None
     return Message(

@@ -1,12 +1,11 @@
-"""Moving and cumulative averages of batches, combined as if one rank had seen the batches of all.
+"""Moving and cumulative averages of batches, combined as if one rank had seen all batches.
 
-A layer that normalises moves its statistics by each batch it is given, m <- rho m + (1 - rho) x, or keeps
-the mean of all batches so far. W workers make 1/W of these updates each, so the mean of what they have got
-would be as far behind as if W times fewer batches had been seen. But an update does two things, which can be
-told apart: it lets what was there before decay, and it adds something new. From m0, with which a worker
-began, n updates make m = d m0 + (1 - d) b, with d = rho^n, or t/(t+n) for a mean over t batches before. So
-b = (m - d m0) / (1 - d) is the mean of what was new. Together the workers have made all updates: their decays
-are multiplied, or all their batches counted, and the new is the mean of all b, weighted by updates.
+A normalising layer updates its statistics with each batch, m <- rho m + (1 - rho) x, or keeps the mean of
+all batches so far. Each of W workers makes 1/W of the updates, so a plain mean of their statistics would lag
+as if only 1/W of the batches had been seen. But an update has two separable parts: the old value decays, and
+a new one is added. Starting at m0, n updates give m = d m0 + (1 - d) b, with d = rho^n, or t/(t+n) for a mean
+over t earlier batches. So b = (m - d m0) / (1 - d) is the mean of the new part. To combine the workers,
+multiply their decays (or count all their batches), and average their b, weighted by updates.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ __all__ = ["Moves", "Moving", "MovingAverages", "weighted"]
 
 _Numbers = npt.NDArray[np.float64]
 
-# A variance that seems to be negative by more of what it was than rounding explains: the count is wrong.
+# A variance's new part that is negative by more than this fraction of the old value proves a wrong count.
 _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Where the statistics of one layer lie, which are moved together.
+    """Places of one layer's statistics in the vector; both move together.
 
     Attributes:
-        mean: the part of the vector that is the mean.
-        variance: the part of the vector that is the variance; never negative.
+        mean: the place of the mean.
+        variance: the place of the variance; never negative.
     """
 
     mean: slice
@@ -44,12 +43,12 @@ class Moving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """How often the statistics of each layer have been moved.
+    """Update counts of each layer's statistics.
 
     Attributes:
-        since: updates since this rank last brought or took statistics; nan: not known.
-        decay: what one update leaves of what was there before; nan: the mean of all batches is kept.
-        total: updates in all, where the layer counts them; else 0.
+        since: updates since this rank last sent or took statistics; nan: unknown.
+        decay: the factor on the old value in one update; nan: the layer keeps the mean of all batches.
+        total: all updates, if the layer counts them; else 0.
     """
 
     since: _Numbers
@@ -58,24 +57,24 @@ class Moves:
 
     @classmethod
     def none(cls, layers: int) -> Moves:
-        """Return that nothing has been moved."""
+        """Return the counts of `layers` layers without any update."""
         return cls(np.zeros(layers), np.ones(layers), np.zeros(layers))
 
     @classmethod
     def unwired(cls, wired: Vector) -> Moves:
-        """Return what was `wired`."""
+        """Return the counts that `wired` packed."""
         return cls(*wired.copy().view(np.float64).reshape(3, -1))
 
     def wired(self) -> Vector:
-        """Return it as what only looks like float32."""
+        """Return the float64 counts reinterpreted as float32, to send them behind a vector."""
         return np.concatenate([self.since, self.decay, self.total]).view(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Brought:
-    """What a rank has brought to a round: of each layer the updates and the decay, and the statistics.
+    """One rank's part of a round: its statistics, with the updates and the decay of each layer.
 
-    A decay that is not known is nan.
+    An unknown decay is nan.
     """
 
     weight: float
@@ -87,16 +86,16 @@ class _Brought:
 
 
 class MovingAverages:
-    """What the statistics would be if one rank had seen all batches.
+    """Statistics as if one rank had seen all batches.
 
-    What ranks bring is combined in rounds, in which each counts once. A round begins with what came of those
-    before, and its result does not depend on the order of arrival. Where the updates of a layer are not
-    known, or what was brought cannot come of them, its statistics are the weighted mean of a round.
+    Parts are combined in rounds; each rank counts once per round. A round starts from the result of the
+    previous one, and its own result does not depend on the order of arrival. If the updates of a layer are
+    unknown, or contradict its statistics, the layer gets the weighted mean of the round.
 
     Args:
-        start: the statistics and whatever else lies in their vector, before anybody has brought anything.
-        layers: where they lie.
-        totals: how many updates each layer has had before.
+        start: the whole vector that holds the statistics, before the first part arrives.
+        layers: the places of the statistics.
+        totals: earlier updates of each layer.
     """
 
     def __init__(self, start: Vector, layers: Sequence[Moving], totals: _Numbers | None = None) -> None:
@@ -113,7 +112,7 @@ class MovingAverages:
         self._epoch = 0  # of the round
 
     def add(self, rank: int, epoch: int, weight: float, brought: tuple[Vector, Moves], start: Vector) -> None:
-        """Take what a rank has made, in an epoch, of what it began with."""
+        """Add a rank's statistics of an epoch, which it reached from `start`."""
         if rank in self._round or epoch > self._epoch:
             self._close()
         vector, moves = brought
@@ -123,20 +122,20 @@ class MovingAverages:
         self._epoch = max(epoch, self._epoch)
 
     def replace(self, vector: Vector, totals: _Numbers) -> None:
-        """Forget what ranks have brought: these are the statistics."""
+        """Drop the round and set the statistics."""
         self._round.clear()
         self._values, self._totals = vector[self.places].astype(np.float64), np.array(totals)
 
     def result(self) -> tuple[_Numbers, _Numbers]:
-        """Return what the statistics are, and how many updates have been made."""
+        """Return the statistics and the number of updates of each layer."""
         parts = [self._round[rank] for rank in sorted(self._round)]
         if not parts:
             return self._values, self._totals
-        with np.errstate(all="ignore"):  # a training that has diverged brings numbers that are none
+        with np.errstate(all="ignore"):  # a diverged training sends nan and inf
             return self._combined(parts)
 
     def state(self) -> State:
-        """Return everything that the next result depends on."""
+        """Return all that the next result depends on."""
         parts = {
             str(rank): [part.weight, part.since, part.decay, part.cumulative, part.vector, part.start]
             for rank, part in self._round.items()
@@ -145,7 +144,7 @@ class MovingAverages:
         return {"values": self._values.copy(), "totals": totals, "epoch": self._epoch, "round": parts}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` returned."""
+        """Restore what `state` returned."""
         require("moving averages", state, values=self._values, totals=self._totals, epoch=int, round=Mapping)
         self._values, self._totals = state["values"].copy(), state["totals"].copy()
         self._epoch = state["epoch"]
@@ -156,7 +155,7 @@ class MovingAverages:
         self._round = {}
 
     def _decay(self, moves: Moves, vector: Vector, start: Vector) -> _Numbers:
-        """Return what is left, in each layer, of what a rank began with; nan where that is not known."""
+        """Return each layer's decay since the rank's start; nan where it is unknown."""
         since, before = moves.since, moves.total - moves.since
         with np.errstate(all="ignore"):
             counted = np.where(since > 0, before / moves.total, 1.0)
@@ -172,7 +171,7 @@ class MovingAverages:
         decays = np.array([part.decay for part in parts])
         since = np.array([part.since for part in parts])
         cumulative = np.array([part.cumulative for part in parts])
-        # Updates that leave everything as it is say nothing new.
+        # Updates without decay add nothing new.
         counts = np.where(decays < 1, since, 0.0)
         total, owner = counts.sum(axis=0), self._owner
         left = np.where(cumulative[0], self._totals / (self._totals + total), decays.prod(axis=0))
@@ -185,21 +184,21 @@ class MovingAverages:
         if unknown.any():
             plain = weighted([(part.weight, part.vector) for part in parts])
             values = np.where(unknown[owner], plain, values)
-        if len(parts) == 1:  # to the bit, where that one began with what all had
+        if len(parts) == 1:  # exact to the bit where the only part started from the common value
             values = np.where(self._values == parts[0].start, parts[0].vector, values)
         return values, self._totals + np.where(since > 0, since, 0.0).sum(axis=0)
 
     def _new(self, part: _Brought) -> _Numbers:
-        """Return the mean of what was new."""
+        """Return the mean of a part's new batches."""
         decay = part.decay[self._owner]
         new: _Numbers = (part.vector - decay * part.start) / (1 - decay)
         return np.maximum(new, 0, out=new, where=self._variances)
 
 
 def weighted(parts: Sequence[tuple[float, Vector]]) -> _Numbers:
-    """Return the weighted mean, in float64, so that the mean of equal numbers is that number."""
+    """Return the weighted mean, in float64 so that the mean of equal numbers is that number."""
     total = sum(weight for weight, _ in parts)
-    mean = np.full(parts[0][1].size, -0.0)  # to which -0 can be added and stays what it is
+    mean = np.full(parts[0][1].size, -0.0)  # -0.0 keeps the sign of zeros: 0.0 + -0.0 would be 0.0
     for weight, vector in parts:
         mean += weight / total * vector.astype(np.float64)
     return mean

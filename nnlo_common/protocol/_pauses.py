@@ -1,4 +1,4 @@
-"""Workers that wait at a batch boundary for all others to be at one: then nothing is under way."""
+"""Pauses of all workers at a batch boundary, with nothing under way."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Pauses"]
 
 
 class Pauses:
-    """Decides when all workers are at a batch boundary of one and the same epoch.
+    """Decides when all workers are at a batch boundary of the same epoch.
 
-    Others may wait for a worker where they cannot pause: for its contribution to a commit, for the end of
-    its epoch. So it is sent on if it owes a contribution that others have made, or is behind by an epoch
-    (also behind those who have left). Who has not been let in yet (warm start) has nothing under way and is
-    not waited for.
+    Other workers may be blocked on a worker that asks to pause: they need its contribution to a commit, or
+    the end of its epoch. Its pause is cancelled if it owes a contribution that others have made, or if it is
+    an epoch behind (also behind workers that have left). Workers that still queue to join (warm start) have
+    nothing under way, so a pause does not wait for them.
 
     Attributes:
-        wanted: workers are to pause; replies say so.
-        made: how many pauses all have made together.
-        waiting: the requests to pause that are not answered.
-        before_epoch: all may pause only while not all have finished so many epochs: where the server is at
-            the place of the script where those are who ask. A death, too, lets all pause only there.
+        wanted: replies ask workers to pause.
+        made: number of pauses that all workers have made together.
+        waiting: the unanswered requests to pause.
+        before_epoch: a pause may complete only until all have finished this many epochs, so that the server
+            is at the same place of the script as the workers; also if a death completes the pause.
 
     Args:
         peers: all workers.
@@ -37,16 +37,16 @@ class Pauses:
         self._peers = peers
 
     def called_off(self, contributed: Collection[int]) -> list[Received]:
-        """Return, once, the requests of those that are to go on first.
+        """Remove and return the requests of workers that must continue before they can pause.
 
         Args:
-            contributed: whose contributions wait for those of others.
+            contributed: workers whose contributions wait for those of others.
         """
         latest = self._peers.latest_epoch()
         sent_on = []
         for event in self.waiting:
             rank = event.message.sender
-            epoch = self._peers[rank].epochs  # those of an earlier one do not wait for it
+            epoch = self._peers[rank].epochs  # workers of an earlier epoch do not wait for this one
             waited_for = any(self._peers[other].epochs == epoch for other in contributed)
             if epoch < latest or (waited_for and rank not in contributed):
                 sent_on.append(event)
@@ -54,7 +54,7 @@ class Pauses:
         return sent_on
 
     def complete(self) -> list[Received]:
-        """Return, once, the requests of all, when all wait and may pause."""
+        """Remove and return all requests once all workers wait and may pause."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
         waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)

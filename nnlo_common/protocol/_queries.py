@@ -1,4 +1,4 @@
-"""Query service on the first server, and the client by which every other rank asks it; both pure."""
+"""Query service on the first server, and the client of every other rank; both pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nnlo_common.protocol._query_wire import QUERY_NUMBERS, read_answer, read_qu
 
 __all__ = ["Answers", "Handlers", "QueryClient", "QueryHandler", "QueryService"]
 
-#: Whom to tell what.
+#: Ranks and their answers.
 Answers: TypeAlias = list[tuple[int, Answer]]
-#: What takes a query of a rank and returns the answers that can be given now, by kind of query.
+#: For each kind of query, a function that takes a rank and its query and returns the answers now ready.
 Handlers: TypeAlias = Mapping[type[Query[Any]], Callable[[int, Any], Answers]]
 
 
@@ -28,23 +28,23 @@ class QueryHandler(Protocol):
     handlers: Handlers
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
-        """Wait for `rank` no more; return the answers that this makes possible."""
+        """Stop waiting for `rank`; return the answers that are now ready."""
 
 
 class QueryService:
-    """Takes queries and hands out the answers of its handlers; does no input or output.
+    """Takes queries and sends the answers of its handlers; does no input or output.
 
     Attributes:
         present: the ranks that may still ask.
-        answer: to the server's own last query; None: not yet.
-        busy: it can be asked at any time.
-        handlers: by kind of query.
+        answer: the answer to the server's own last query; None: not ready.
+        busy: always False: it takes a query at any time.
+        handlers: the handler of each kind of query.
 
     Args:
-        rank: the server's.
+        rank: the server's rank.
         shard: the number of the channel.
-        members: the ranks that may ask; the server's own too.
-        parts: who answers what.
+        members: the ranks that may ask, including the server's own.
+        parts: the handlers to add.
     """
 
     busy = False
@@ -64,15 +64,15 @@ class QueryService:
             self.add(part)
 
     def add(self, part: QueryHandler) -> None:
-        """Have some more kinds of queries answered."""
+        """Add a handler for more kinds of queries."""
         self._parts.append(part)
         self.handlers.update(part.handlers)
 
     def handle(self, event: Event) -> list[Action]:
-        """Take a query, or the news that somebody is dead.
+        """Take a query, or the loss of a rank.
 
         Raises:
-            ProtocolError: this is no query, or not one that is answered here.
+            ProtocolError: the message is not a query of a member, or no handler answers it.
         """
         if isinstance(event, Lost):
             waiting = self._waiting.pop(event.rank, None)
@@ -82,14 +82,15 @@ class QueryService:
         message = event.message
         if message.sender not in self.present or message.kind is not Kind.ASK or message.vector is None:
             raise ProtocolError(
-                f"the query service on rank {self.rank} got {message}; expected a query of a member"
+                f"the query service on rank {self.rank} got {message}; expected an ASK from one of the ranks "
+                f"{sorted(self.present)}"
             )
-        query = read_query(self.handlers, message.vector, f"what rank {message.sender} has asked")
+        query = read_query(self.handlers, message.vector, f"the query from rank {message.sender}")
         self._waiting[message.sender] = event
         return self._take(message.sender, query)
 
     def ask(self, query: Query[Any]) -> list[Action]:
-        """Ask for the server itself; `answer` will hold the answer."""
+        """Ask on behalf of the server itself; `answer` will hold the answer."""
         self.answer = None
         return self._take(self.rank, query)
 
@@ -98,7 +99,7 @@ class QueryService:
         return rank in self._waiting
 
     def tell(self, answers: Answers) -> list[Action]:
-        """Hand out answers."""
+        """Send answers to their ranks."""
         actions: list[Action] = []
         for rank, answer in answers:
             if rank == self.rank:
@@ -111,7 +112,7 @@ class QueryService:
         return actions
 
     def gone(self, rank: int, *, lost: bool = False) -> list[Action]:
-        """Wait for `rank` no more; it may still ask what is answered at once."""
+        """Stop waiting for `rank`; it may still send queries that are answered at once."""
         return self.tell(self._without(rank, lost=lost))
 
     def _take(self, rank: int, query: Query[Any]) -> list[Action]:
@@ -135,13 +136,13 @@ class QueryClient:
     """Asks the query service for one rank, one query at a time.
 
     Attributes:
-        answer: to the last query; None: not yet.
+        answer: the answer to the last query; None: not ready.
 
     Args:
-        rank: who asks.
+        rank: the rank that asks.
         service: the rank of the query service.
         shard: the number of the channel.
-        numbers: how many numbers the largest query has behind it.
+        numbers: the most numbers that a query carries after its JSON.
     """
 
     def __init__(self, rank: int, service: int, shard: int, numbers: int = 0) -> None:
@@ -153,7 +154,7 @@ class QueryClient:
 
     @property
     def busy(self) -> bool:
-        """Whether a query has no answer yet."""
+        """Whether a query is still unanswered."""
         return self._expected is not None
 
     def ask(self, query: Query[Any]) -> list[Action]:
@@ -165,18 +166,20 @@ class QueryClient:
         return [Send(self.service, message)]
 
     def handle(self, event: Event) -> list[Action]:
-        """Take the answer; a death is not this rank's affair.
+        """Take the answer; ignore lost ranks, which the service handles.
 
         Raises:
-            ProtocolError: this is no answer to its query.
+            ProtocolError: the message is not the answer to this rank's query.
         """
         if isinstance(event, Lost):
             return []
         message, expected = event.message, self._expected
         is_answer = message.kind is Kind.ANSWER and message.sequence == self._sequence
         if not is_answer or message.vector is None or expected is None:
-            raise ProtocolError(f"rank {self.rank} got {message} as the answer to its query {self._sequence}")
-        numbers = message.vector.copy()  # the message's memory is given back
-        self.answer = read_answer(expected, numbers, f"what rank {message.sender} has answered")
+            raise ProtocolError(
+                f"rank {self.rank} got {message}; expected the ANSWER to its query {self._sequence}"
+            )
+        numbers = message.vector.copy()  # the frame goes back to the transport
+        self.answer = read_answer(expected, numbers, f"the answer from rank {message.sender}")
         self._expected = None
         return [Release(self.service, event.frame)]

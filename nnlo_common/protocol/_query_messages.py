@@ -1,7 +1,7 @@
-"""Queries beside the exchange, and what answers them: the second protocol, with the first server.
+"""Queries to the first server and their answers: the second protocol, separate from the exchange.
 
-Queries are few (an epoch's end, a range of samples), so they travel as JSON, with numbers behind it where
-there are many; see `_query_wire`.
+Queries are rare (an epoch's end, a range of samples), so they travel as JSON, followed by numbers where there
+are many; see `_query_wire`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _none() -> Vector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank is told; this one says only that it was heard."""
+    """Answer to a query; the base class only acknowledges it."""
 
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
@@ -62,23 +62,23 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(Generic[AnswerT]):
-    """What a rank asks; between the brackets is what answers it."""
+    """Query of a rank; the type parameter is its answer."""
 
     @classmethod
     def answered_by(cls) -> type[Answer]:
-        """Return the kind of answer."""
+        """Return the type of the answer."""
         kind: type[Answer] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveQuery(Query[Answer]):
-    """I take part in nothing any more that others wait for; answered at once."""
+    """The sender takes no further part in collective queries; answered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodbyeQuery(Query[Answer]):
-    """I ask nothing any more; answered at once."""
+    """The sender's last query; answered at once."""
 
 
 # -- means and copies -------------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ class MeanAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanQuery(Query[MeanAnswer]):
-    """The means of all ranks' values, please; answered once all have asked.
+    """Asks for the means of all ranks' values; answered once all have asked.
 
     Attributes:
-        values: mine, by name.
-        weight: how much they count.
-        epochs: after how many I ask; None: at no epoch's end.
+        values: the sender's, by name.
+        weight: their weight.
+        epochs: the number of finished epochs, at an epoch's end; None: elsewhere.
     """
 
     values: Mapping[str, float]
@@ -109,15 +109,15 @@ class MeanQuery(Query[MeanAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRoundQuery(MeanQuery):
-    """How many steps no round has had, and then that all have made the last one; answered like a mean."""
+    """Sends the steps since the last round, then that the last round is made; answered like a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochMeanQuery(Query[MeanAnswer]):
-    """The means of all workers' values of an epoch of this training; answered once all have brought theirs.
+    """Asks for the means of all workers' values of an epoch; answered once all workers have sent theirs.
 
     Attributes:
-        epoch: counted from 0; None: I bring no more, so wait for me no longer.
+        epoch: counted from 0; None: the sender has no more values, so do not wait for it.
     """
 
     epoch: int | None
@@ -127,7 +127,7 @@ class EpochMeanQuery(Query[MeanAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteQuery(Query[MeanAnswer]):
-    """The means of what workers have noted up to an epoch; my values are a note; answered at once."""
+    """Stores the values as a note, and asks for the means of all notes up to an epoch; answered at once."""
 
     epoch: int
     values: Mapping[str, float]
@@ -136,7 +136,7 @@ class NoteQuery(Query[MeanAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastAnswer(Answer):
-    """What the first server has brought."""
+    """Values of the first server."""
 
     values: Mapping[str, Any]
     numbers: Vector = field(default_factory=_none, compare=False)
@@ -144,7 +144,7 @@ class BroadcastAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastQuery(Query[BroadcastAnswer]):
-    """What the first server brings, please; answered once all have asked."""
+    """Asks for the first server's values; answered once all have asked."""
 
     values: Mapping[str, Any]
     numbers: Vector = field(default_factory=_none, compare=False)
@@ -152,23 +152,23 @@ class BroadcastQuery(Query[BroadcastAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageAnswer(Answer):
-    """Averages, and how often statistics were moved."""
+    """Averages, followed by the update counts of statistics."""
 
     numbers: Vector = field(default_factory=_none, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageQuery(Query[AverageAnswer]):
-    """The average of the vectors that workers have brought; answered at once.
+    """Asks for the average of the workers' vectors; answered at once.
 
     Attributes:
-        views: how often I have met all others to see the centre.
-        weight: how much my vector counts.
-        epoch: which epoch it ends.
-        start: it is what I begin with, and does not count itself.
-        instead: it is what all get, instead of an average.
-        takes: I go on from the answer.
-        numbers: my vector, and how often its statistics were moved; empty: I only ask.
+        views: how often the sender has viewed the centre together with all others.
+        weight: the weight of its vector.
+        epoch: the epoch that the vector ends.
+        start: the vector is the sender's start, and does not enter the average.
+        instead: the vector replaces the average for all ranks.
+        takes: the sender continues from the answer.
+        numbers: its vector, followed by the update counts of statistics; empty: it only asks.
     """
 
     views: int
@@ -185,13 +185,13 @@ class AverageQuery(Query[AverageAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class SampledData:
-    """What a sampler divides; the same on all ranks, or a position would mean another sample.
+    """Data that a sampler divides; equal on all ranks, or a position would mean different samples.
 
     Attributes:
-        sampler: its name, which is that of its ledger.
-        size: how many positions an epoch has.
+        sampler: the name of the sampler and of its ledger.
+        size: the number of positions in an epoch.
         unit: leases are multiples of it.
-        order: what the positions mean, such as the seed.
+        order: how positions map to samples, such as the seed.
     """
 
     sampler: str
@@ -202,21 +202,21 @@ class SampledData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerQuery(Query[AnswerT]):
-    """What is asked about the leases of a sampler; the first query that names one opens its ledger."""
+    """Query about the leases of a sampler; the first one opens the sampler's ledger."""
 
     data: SampledData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer(Answer):
-    """The next lease; None: the epoch is over for you, or you have some left."""
+    """The next lease; None: the epoch is over for the asker, or it still holds leases."""
 
     lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseQuery(LedgerQuery[LeaseAnswer]):
-    """My next lease in this epoch; `unused` positions of the last ones I have yet to use."""
+    """Asks for the next lease in this epoch; the sender has `unused` positions left of earlier leases."""
 
     epoch: int
     unused: int = 0
@@ -224,21 +224,21 @@ class LeaseQuery(LedgerQuery[LeaseAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveBackQuery(LedgerQuery[Answer]):
-    """I give back what is left of my leases."""
+    """Gives back the last `left` positions of the sender's leases."""
 
     left: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLeasesAnswer(Answer):
-    """The leases that you have, in the order in which you use them."""
+    """The leases that the asker holds, in order of use."""
 
     leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLeasesQuery(LedgerQuery[HeldLeasesAnswer]):
-    """Which leases do I have?"""
+    """Asks for the leases that the sender holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +250,12 @@ class LedgerAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLedgerQuery(LedgerQuery[LedgerAnswer]):
-    """The ledger's state, to be saved."""
+    """Asks for the ledger's state, to save it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLedgerQuery(LedgerQuery[Answer]):
-    """Let the ledger go on from this state."""
+    """Restores the ledger from this state."""
 
     state: Mapping[str, Any]
 
@@ -265,19 +265,19 @@ class LoadLedgerQuery(LedgerQuery[Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantCheckpointQuery(Query[Answer]):
-    """A checkpoint is due here; `end`: and all are to leave after it."""
+    """Asks for a checkpoint; `end`: all ranks leave after it."""
 
     end: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAnswer(Answer):
-    """Where your part goes.
+    """Checkpoint that the asker's part belongs to.
 
     Attributes:
-        number: of the checkpoint that was begun at the pause; None: none was.
-        end: all leave now.
-        recalled: for a search, which has more ranks go on.
+        number: of the checkpoint begun at the pause; None: none was begun.
+        end: all ranks leave now.
+        recalled: they leave because a search resumes with more ranks.
     """
 
     number: int | None
@@ -287,10 +287,10 @@ class DraftAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftQuery(Query[DraftAnswer]):
-    """Which checkpoint does my part belong to? Answered once it is begun on the disk.
+    """Asks which checkpoint the sender's part belongs to; answered once it is begun on disk.
 
     Attributes:
-        pauses: how many of all workers I know of: another server may see that all pause before the first.
+        pauses: the pauses that the sender has counted; another server may see one before the first does.
     """
 
     pauses: int
@@ -298,14 +298,14 @@ class DraftQuery(Query[DraftAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartQuery(Query[Answer]):
-    """My part of a checkpoint is on the disk, or cannot be written.
+    """Reports that the sender's part of a checkpoint is on disk, or could not be written.
 
     Attributes:
         number: of the checkpoint.
         file: the name of the part.
         size: its length.
         blake2b: its checksum.
-        trouble: why it could not be written; empty: it was.
+        trouble: the reason if it could not be written, else empty.
     """
 
     number: int
@@ -317,4 +317,4 @@ class PartQuery(Query[Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingMoreQuery(Query[Answer]):
-    """I have nothing more to report of what I have written."""
+    """Announces that the sender has reported all its parts."""

@@ -1,4 +1,4 @@
-"""Saved state of a server about its workers: their messages under way, and their records."""
+"""Saved state of a server about its workers: their waiting messages and their records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["kept", "restored", "restored_peers"]
 
 
 def kept(message: Message) -> State:
-    """Return a copy of a message that has come and waits, as a plain tree."""
+    """Return a copy of a waiting message as a plain tree."""
     return {
         "kind": message.kind.name,
         "sender": message.sender,
@@ -33,10 +33,10 @@ def kept(message: Message) -> State:
 
 
 def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
-    """Make the event again whose message was `kept`, in memory of its own.
+    """Rebuild the event whose message was `kept`, in a frame of its own.
 
     Raises:
-        ConfigurationError: this is no kept message, or its vector has not `size` numbers.
+        ConfigurationError: the state is not a kept message, or its vector does not have `size` numbers.
     """
     vector = state.get("vector")
     owner = f"{owner}, a waiting message"
@@ -44,7 +44,7 @@ def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
     expected = None if vector is None else np.zeros(size, np.float32)
     require(owner, state, kind=str, weight=float, vector=expected, **numbers)
     if state["kind"] not in Kind.__members__:
-        raise ConfigurationError(f"{owner}: there is no kind {state['kind']!r} of message; is it damaged?")
+        raise ConfigurationError(f"{owner}: unknown kind {state['kind']!r} of message; is the state damaged?")
     frame = Frame(size)
     if vector is not None:
         np.copyto(frame.vector, vector)
@@ -54,13 +54,13 @@ def restored(owner: str, state: Mapping[str, Any], size: int) -> Received:
 
 
 def restored_peers(owner: str, state: Mapping[str, Any]) -> dict[int, Peer]:
-    """Return the workers of a server's saved state, after a look at all parts of it.
+    """Return the workers of a server's saved state, after checking all its parts.
 
     Raises:
-        ConfigurationError: it is no server's state.
+        ConfigurationError: it is not a server's state.
     """
     parts = {"rule": Mapping, "staleness": [[int]], "workers": Mapping, "pending": [Mapping]}
     require(owner, state, rate=float, **parts)
     if not all(isinstance(peer, Mapping) and rank.isdecimal() for rank, peer in state["workers"].items()):
-        raise ConfigurationError(f"{owner}: its workers are not what was saved; is the state damaged?")
+        raise ConfigurationError(f"{owner}: its workers are not records by rank; is the state damaged?")
     return {int(rank): Peer.of(f"{owner}, rank {rank}", peer) for rank, peer in state["workers"].items()}

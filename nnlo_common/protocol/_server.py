@@ -29,15 +29,15 @@ class Server:
 
     Attributes:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
-        awaited: how many workers may still contribute.
-        peers: what is known of each worker, by rank.
+        awaited: the number of workers that may still contribute.
+        peers: the record of each worker, by rank.
         other_servers: how often each of them has pulled the centre; inf once it will pull no more.
-        staleness: how many contributions were committed at each staleness.
+        staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
-        rate: the learning rate that replies tell workers; 0: none.
-        pauses: of all workers together; set `pauses.wanted` to have them make one.
-        handled: the ranks whose requests were handled, in order, if `record` was asked for. With the other
-            shards' this is all a replay needs.
+        rate: the learning rate that replies send to workers; 0: none.
+        pauses: pauses of all workers together; set `pauses.wanted` to request one.
+        handled: with `record`, the ranks whose requests were handled, in order. A replay needs only these
+            lists of all shards.
 
     Example:
         >>> import numpy as np
@@ -71,11 +71,11 @@ class Server:
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
-        self._calls: list[Received] = []  # of other servers, who each want the centre of an epoch's end
-        self._holder: int | None = None  # who has the lock
-        # Whether a worker has ended an epoch: then it may wait for the others, so all are let in.
+        self._calls: list[Received] = []  # pulls of other servers that wait for an epoch's end
+        self._holder: int | None = None  # the worker with the lock
+        # A worker has ended an epoch and may wait for the others, so let in all that queue.
         self._warm = False
-        # Whether each contribution makes a commit, however many workers there are.
+        # Each contribution is a commit, however many workers there are.
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
             Kind.JOIN: self._join,
@@ -91,7 +91,7 @@ class Server:
             Kind.PAUSE: self._pause,
         }
 
-    # -- what others may ask --------------------------------------------------------------------------
+    # -- calls from outside ---------------------------------------------------------------------------
 
     @property
     def finished(self) -> bool:
@@ -99,13 +99,13 @@ class Server:
         return self.awaited == 0
 
     def pulled_by_other_servers(self, times: int) -> bool:
-        """Whether every other server has pulled the centre that often."""
+        """Whether every other server has pulled the centre at least `times` times."""
         return all(pulls >= times for pulls in self.other_servers.values())
 
     def set_rate(self, rate: float) -> None:
-        """Tell workers a learning rate, with all replies from now on; 0: none any more.
+        """Send workers a learning rate with all replies from now on; 0: stop sending one.
 
-        It is the latest word: what workers have told to step their contributions with counts no more.
+        A rate above 0 replaces the options that workers have sent for their contributions.
         """
         self.rate = rate
         if rate:
@@ -113,10 +113,10 @@ class Server:
                 peer.options = None
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event and return what is to be done.
+        """Take one event and return the actions to perform.
 
         Raises:
-            ProtocolError: the protocol does not allow this message here; it holds the recent events.
+            ProtocolError: the protocol forbids this message now; the error lists the recent events.
         """
         if isinstance(event, Lost):
             return self._lost(event.rank)
@@ -134,7 +134,7 @@ class Server:
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
         peer.samples = message.samples
-        if self.handled is not None and message.kind is not Kind.PAUSE:  # which moves nothing
+        if self.handled is not None and message.kind is not Kind.PAUSE:  # a pause moves nothing
             self.handled.append(message.sender)
         return self.handlers[message.kind](event)
 
@@ -144,9 +144,9 @@ class Server:
         if self._waiting.ready(self.rule, self.peers):
             broken = "no commit is overdue"
         if self._waiting.locks and self._holder is None:
-            broken = "nobody waits for a free lock"
+            broken = "no worker waits for a free lock"
         if self._holder is not None and self.peers[self._holder].standing is not Standing.TRAINING:
-            broken = "who holds the lock is in"
+            broken = "the lock holder is training"
         if broken:
             raise AssertionError("\n  ".join([f"broken invariant: {broken}", *self.story.lines()]))
 
@@ -154,10 +154,10 @@ class Server:
         """Return the centre, all counts, and the contributions that wait for others.
 
         Raises:
-            ProtocolError: a worker holds the lock or waits for it, or for the end of an epoch.
+            ProtocolError: a worker holds the lock, or waits for the lock or the end of an epoch.
         """
         if self._waiting.locks or self._holder is not None or self._waiting.views:
-            raise self.story.error("its state was asked for amid a commit; let the workers pause first")
+            raise self.story.error("cannot save while a worker holds the lock or waits; pause all first")
         return {
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
@@ -167,17 +167,17 @@ class Server:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the server that gave `state` stood; the workers have to join again.
+        """Resume from the `state` of a server; its workers must join again.
 
         Raises:
-            ConfigurationError: it was saved with other options, another model or other ranks; nothing was
+            ConfigurationError: it was saved with other options, another model or other ranks; nothing is
                 changed then.
         """
         owner = f"server shard {self.shard}"
         peers = restored_peers(owner, state)
         if peers.keys() != self.peers.keys():
             raise ConfigurationError(
-                f"{owner}: the state was saved with the workers {sorted(peers)}, but now they are "
+                f"{owner}: the state was saved with the workers {sorted(peers)}, but the workers now are "
                 f"{sorted(self.peers)}; resume with the same ranks"
             )
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
@@ -189,13 +189,13 @@ class Server:
         self._waiting.contributions = pending
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
-        """Continue with the centre of the server that gave `state`, but with other workers.
+        """Resume from the centre in a server's `state`, but with other workers.
 
-        They begin at the centre, in the epoch that the slowest of the earlier ones was in; what waited for
-        others is left out.
+        They start at the centre, in the epoch of the slowest earlier worker; waiting contributions are
+        dropped.
 
         Raises:
-            ConfigurationError: it was saved with other options or another model; nothing was changed then.
+            ConfigurationError: it was saved with other options or another model; nothing is changed then.
         """
         peers = restored_peers(f"server shard {self.shard}", state)
         epochs = min((peer.epochs for peer in peers.values()), default=0)
@@ -213,13 +213,13 @@ class Server:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
         if not event.message.keeps_parameters:
-            peer.sequence = 0  # of one that was saved, and has begun anew
+            peer.sequence = 0  # resumed from a saved record, but starts anew
         self._waiting.joins.append(event)
         return [*self._admit(), *self.answer_pauses()]
 
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._waiting.contributions:
-            # The way of every asynchronous exchange; what follows does the same, only slower.
+            # Fast path for asynchronous exchanges; the general path below does the same.
             self._apply([event])
             reply = self._reply_to_contribution(event)
             return [reply, *self._admit()] if self._waiting.joins else [reply]
@@ -237,7 +237,7 @@ class Server:
         message = event.message
         if message.sender != self._holder:
             raise self.story.error(
-                f"rank {message.sender} committed without the lock, which rank {self._holder} has"
+                f"rank {message.sender} sent COMMIT without the lock; rank {self._holder} holds it"
             )
         self._holder = None
         self._apply([event])
@@ -267,7 +267,7 @@ class Server:
     def _leave(self, event: Received) -> list[Action]:
         sender = event.message.sender
         if self.peers[sender].unanswered or self._holder == sender:
-            raise self.story.error(f"rank {sender} left before it had all its replies")
+            raise self.story.error(f"rank {sender} left with replies outstanding or the lock held")
         self._depart(sender, Standing.LEFT)
         return [Release(sender, event.frame), *self._move_on()]
 
@@ -284,10 +284,10 @@ class Server:
         self.awaited -= self.peers[rank].standing in AWAITED
         self.peers[rank].standing = standing
 
-    # -- what may have become possible ----------------------------------------------------------------
+    # -- requests that may now be ready ---------------------------------------------------------------
 
     def _move_on(self) -> list[Action]:
-        """After a worker has gone: whoever waited for it need not wait any longer."""
+        """Answer the requests that waited for a worker that is gone."""
         moved = [*self._commit_ready(), *self._grant(), *self._admit(), *self._show()]
         return [*moved, *self._answer_calls(), *self.answer_pauses()]
 
@@ -295,7 +295,7 @@ class Server:
         actions: list[Action] = []
         joins = self._waiting.joins
         while joins:
-            # By rank, not by arrival: all servers then let the same workers in first.
+            # By rank, not by arrival, so that all servers let the same workers in first.
             allowed = sorted(self.peers.awaited())[: None if self._warm else self.rule.capacity()]
             event = next((event for event in joins if event.message.sender in allowed), None)
             if event is None:
@@ -314,7 +314,7 @@ class Server:
         return [self._center_to(event)]
 
     def _show(self) -> list[Action]:
-        """Show the centre to those who wanted to see it once all had finished an epoch, if all have."""
+        """Answer the views of an epoch that all workers have finished."""
         shown = [
             event
             for event in self._waiting.views
@@ -322,12 +322,12 @@ class Server:
         ]
         self._waiting.views = [event for event in self._waiting.views if event not in shown]
         for event in shown:
-            # Who goes on from it begins an epoch; the others evaluate.
+            # A refresh begins an epoch; only the others are evaluations.
             self.peers[event.message.sender].views += not event.message.refreshes
         return [self._center_to(event) for event in shown]
 
     def _answer_calls(self) -> list[Action]:
-        """Give other servers the centre of the epoch they have counted, once its last contribution is in."""
+        """Send other servers the centre of an epoch once its last contribution is in."""
         ready = [event for event in self._calls if self.peers.have_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
@@ -335,9 +335,9 @@ class Server:
         return [self._center_to(event) for event in ready]
 
     def answer_pauses(self) -> list[Action]:
-        """Let all pause once they are there and nothing is under way; first send on whom others wait for.
+        """Complete a pause once all wait and nothing is under way; first cancel it for workers others need.
 
-        That is the first server's to decide: who asks another one has been let pause by it.
+        Only the first server cancels: a worker asks the other servers after the first has let it pause.
         """
         if not self.pauses.waiting:
             return []
@@ -363,11 +363,11 @@ class Server:
 
     def _drop(self, event: Received) -> Send:
         self.peers[event.message.sender].dropped += 1
-        self.story.tell("dropped, too late:", event.message)
+        self.story.tell("dropped as too stale:", event.message)
         pushed = event.message.kind is Kind.PUSH
         return self._reply(event, with_vector=False) if pushed else self._center_to(event)
 
-    # -- doing it -------------------------------------------------------------------------------------
+    # -- commits and replies --------------------------------------------------------------------------
 
     def _apply(self, events: list[Received]) -> None:
         clock = self.rule.clock

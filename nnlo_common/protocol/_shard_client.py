@@ -22,11 +22,11 @@ __all__ = ["ShardClient", "Phase", "Shard"]
 
 
 class Phase(enum.Enum):
-    """How far a worker is with one server."""
+    """Phase of a worker's life with one server."""
 
     OUTSIDE = "has not joined"
     JOINING = "has asked to join and waits for the centre"
-    TRAINING = "is in"
+    TRAINING = "has joined"
     LEFT = "has left"
 
 
@@ -39,36 +39,36 @@ class Shard:
     place: slice
 
     def piece(self, vector: Vector) -> Vector:
-        """Return that part of a vector; all of it is the vector itself, which can travel as it lies."""
+        """Return that part of a vector; the vector itself if it is all of it, to send it without a copy."""
         return vector if self.place == slice(0, vector.size) else vector[self.place]
 
 
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
-_NOTHING = 2.0**-60  # beside the weight of a step, in float32; a weight has to be above 0
+_NOTHING = 2.0**-60  # a weight must be above 0; next to a step's weight this one vanishes in float32
 _CONTRIBUTIONS = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT})
 
 
 class ShardClient:
-    """What one worker and one server have said to each other about one shard.
+    """Conversation of one worker with one server about one shard.
 
-    Replies are absorbed in order and at fixed points: with a pipeline of L, the reply to exchange k when
-    exchange k + L has been opened, however early it came. So the numbers never depend on timing.
+    Replies are absorbed in order and at fixed points: with a pipeline of L, the reply to exchange k is
+    absorbed when exchange k + L is opened, however early it came. So the numbers never depend on timing.
 
     Attributes:
         rule: the worker's half of the algorithm for this shard.
-        phase: how far it is.
-        pulled_at: the centre's commits when its reply was last absorbed.
-        weight: the share in a mean that each step has from now on, e.g. its number of samples.
-        samples: how many samples it has taken so far.
-        lent: the gradient stays as it is until its contribution has been answered.
+        phase: the worker's phase with this server.
+        pulled_at: the centre's commits in the last absorbed reply.
+        weight: the share in a mean that each later step has, e.g. its number of samples.
+        samples: the number of samples taken so far.
+        lent: the gradient stays unchanged until its contribution has been answered.
         stop_requested: the server has asked to finish.
-        rate: the learning rate that it has told last; 0: none.
-        pause_requested: it has asked, in its latest reply, to pause at the next batch boundary.
-        pausing: it has been asked for a pause and has not answered.
-        paused: it has answered last that all workers pause.
-        put_off: it has called a pause off, so the next may come after the next exchange or epoch.
-        outgoing_frames: with a pipeline, what contributions travel from, each in its turn.
+        rate: the server's latest learning rate; 0: none.
+        pause_requested: the server's latest reply asks to pause at the next batch boundary.
+        pausing: a PAUSE is unanswered.
+        paused: the last PAUSE was granted: all workers pause.
+        put_off: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
+        outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
     """
 
     def __init__(
@@ -80,23 +80,23 @@ class ShardClient:
         self.phase = Phase.OUTSIDE
         self.pulled_at = 0
         self.weight = 1.0
-        self._earlier = 0.0  # the weight of the steps since the last contribution, but for this one
+        self._earlier = 0.0  # the weight of the steps since the last contribution, without this step
         self._contributed = False  # in this step
         self.samples = 0
-        self._overdue: Ask | None = None  # for the steps that were passed
+        self._overdue: Ask | None = None  # due in a passed step
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
         self.pause_requested = self.pausing = self.paused = self.put_off = False
         self.keeps_parameters = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
-        self._look_into: Vector | None = None  # where a look at the centre goes
-        self._refreshes = False  # whether the worker goes on from what it sees
-        self._look_at = 0  # and the sequence that it was asked with
-        self._asked: deque[tuple[Kind, int]] = deque()  # requests whose reply has not come
-        self._replies: deque[Received] = deque()  # replies that came and are not absorbed
+        self._look_into: Vector | None = None  # destination of the look under way
+        self._refreshes = False  # the worker continues from the centre it looks at
+        self._look_at = 0  # the sequence of the look's request
+        self._asked: deque[tuple[Kind, int]] = deque()  # requests without a reply
+        self._replies: deque[Received] = deque()  # replies received but not absorbed
         self._opened = 0  # exchanges opened
-        self._absorbed = 0  # and those whose reply is absorbed
+        self._absorbed = 0  # exchanges whose reply is absorbed
         depth = rule.pipeline + 1 if rule.pipeline else 0
         self.outgoing_frames = [Frame(self.parameters.size) for _ in range(depth)]
         self._sent_at: list[Vector] = []
@@ -105,7 +105,7 @@ class ShardClient:
 
     @property
     def blocked(self) -> bool:
-        """Whether the worker must not go on before the next reply."""
+        """Whether the worker must wait for the next reply."""
         return self.phase is Phase.JOINING or self._absorbed < self._opened - self.rule.pipeline
 
     @property
@@ -115,27 +115,27 @@ class ShardClient:
 
     @property
     def unanswered(self) -> int:
-        """How many replies are still under way."""
+        """The number of replies still under way."""
         return len(self._asked)
 
     @property
     def gradient(self) -> Vector:
-        """Its part of the gradient, wherever that lies now."""
+        """This shard's part of the current gradient."""
         return self.shard.piece(self._gradient.vector)
 
     def use_gradient(self, gradient: FlatVector) -> None:
-        """Take contributions from here from now on; they stay as they are until they have been answered."""
+        """Take later contributions from `gradient`, which stays unchanged until they are answered."""
         self._gradient, self.lent = gradient, True
 
     def join(self) -> list[Action]:
-        """Ask to be let in."""
+        """Ask to join."""
         self._expect(Phase.OUTSIDE, "join")
         self.phase = Phase.JOINING
         return [self._request(Kind.JOIN)]
 
     @property
     def due(self) -> Ask | None:
-        """What is to be asked for in this step, for those that were passed before it, too."""
+        """The request due in this step, including those of passed steps before it."""
         due = self.rule.due()
         return due if self._overdue is None else self._overdue.joined(due)
 
@@ -151,17 +151,17 @@ class ShardClient:
         return False
 
     def pass_step(self) -> None:
-        """Count a step; what is due in it will be done in the next step that is made."""
+        """Count a step without making it; its request is sent in the next step that is made."""
         self.rule.count_step()
         self._overdue = self.due
         self.rule.advance()
 
     def add_weight(self, weight: float) -> None:
-        """Let the next contribution count for more, for steps that were passed."""
+        """Add the weight of passed steps to the next contribution."""
         self._earlier += weight
 
     def begin_step(self) -> None:
-        """Begin a step with the gradient that lies ready."""
+        """Begin a step with the gradient that is ready."""
         self.rule.count_step()
         self.rule.observe(self.parameters, self.gradient)
 
@@ -173,13 +173,13 @@ class ShardClient:
         self.rule.advance()
 
     def exchange(self) -> list[Action]:
-        """Open the exchange that is due in this step, if any."""
+        """Open the exchange due in this step, if any."""
         self._expect(Phase.TRAINING, "exchange")
         ask, self._overdue = self.due, None
         return self._open(ask)
 
     def contribute_rest(self) -> list[Action]:
-        """At an epoch's end: contribute what was gathered since the last exchange, if the rule does so."""
+        """Contribute the steps since the last exchange, at an epoch's end, if the rule does so."""
         self._expect(Phase.TRAINING, "contribute")
         self._overdue = None
         actions = self._between(self.rule.rest(self.gradient))
@@ -187,12 +187,12 @@ class ShardClient:
         return actions
 
     def last_round(self) -> list[Action]:
-        """At the end of the training: contribute the steps since the last round."""
+        """Contribute the steps since the last round, at the end of the training."""
         self._expect(Phase.TRAINING, "contribute")
         return self._between(Ask.EXCHANGE)
 
     def _between(self, ask: Ask | None) -> list[Action]:
-        """Open an exchange between two steps, for those before it; without any it counts for nothing."""
+        """Open an exchange for the steps before it; with no such steps its weight is negligible."""
         weight, self.weight = self.weight, _NOTHING
         actions = self._open(ask)
         self.weight, self._contributed = weight, False
@@ -208,7 +208,7 @@ class ShardClient:
             gradient = self.gradient
             vector = self.rule.outgoing(self.parameters, gradient)
             if self.outgoing_frames and not (self.lent and vector is gradient):
-                frame = self.outgoing_frames[slot]  # the worker goes on while this one travels
+                frame = self.outgoing_frames[slot]  # the worker trains on while this frame is sent
                 np.copyto(frame.vector, vector)
                 vector = frame.vector
             else:
@@ -223,7 +223,7 @@ class ShardClient:
         """Take a reply.
 
         Raises:
-            ProtocolError: it answers nothing that was asked.
+            ProtocolError: it does not answer the next open request.
         """
         message = event.message
         self.story.tell("received", message)
@@ -239,7 +239,7 @@ class ShardClient:
         if message.sequence != sequence:
             raise self.story.error(
                 f"rank {message.sender} replied to sequence {message.sequence}; "
-                f"the next due is {'none' if sequence is None else sequence}"
+                f"expected a reply to {'no request' if sequence is None else sequence}"
             )
         self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
         self._asked.popleft()
@@ -252,16 +252,16 @@ class ShardClient:
         return self._absorb(self.rule.pipeline)
 
     def refresh(self) -> list[Action]:
-        """Ask for the centre as it is once all have finished the epoch, to go on from it."""
+        """Ask for the centre once all have finished the epoch, and continue from it."""
         self._refreshes = True
         return self.look(self.parameters, when_all_are_there=True)
 
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> list[Action]:
-        """Ask for a copy of the centre that is not absorbed.
+        """Ask for a copy of the centre, without absorbing it.
 
         Args:
-            into: where to.
-            when_all_are_there: only once all workers have finished as many epochs as this one.
+            into: the destination.
+            when_all_are_there: wait until all workers have finished as many epochs as this one.
         """
         self._expect(Phase.TRAINING, "look at the centre")
         self._look_into = into
@@ -270,31 +270,33 @@ class ShardClient:
         return [request]
 
     def pause(self) -> list[Action]:
-        """Ask for a pause of all, between two steps; whatever is under way still comes."""
+        """Ask for a pause of all workers, between two steps; replies under way still arrive."""
         self._expect(Phase.TRAINING, "pause")
         self.pausing, self.paused = True, False
         return [self._request(Kind.PAUSE)]
 
     def options(self, values: Vector) -> list[Action]:
-        """Tell the server what to step this worker's contributions with from now on."""
+        """Send the server options for this worker's later contributions."""
         self._expect(Phase.TRAINING, "send options")
         return [self._request(Kind.OPTIONS, values)]
 
     def settle(self) -> list[Action]:
-        """Absorb what has come of a pipeline, without waiting for the steps it was meant for."""
+        """Absorb the pipeline's received replies now, ahead of their fixed points."""
         return self._absorb(0)
 
     def finish_epoch(self) -> list[Action]:
-        """Tell the server that one more epoch is done."""
+        """Report one more finished epoch to the server."""
         self._expect(Phase.TRAINING, "finish an epoch")
         self.put_off = False
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
-        """Tell the server not to wait any more; all replies must have been absorbed."""
+        """Leave the server; all replies must have been absorbed."""
         self._expect(Phase.TRAINING, "leave")
         if self._absorbed < self._opened:
-            raise self.story.error(f"left with {self._opened - self._absorbed} replies not absorbed")
+            raise self.story.error(
+                f"cannot leave now: {self._opened - self._absorbed} replies are not absorbed"
+            )
         self.phase = Phase.LEFT
         return [self._request(Kind.LEAVE)]
 
@@ -303,12 +305,12 @@ class ShardClient:
         pending = self._opened - self._absorbed
         limit = self.rule.pipeline + 1
         if not 0 <= pending <= limit:
-            raise AssertionError(f"broken invariant: {pending} open exchanges are at most {limit}")
+            raise AssertionError(f"broken invariant: {pending} exchanges are open; the limit is {limit}")
         if len(self._asked) + len(self._replies) != pending + self.looking:
             raise AssertionError("broken invariant: each open exchange is either asked or answered")
 
     def state(self) -> State:
-        """Return everything the next step depends on, with what is under way."""
+        """Return all that the next step depends on, including open requests and replies."""
         return {
             "rule": self.rule.state(),
             "pipeline": self.rule.pipeline,
@@ -321,7 +323,7 @@ class ShardClient:
         }
 
     def check(self, state: object) -> None:
-        """Refuse a state that `load` could not take, changing nothing."""
+        """Raise if `load` cannot take this state; changes nothing."""
         self._expect(Phase.OUTSIDE, "load a state")
         owner, size = f"worker rank {self.rank}", self.parameters.size
         numbers = {"pulled_at": int, "sequence": int, "earlier": float}
@@ -334,13 +336,16 @@ class ShardClient:
         for item in state["replies"]:
             restored(owner, item, size)
         if len(state["sent_at"]) != (opened if self._sent_at else 0) or opened > self.rule.pipeline:
-            raise ConfigurationError(f"{owner}: {opened} open exchanges do not fit; is the state damaged?")
+            raise ConfigurationError(
+                f"{owner}: the state has {opened} open exchanges, which does not fit a pipeline of "
+                f"{self.rule.pipeline}; is it damaged?"
+            )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the shard_client that gave `state` stood, after joining again.
+        """Resume from the `state` of a shard client; `join` afterwards.
 
         Raises:
-            ConfigurationError: it was saved with other options or another model; nothing was changed then.
+            ConfigurationError: it was saved with other options or another model; nothing is changed then.
         """
         self.check(state)
         self.rule.load(state["rule"])
@@ -361,17 +366,19 @@ class ShardClient:
         if message.kind not in REPLIES:
             problem = f"sent {message.kind.name}, which only workers send"
         elif message.sender != self.shard.server:
-            problem = f"sent a reply that only rank {self.shard.server} can give"
+            problem = f"sent a reply for shard {self.shard.index}, which only rank {self.shard.server} serves"
         elif message.kind is not expected:
-            problem = f"sent {message.kind.name} where {expected.name} was due"
+            problem = f"sent {message.kind.name}; expected {expected.name}"
         elif size not in (None, self.parameters.size):
-            problem = f"sent {size} numbers for {self.parameters.size} parameters; is its model another one?"
+            problem = (
+                f"sent {size} numbers for {self.parameters.size} parameters; build one model on all ranks"
+            )
         else:
             return
         raise self.story.error(f"rank {message.sender} {problem}")
 
     def _note(self, message: Message) -> None:
-        """Take what every reply says besides its numbers."""
+        """Take the flags and the rate of a reply."""
         self.stop_requested |= message.stop
         self.rate, self.pause_requested = message.rate, message.pause
 
@@ -398,7 +405,7 @@ class ShardClient:
         assert message.vector is not None  # a grant is a CENTER
         self._absorbed += 1
         update = self.rule.commit(self.parameters, message.vector)
-        # The commit says at which centre its gradient was taken; the next gradient's holds this commit.
+        # The commit carries the clock its gradient was taken at; the next gradient includes this commit.
         commit = self._request(Kind.COMMIT, update)
         self.pulled_at = message.clock + 1
         return [commit, Release(self.shard.server, event.frame)]
@@ -418,10 +425,10 @@ class ShardClient:
         return actions
 
     def _add_progress(self, reply: Vector) -> None:
-        """Add to a late reply what the worker has moved by itself since it sent the request.
+        """Add the worker's own progress since the request to a late reply.
 
-        What it moves by absorbing this reply is no progress of its own, so it is taken out of the
-        requests that are still open.
+        The jump from absorbing this reply is not the worker's own progress, so shift the starting points of
+        the requests still open by it.
         """
         first, *later = self._open_slots()
         reply -= self._sent_at[first]
@@ -430,13 +437,13 @@ class ShardClient:
         reply += self.parameters
 
     def _open_slots(self) -> list[int]:
-        """The memory of the exchanges whose replies are not absorbed, oldest first."""
+        """The slots of exchanges whose replies are not absorbed, oldest first."""
         if not self._sent_at:
             return []
         return [index % (self.rule.pipeline + 1) for index in range(self._absorbed, self._opened)]
 
     def _frame_of(self, vector: Vector) -> Frame | None:
-        """The memory that a whole vector lies in, with room for a header before it."""
+        """The frame of a whole vector, with room for a header; None for a part or another vector."""
         for flat in (self._gradient, self._parameters):
             if vector is flat.frame.vector:
                 return flat.frame
@@ -444,7 +451,7 @@ class ShardClient:
 
     def _request(self, kind: Kind, vector: Vector | None = None, frame: Frame | None = None) -> Send:
         joining = kind is Kind.JOIN
-        # A pause leaves no trace: a training with pauses has the same state as one without.
+        # PAUSE takes no sequence number, so that pauses do not change the saved state.
         self._sequence += not joining and kind is not Kind.PAUSE
         message = Message(
             kind,
@@ -465,7 +472,7 @@ class ShardClient:
         return Send(self.shard.server, message, frame)
 
     def _share(self, kind: Kind) -> float:
-        """Return what a message counts for in a mean: a contribution all steps since the one before."""
+        """Return a message's weight in a mean; a contribution counts all steps since the previous one."""
         if kind not in _CONTRIBUTIONS:
             return self.weight
         share, self._earlier, self._contributed = self._earlier + self.weight, 0.0, True
@@ -473,4 +480,4 @@ class ShardClient:
 
     def _expect(self, phase: Phase, what: str) -> None:
         if self.phase is not phase:
-            raise self.story.error(f"cannot {what} now: it {self.phase.value}")
+            raise self.story.error(f"cannot {what} now: the worker {self.phase.value}")

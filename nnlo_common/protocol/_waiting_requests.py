@@ -1,4 +1,4 @@
-"""Requests of workers that a server cannot answer yet, by what they wait for."""
+"""Worker requests that a server cannot answer yet, by what they wait for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["WaitingRequests"]
 
 
 class WaitingRequests:
-    """Who waits for what.
+    """Unanswered requests.
 
     Attributes:
-        contributions: for those of others, in order of arrival.
-        joins: to be let in (warm start).
-        locks: for the lock.
-        views: for others to end the epoch, to see the centre.
-        pauses: for others to be at a batch boundary.
+        contributions: wait for the contributions of others; in order of arrival.
+        joins: wait to be let in (warm start).
+        locks: wait for the lock.
+        views: wait until others end the epoch.
+        pauses: wait until others reach a batch boundary.
 
     Args:
         peers: all workers.
@@ -38,24 +38,24 @@ class WaitingRequests:
             yield from requests
 
     def drop(self, rank: int) -> list[Received]:
-        """Remove and return what a worker waits for that died."""
+        """Remove and return all requests of a dead worker."""
         gone = [event for event in self if event.message.sender == rank]
         for requests in self._all():
             requests[:] = [event for event in requests if event.message.sender != rank]
         return gone
 
     def take_ready(self, rule: CenterRule, peers: Peers) -> list[Received]:
-        """Remove and return the contributions of the next commit, by rank; none if others are waited for."""
+        """Remove and return the contributions of the next commit, by rank; none if some are still missing."""
         chosen = self.ready(rule, peers)
         if chosen:
             self.contributions = [event for event in self.contributions if event not in chosen]
         return chosen
 
     def ready(self, rule: CenterRule, peers: Peers) -> list[Received]:
-        """Return them.
+        """Like `take_ready`, without removing them.
 
-        Whoever is ahead by an epoch is not waited for, and waits: so the last step of an epoch, which some
-        workers do not have, is made by those who have it, whatever the others do meanwhile.
+        A worker already in the next epoch does not block this commit; its own contribution waits. So the last
+        step of an epoch, which some workers lack, is made by the workers that have it.
         """
         behind = peers.behind()
         heads = [event for event in self._heads() if event.message.sender in behind]

@@ -1,4 +1,4 @@
-"""One worker: its parameters, its step, and its shard_clients with all servers of the centre."""
+"""Worker: its parameters, its step, and a client for each server of the centre."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnlo_common.protocol._shard_client import Shard, ShardClient
 
 __all__ = ["Activity", "Worker", "check_weight"]
 
-#: Something a worker does: what it yields has to be performed in order; `Wait` means: deliver an event.
+#: One activity of a worker: perform the actions in the order it yields them; on `Wait`, deliver an event.
 Activity: TypeAlias = Iterator[Action]
 
 
 def check_weight(rank: int, weight: float) -> None:
-    """Refuse what is no share in a mean."""
+    """Raise if `weight` is not a finite number above 0."""
     if not 0 < weight < float("inf"):
         raise ConfigurationError(f"rank {rank}: weight={weight!r} must be a finite number above 0")
 
@@ -30,8 +30,8 @@ def check_weight(rank: int, weight: float) -> None:
 class Worker:
     """A worker's half of the training, over all shards; like `Server` it does no input or output.
 
-    What takes several messages is an `Activity`: an iterator of actions that the caller performs. Where
-    it yields `Wait` the caller has to `deliver` the next reply before going on.
+    Methods that take several messages return an `Activity`: an iterator of actions that the caller performs.
+    When it yields `Wait`, the caller must `deliver` the next reply before continuing.
 
     Attributes:
         parameters: the flat vector x.
@@ -39,15 +39,15 @@ class Worker:
         shard_clients: one for each shard.
 
     Args:
-        rank: its own.
+        rank: the worker's rank.
         algorithm: makes the rule of each shard.
         parameters: x.
         gradient: g.
-        shards: of the centre.
-        workers: how many there are.
+        shards: the shards of the centre.
+        workers: the number of workers.
         local: moves the parameters in each step.
-        given_sums: `gradient` holds, in each step that is made, the sum over all steps since the last
-            contribution; those between may be passed.
+        given_sums: in each `step`, `gradient` holds the sum over all steps since the last contribution; steps
+            in between may be passed (`pass_step`).
 
     Example:
         >>> import numpy as np
@@ -99,33 +99,33 @@ class Worker:
 
     @property
     def paused(self) -> bool:
-        """Whether the last `pause` was one of all workers; otherwise it was called off."""
+        """Whether the last `pause` was granted; otherwise it was cancelled."""
         return all(shard_client.paused for shard_client in self.shard_clients)
 
     @property
     def rate(self) -> float:
-        """The learning rate that the first server has told last; 0: none."""
+        """The first server's latest learning rate; 0: none."""
         return self.shard_clients[0].rate
 
     def gradient_point(self) -> Vector:
-        """Return where the next gradient is to be taken: the parameters, or ahead of them (EAMSGD)."""
+        """Return the point of the next gradient: the parameters, or a point ahead of them (EAMSGD)."""
         point = getattr(self.local, "gradient_point", None)
         return self.parameters.vector if point is None else point(self.parameters.vector)
 
     def set_weight(self, weight: float) -> None:
-        """Set the share in a mean that each step has from now on, e.g. its number of samples."""
+        """Set the share in a mean that each later step has, e.g. its number of samples."""
         check_weight(self.rank, weight)
         for shard_client in self.shard_clients:
             shard_client.weight = weight
 
     def add_weight(self, weight: float) -> None:
-        """Add to the share that the next contribution has, for steps that were passed."""
+        """Add the weight of passed steps to the share of the next contribution."""
         check_weight(self.rank, weight)
         for shard_client in self.shard_clients:
             shard_client.add_weight(weight)
 
     def count_samples(self, total: int) -> None:
-        """Set how many samples this worker has taken so far."""
+        """Set the number of samples this worker has taken so far."""
         for shard_client in self.shard_clients:
             shard_client.samples = total
 
@@ -134,10 +134,10 @@ class Worker:
         yield from self._all(ShardClient.join)
 
     def step(self, local_step: Callable[[], object] | None = None) -> Activity:
-        """Make one step with the gradient that lies in `gradient`.
+        """Make one step with the gradient in `gradient`.
 
         Args:
-            local_step: moves the parameters, in place of the local optimizer; a framework's optimizer.
+            local_step: moves the parameters in place of the local optimizer; a framework's optimizer.
         """
         for shard_client in self.shard_clients:
             shard_client.begin_step()
@@ -155,8 +155,8 @@ class Worker:
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector.
 
-        From the first call on it is called after each step, with vectors that are used again only when their
-        contribution has been answered: so gradients are sent as they lie.
+        After the first call, call it after each step, and reuse a vector only when its contribution has been
+        answered: gradients are sent without a copy.
         """
         self.gradient = gradient
         for shard_client in self.shard_clients:
@@ -164,7 +164,7 @@ class Worker:
 
     @property
     def due(self) -> bool:
-        """Whether the next step exchanges, or the rule has to see its gradient."""
+        """Whether the next step exchanges, or the rule must see its gradient."""
         return any(shard_client.due is not None for shard_client in self.shard_clients)
 
     def due_within(self, steps: int) -> bool:
@@ -173,95 +173,95 @@ class Worker:
 
     @property
     def gathered(self) -> int:
-        """How many steps were made since the last contribution."""
+        """The number of steps since the last contribution."""
         return max(shard_client.rule.gathered for shard_client in self.shard_clients)
 
     def pass_step(self) -> None:
         """Count a step made elsewhere; the vectors need not hold its numbers.
 
-        What is due in it will be done in the next step that is made.
+        An exchange due in it happens in the next `step`.
         """
         for shard_client in self.shard_clients:
             shard_client.pass_step()
 
     def last_round(self) -> Activity:
-        """Contribute the steps since the last round, where the algorithm trains in rounds."""
+        """Contribute the steps since the last round, if the algorithm trains in rounds."""
         yield from self._all(ShardClient.last_round)
         yield from self._drain()
         yield from self._all(ShardClient.settle)
 
     def look(self, into: Vector, *, when_all_are_there: bool = False) -> Activity:
-        """Copy the centre as it is now into `into`, without taking part in it.
+        """Copy the current centre into `into`, without changing this worker's parameters.
 
         Args:
-            into: where to.
+            into: the destination.
             when_all_are_there: wait until all workers have finished as many epochs as this one.
         """
-        yield from self._drain()  # a server may answer a look before a contribution that waits for others
+        yield from self._drain()  # a server may answer a look before a contribution that still waits
         for shard_client in self.shard_clients:
             place = into[shard_client.shard.place]
             yield from shard_client.look(place, when_all_are_there=when_all_are_there)
         yield from self._seen()
 
     def configure(self, values: Vector) -> Activity:
-        """Tell all servers what to step this worker's contributions with from now on."""
+        """Send all servers options for this worker's later contributions."""
         for shard_client in self.shard_clients:
             yield from shard_client.options(values)
 
     @property
     def refreshes(self) -> bool:
-        """Whether the next epoch begins with the centre that the last one has ended with."""
+        """Whether the next epoch starts from the centre at the end of the last one."""
         return self._epochs > 0 and self.shard_clients[0].rule.refreshes
 
     def begin_epoch(self) -> Activity:
-        """Begin an epoch; where workers step together, each goes on from what the last one has ended with."""
+        """Begin an epoch; workers that step together start from the centre at the last epoch's end."""
         if self.refreshes:
-            yield from self._all(ShardClient.settle)  # finish_epoch has seen to it that all has come
+            yield from self._all(ShardClient.settle)  # finish_epoch has received all replies
             yield from self._all(ShardClient.refresh)
             yield from self._seen()
 
     def finish_epoch(self) -> Activity:
-        """Contribute what is left of the epoch, and tell all servers that it is done."""
+        """Contribute the rest of the epoch, and report its end to all servers."""
         yield from self._all(ShardClient.contribute_rest)
-        yield from self._drain()  # so that the epoch's contributions are in the centre, on every server
+        yield from self._drain()  # every server must have committed this epoch's contributions
         yield from self._all(ShardClient.finish_epoch)
         self._epochs += 1
 
     def pause(self) -> Activity:
-        """Wait between two steps until all workers do, and nothing is under way; then the state is exact.
+        """Wait between two steps until all workers pause and nothing is under way; then the state is exact.
 
-        It is called off where others wait for this worker to go on; `paused` says which.
+        The server cancels the pause if other workers need this one first; check `paused`.
         """
-        # The first server decides for all: were each asked at once, and a worker died meanwhile, they could
-        # call off other workers' requests, and those wait for each other. The others only wait for all.
+        # Ask the first server alone first: if a worker died meanwhile, servers asked at once could cancel the
+        # pauses of different workers, which would then wait for each other. The others only wait for all.
         first, *others = self.shard_clients
         yield from self._ask_to_pause([first])
         if first.paused:
             yield from self._ask_to_pause(others)
 
     def leave(self) -> Activity:
-        """Absorb what is still under way and tell all servers not to wait any more."""
+        """Absorb all open replies and leave all servers."""
         yield from self._drain()
         yield from self._all(ShardClient.settle)
         yield from self._all(ShardClient.leave)
 
     def deliver(self, event: Received) -> list[Action]:
-        """Hand a reply to the shard_client that it belongs to."""
+        """Hand a reply to the client of its shard."""
         shard = event.message.shard
         if shard >= len(self.shard_clients):
             raise ProtocolError(
-                f"worker rank {self.rank}: rank {event.message.sender} sent a reply about shard {shard}, but "
-                f"the centre has {len(self.shard_clients)}"
+                f"worker rank {self.rank}: rank {event.message.sender} sent a reply for shard {shard}, but "
+                f"the centre has {len(self.shard_clients)} shards"
             )
         return self.shard_clients[shard].receive(event)
 
     def validate(self) -> None:
-        """Check every invariant of every shard_client."""
+        """Check every invariant of every shard client."""
         for shard_client in self.shard_clients:
             shard_client.validate()
 
     def state(self) -> State:
-        """Return parameters, local optimizer and the state of every shard_client."""
+        """Return the parameters and the state of the local optimizer and of every shard client."""
         return {
             "epochs": self._epochs,
             "parameters": self.parameters.vector.copy(),
@@ -270,11 +270,11 @@ class Worker:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where the worker that gave `state` stood; call it before `join`.
+        """Resume from the `state` of a worker; call it before `join`.
 
         Raises:
             ConfigurationError: it was saved with other options, another model, another number of servers
-                or another local optimizer; nothing was changed then.
+                or another local optimizer; nothing is changed then.
         """
         owner = f"worker rank {self.rank}"
         local = type(None) if self.local is None else Mapping
@@ -282,13 +282,13 @@ class Worker:
         require(owner, state, epochs=int, **parts)
         if len(state["shard_clients"]) != len(self.shard_clients):
             raise ConfigurationError(
-                f"{owner}: the state was saved with {len(state['shard_clients'])} servers and now there are "
-                f"{len(self.shard_clients)}; resume with the same number"
+                f"{owner}: the state was saved with {len(state['shard_clients'])} servers, but this training "
+                f"has {len(self.shard_clients)}; resume with the same number of servers"
             )
         for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
             shard_client.check(saved)
         if self.local is not None:
-            self.local.load(state["local"])  # may refuse, so it comes first
+            self.local.load(state["local"])  # first, because it may raise
         for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
             shard_client.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])

@@ -1,4 +1,4 @@
-"""Records that a server keeps of each worker, and of all together."""
+"""Records that a server keeps of its workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["AWAITED", "Peer", "Peers", "Standing"]
 
 
 class Standing(enum.Enum):
-    """Where a worker stands with this server."""
+    """State of a worker, as the server sees it."""
 
-    EXPECTED = "has not asked to join yet; synchronous commits wait for it all the same"
+    EXPECTED = "has not asked to join yet; synchronous commits already wait for it"
     QUEUING = "has asked to join and is not let in yet (warm start)"
-    TRAINING = "is in"
-    LEFT = "has left in good order"
+    TRAINING = "has joined"
+    LEFT = "has left normally"
     LOST = "died"
 
 
@@ -33,31 +33,31 @@ _KEPT = ("sequence", "epochs", "commits", "last_commit", "dropped", "samples")
 
 @dataclass(slots=True)
 class Peer:
-    """What the server knows of one worker."""
+    """Record of one worker."""
 
     standing: Standing = Standing.EXPECTED
     sequence: int = 0  # of its last request
-    unanswered: int = 0  # requests that still wait for their reply
+    unanswered: int = 0  # requests without a reply
     epochs: int = 0
-    commits: int = 0  # contributions of its that were committed
+    commits: int = 0  # its committed contributions
     last_commit: int = 0  # the centre's clock after the last of them
-    dropped: int = 0  # contributions of its that came too late
-    samples: int = 0  # that it has taken so far
-    views: int = 0  # how often it was shown the centre at the end of an epoch
-    options: Vector | None = None  # what its contributions are stepped with, if it has said so
+    dropped: int = 0  # its contributions that were too stale
+    samples: int = 0  # taken so far
+    views: int = 0  # of the centre, at the ends of epochs
+    options: Vector | None = None  # for stepping its contributions, if it has sent any
 
     def state(self) -> State:
-        """Return what a resumed training goes on from; who has left begins it anew."""
+        """Return the record to resume from; a worker that has left starts anew in its epoch."""
         peer = Peer(epochs=self.epochs) if self.standing is Standing.LEFT else self
         options = None if peer.options is None else peer.options.copy()
         return {**{name: getattr(peer, name) for name in _KEPT}, "options": options}
 
     @classmethod
     def of(cls, owner: str, state: Mapping[str, Any]) -> Peer:
-        """Return the peer that gave `state`, as it is before it joins again.
+        """Rebuild a peer from its `state`, as it is before it joins again.
 
         Raises:
-            ConfigurationError: it is no peer's state.
+            ConfigurationError: it is not a peer's state.
         """
         options = state.get("options")
         pattern = None if options is None else np.zeros(np.shape(options)[:1], np.float32)
@@ -66,44 +66,44 @@ class Peer:
 
 
 class Peers(dict[int, Peer]):
-    """What the server knows of all workers, by rank."""
+    """Records of all workers, by rank."""
 
     def states(self) -> dict[int, State]:
-        """Return the states of all; who has none to go on from is to begin in the epoch of those who have."""
+        """Return all states; lost and queuing workers start anew in the earliest epoch of training ones."""
         inside = [peer.epochs for peer in self.values() if peer.standing is Standing.TRAINING]
         anew = Peer(epochs=min(inside, default=0)).state()
         outside = (Standing.LOST, Standing.QUEUING)
         return {rank: anew if peer.standing in outside else peer.state() for rank, peer in self.items()}
 
     def awaited(self) -> list[int]:
-        """Return those that may still contribute."""
+        """Return the workers that may still contribute."""
         return [rank for rank, peer in self.items() if peer.standing in AWAITED]
 
     @property
     def gathered(self) -> bool:
-        """Whether every worker has asked to join, or never will."""
+        """Whether no worker is still expected to ask to join."""
         return all(peer.standing is not Standing.EXPECTED for peer in self.values())
 
     def have_finished(self, epoch: float) -> bool:
-        """Whether every worker that is still there has finished `epoch` epochs."""
+        """Whether every worker that may still contribute has finished `epoch` epochs."""
         return all(self[rank].epochs >= epoch for rank in self.awaited())
 
     def have_viewed(self, times: int) -> bool:
-        """Whether every worker that is still there has been shown the centre that often, at epochs' ends."""
+        """Whether every worker that may still contribute has viewed the centre `times` times."""
         return all(self[rank].views >= times for rank in self.awaited())
 
     def behind(self) -> list[int]:
-        """Return the workers that are still in the earliest epoch that anybody is in."""
+        """Return the workers in the earliest epoch that is still open."""
         epoch = self._earliest_epoch()
         return [rank for rank in self.awaited() if self[rank].epochs == epoch]
 
     def ahead(self) -> int:
-        """Return how many workers have ended that epoch; also those who have left since."""
+        """Return the number of workers past that epoch, including those that have left since."""
         epoch = self._earliest_epoch()
         return sum(peer.epochs > epoch for peer in self.values() if peer.standing is not Standing.LOST)
 
     def latest_epoch(self) -> int:
-        """Return how many epochs the worker that is or was furthest has finished; the dead do not count."""
+        """Return the most epochs that a worker has finished, including those that left, but not dead ones."""
         living = [peer for peer in self.values() if peer.standing is not Standing.LOST]
         return max((peer.epochs for peer in living), default=0)
 

@@ -170,7 +170,7 @@ def test_a_draft_that_was_not_ordered_is_refused(before: list) -> None:
     machine = CheckpointRound(0)
     for event in before:
         machine.handle(event)
-    with pytest.raises(ProtocolError, match="draft 7 was opened, but none was asked for"):
+    with pytest.raises(ProtocolError, match="draft 7 was opened, but none was requested"):
         machine.handle(DraftOpened(7, recalled=False))
 
 

@@ -405,7 +405,7 @@ def test_a_state_is_refused_while_somebody_waits_for_a_look() -> None:
     table = Table(Downpour()).joined()
     finish(table, 1)
     table.hear(look(1)(table))
-    with pytest.raises(ProtocolError, match="let the workers pause first"):
+    with pytest.raises(ProtocolError, match="pause all first"):
         table.server.state()
     table.hear(table.request(2, "finish_epoch"))
     table.server.state()

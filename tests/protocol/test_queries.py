@@ -108,14 +108,16 @@ def test_a_question_has_its_limit_and_the_numbers_do_not_count() -> None:
     content = {"kind": "x" * (most - frame)}
     found, numbers = unpacked(packed(content, np.arange(3, dtype=F4), room))
     assert (found, numbers.tolist()) == (content, [0, 1, 2])
-    with pytest.raises(ConfigurationError, match=f"{most + 1} bytes do not fit .*fewer or shorter names"):
+    with pytest.raises(
+        ConfigurationError, match=f"{most + 1} bytes of JSON are more than .*fewer or shorter names"
+    ):
         packed({"kind": "x" * (most - frame + 1)}, None, room)
 
 
 def test_a_question_that_is_too_large_names_what_was_asked() -> None:
     queries = QueryClient(1, service=0, shard=1)
     values = {f"the accuracy of class {number}": 0.5 for number in range(1000)}
-    with pytest.raises(ConfigurationError, match=r"'MeanQuery': .* bytes do not fit into one question"):
+    with pytest.raises(ConfigurationError, match=r"'MeanQuery': .* bytes of JSON are more than"):
         queries.ask(MeanQuery(values=values, weight=1))
 
 
@@ -142,7 +144,7 @@ FIELDS = {
 }
 
 
-def read(kind: Any, vector: np.ndarray, whose: str = "what rank 3 has asked") -> Any:
+def read(kind: Any, vector: np.ndarray, whose: str = "the query from rank 3") -> Any:
     return read_answer(kind, vector, whose) if issubclass(kind, Answer) else read_query([kind], vector, whose)
 
 
@@ -176,7 +178,7 @@ LEASE = {"kind": "LeaseQuery", "data": ["training", 8, 1, "seed"], "epoch": 0, "
     [
         (
             {**PART, "kind": "parts"},
-            r"what rank 3 has asked is of kind 'parts'; expected one of \['LeaseQuery', 'PartQuery'\]",
+            r"the query from rank 3 is of kind 'parts'; expected one of \['LeaseQuery', 'PartQuery'\]",
         ),
         ({}, "is of kind None; expected one of"),
         ([1], "is of kind None; expected one of"),
@@ -201,19 +203,19 @@ def test_a_query_that_is_not_of_its_kind_is_refused_and_it_is_said_why(content: 
         text = np.frombuffer(b"[1] ", np.uint8)
         vector = np.concatenate([np.array([3], np.uint32).view(F4), text.view(F4)])
     with pytest.raises(ProtocolError, match=problem):
-        read_query([PartQuery, LeaseQuery], vector, "what rank 3 has asked")
+        read_query([PartQuery, LeaseQuery], vector, "the query from rank 3")
 
 
 def test_numbers_behind_a_query_that_has_none_are_refused() -> None:
     vector = packed(PART, np.ones(2, F4), np.zeros(QUERY_NUMBERS, F4))
-    with pytest.raises(ProtocolError, match="'PartQuery', has 2 numbers behind it; expected none"):
-        read_query([PartQuery], vector, "what rank 3 has asked")
+    with pytest.raises(ProtocolError, match="'PartQuery', has 2 numbers after its JSON; expected none"):
+        read_query([PartQuery], vector, "the query from rank 3")
 
 
 @pytest.mark.parametrize("vector", [[], [7], [1, 2**31 - 1], [2, 0x7B7B7B7B]], ids=str)
 def test_what_is_no_json_is_refused(vector: list[int]) -> None:
-    with pytest.raises(ProtocolError, match="what rank 3 has asked is no query and no answer"):
-        read_query([PartQuery], np.array(vector, np.uint32).view(F4), "what rank 3 has asked")
+    with pytest.raises(ProtocolError, match="the query from rank 3 is malformed"):
+        read_query([PartQuery], np.array(vector, np.uint32).view(F4), "the query from rank 3")
 
 
 def test_a_service_refuses_a_query_that_nobody_answers_there() -> None:
@@ -362,7 +364,7 @@ def test_who_has_left_may_still_ask_but_not_after_its_goodbye() -> None:
     assert room.answer(1) == AverageAnswer()
     room.ask(1, GoodbyeQuery())
     assert room.queries.present == {0, 2, 3}
-    with pytest.raises(ProtocolError, match="expected a query of a member"):
+    with pytest.raises(ProtocolError, match="expected an ASK from one of the ranks"):
         room.ask(1, AverageQuery(views=0))
 
 
@@ -403,7 +405,7 @@ def test_a_client_refuses_what_is_no_answer_to_its_question(changes: dict[str, A
     queries.ask(EchoQuery())
     vector = written(EchoAnswer(rank=1), np.zeros(QUERY_NUMBERS, F4))
     answer = Message(Kind.ANSWER, 0, 1, shard=2, vector=vector)._replace(**changes)
-    with pytest.raises(ProtocolError, match="as the answer to its query 1"):
+    with pytest.raises(ProtocolError, match="expected the ANSWER to its query 1"):
         queries.handle(Received(answer, Frame(QUERY_NUMBERS)))
     assert queries.answer is None
 
@@ -482,7 +484,7 @@ def test_different_names_are_refused_and_both_are_told() -> None:
     means = Means([0, 1])
     means.ask(0, part({"loss": 1.0}))
     with pytest.raises(
-        ConfigurationError, match=r"rank 1 asked .*\['acc'\], but rank 0 for those of \['loss"
+        ConfigurationError, match=r"rank 1 asked .*\['acc'\], but rank 0 asked for the means of \['loss"
     ):
         means.ask(1, part({"acc": 1.0}))
 

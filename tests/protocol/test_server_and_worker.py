@@ -124,11 +124,11 @@ def test_the_header_is_what_it_has_always_been() -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda frame: 63, "received 63 bytes, which is less than a header of 64; does anybody else send"),
+        (lambda frame: 63, "received 63 bytes, less than a header of 64; does other code send"),
         (lambda frame: 0, "received 0 bytes"),
         (
             lambda frame: frame.header.__setitem__(0, 0x4E),
-            "starts with b'Nnlo.*Do all ranks run the same nnlo",
+            "starts with b'Nnlo.*Run the same nnlo on all ranks",
         ),
         (lambda frame: frame.header.__setitem__(4, 2), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(4, 0), "expected b'nnlo', version 1"),
@@ -154,7 +154,7 @@ def test_more_numbers_than_there_is_room_for_are_refused() -> None:
     encode(Message(Kind.PUSH, sender=3, sequence=1, vector=big.vector), big)
     small.header[:] = big.header
     for size in (None, 64 + 4 * 5):
-        with pytest.raises(ProtocolError, match=r"announces 5 numbers.*room for 3"):
+        with pytest.raises(ProtocolError, match=r"announces 5 numbers.*the frame holds 3 numbers"):
             decode(small, size)
 
 
@@ -372,7 +372,7 @@ TO_SERVERS: list[tuple[str, Algorithm, tuple[int, ...], Callable[[Table], Messag
         DOWNPOUR,
         ALL,
         lambda t: t.request(1)._replace(sender=9),
-        r"none of its workers \[1, 2\]",
+        r"not one of this server's workers \[1, 2\]",
     ),
     ("CENTER", DOWNPOUR, ALL, lambda t: t.request(1)._replace(kind=Kind.CENTER), "which only servers send"),
     ("ACK", DOWNPOUR, ALL, lambda t: Message(Kind.ACK, 1, 2), "rank 1 sent ACK, which only servers send"),
@@ -384,7 +384,7 @@ TO_SERVERS: list[tuple[str, Algorithm, tuple[int, ...], Callable[[Table], Messag
         DOWNPOUR,
         ALL,
         lambda t: t.request(1)._replace(pulled_at=1),
-        "pulled at clock 1, now it is 0",
+        "pulled at clock 1, but the clock is only 0",
     ),
     ("too long", DOWNPOUR, ALL, of_size(3), "rank 1 sent 3 numbers for a centre of 2; do all ranks build"),
     ("too short", DOWNPOUR, ALL, of_size(1), "rank 1 sent 1 numbers for a centre of 2"),
@@ -403,11 +403,29 @@ TO_SERVERS: list[tuple[str, Algorithm, tuple[int, ...], Callable[[Table], Messag
     ("joined twice", DOWNPOUR, SECOND, said_twice(1, "join"), "rank 1 sent"),
     ("joined twice, queuing", Downpour(warm_start=5), FIRST, said_twice(2, "join"), "rank 2 sent"),
     ("joined after leaving", DOWNPOUR, SECOND, join_after_leaving, "rank 1 sent"),
-    ("spoke after leaving", DOWNPOUR, ALL, contribute_after_leaving, "but left: it has left in good order"),
-    ("left unanswered", SYNCHRONOUS, ALL, leave_with_a_reply_due, "1 left before it had all its replies"),
-    ("left with the lock", LOCKED, ALL, leave_with_a_reply_due, "1 left before it had all its replies"),
-    ("committed unasked", LOCKED, ALL, commit_unasked, "without the lock, which rank None has"),
-    ("another's lock", LOCKED, ALL, commit_under_the_lock_of_2, "without the lock, which rank 2 has"),
+    ("spoke after leaving", DOWNPOUR, ALL, contribute_after_leaving, "but left: it has left normally"),
+    (
+        "left unanswered",
+        SYNCHRONOUS,
+        ALL,
+        leave_with_a_reply_due,
+        "1 left with replies outstanding or the lock held",
+    ),
+    (
+        "left with the lock",
+        LOCKED,
+        ALL,
+        leave_with_a_reply_due,
+        "1 left with replies outstanding or the lock held",
+    ),
+    ("committed unasked", LOCKED, ALL, commit_unasked, "sent COMMIT without the lock; rank None holds it"),
+    (
+        "another's lock",
+        LOCKED,
+        ALL,
+        commit_under_the_lock_of_2,
+        "sent COMMIT without the lock; rank 2 holds it",
+    ),
 ]
 
 
@@ -455,13 +473,13 @@ TO_WORKERS: dict[str, tuple[Algorithm, str, Callable[[Message], Message], str]] 
         DOWNPOUR,
         "exchange",
         reply(Kind.CENTER, 2, sequence=9),
-        "sequence 9; the next due is",
+        "sequence 9; expected a reply to",
     ),
     "too long": (DOWNPOUR, "exchange", reply(Kind.CENTER, 3), "3 numbers"),
     "too short": (DOWNPOUR, "exchange", reply(Kind.CENTER, 1), "1 numbers"),
     "of somebody else": (DOWNPOUR, "exchange", reply(Kind.CENTER, 2, sender=5), "rank 5"),
-    "nothing was asked": (DOWNPOUR, "", reply(Kind.CENTER, 2, sequence=2), "the next due is none"),
-    "an epoch needs no reply": (DOWNPOUR, "finish_epoch", reply(Kind.ACK), "the next due is none"),
+    "nothing was asked": (DOWNPOUR, "", reply(Kind.CENTER, 2, sequence=2), "expected a reply to no request"),
+    "an epoch needs no reply": (DOWNPOUR, "finish_epoch", reply(Kind.ACK), "expected a reply to no request"),
 }
 
 
@@ -483,7 +501,7 @@ def test_a_reply_that_comes_twice_is_refused() -> None:
     table = Table(DOWNPOUR).joined()
     (answer,) = table.hear(table.request(1))
     table[1].receive(table.carry(answer.message))
-    with pytest.raises(ProtocolError, match="the next due is none"):
+    with pytest.raises(ProtocolError, match="expected a reply to no request"):
         table[1].receive(table.carry(answer.message))
 
 
@@ -515,8 +533,8 @@ def test_a_reply_about_a_shard_that_does_not_exist_is_refused() -> None:
         (["join"], "join", "cannot join now: it has asked to join"),
         (["join"], "exchange", "cannot exchange now: it has asked to join and waits"),
         (["join"], "leave", "cannot leave now: it has asked to join and waits"),
-        (["joined"], "join", "cannot join now: it is in"),
-        (["joined", "exchange"], "leave", "left with 1 replies not absorbed"),
+        (["joined"], "join", "cannot join now: the worker has joined"),
+        (["joined", "exchange"], "leave", "cannot leave now: 1 replies are not absorbed"),
         (["joined", "leave"], "leave", "cannot leave now: it has left"),
         (["joined", "leave"], "exchange", "cannot exchange now: it has left"),
         (["joined", "leave"], "finish_epoch", "cannot finish an epoch now: it has left"),
@@ -536,7 +554,7 @@ def test_a_worker_says_nothing_that_the_protocol_does_not_allow(
 
 def test_a_state_is_loaded_before_joining() -> None:
     table = Table(DOWNPOUR).joined()
-    with pytest.raises(ProtocolError, match="cannot load a state now: it is in"):
+    with pytest.raises(ProtocolError, match="cannot load a state now: the worker has joined"):
         table[1].load(table[2].state())
 
 
@@ -752,7 +770,7 @@ def test_guests_see_the_centre_that_an_epoch_has_ended_with_and_only_look() -> N
     assert server.peers == before
     assert server.awaited == 2
     assert server.handled == [1, 2, 1, 2]  # a replay needs no other_servers
-    with pytest.raises(ProtocolError, match="rank 9 is none of its workers"):
+    with pytest.raises(ProtocolError, match=r"rank 9 sent .*, but is not one of this server's workers"):
         table.hear(Message(Kind.PUSH, 9, 2, vector=np.zeros(2, F4)))
 
 

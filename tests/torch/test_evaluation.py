@@ -248,7 +248,7 @@ def test_too_many_names_are_refused():
         optimizer = wrapped(world, cases.model_of())
         optimizer.mean({f"the accuracy of class {number}": 0.5 for number in range(2000)})
 
-    with pytest.raises(ConfigurationError, match="do not fit into one question"):
+    with pytest.raises(ConfigurationError, match="bytes of JSON are more than"):
         on_ranks(2, program)
 
 
