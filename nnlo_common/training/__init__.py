@@ -1,4 +1,4 @@
-"""One rank's life in a training: plan, join, serve or work, meet the others, leave.
+"""Training on one rank: plan, join, serve or work, collectives, leave.
 
 Holds: the session that framework packages drive, server rank and worker rank, the stall detector,
 collectives, `checkpoint/` (saving and resuming) and `report/` (progress, monitor, timeline).

@@ -1,9 +1,8 @@
-"""Collectives of a training beside its exchanges: the whole model, means, and copies.
+"""Collectives of a training, apart from its exchanges: the whole model, means, and broadcasts.
 
-All of it comes from the query service of the first server, but for the centre's parameters, which lie on
-all servers.
-Running statistics and the like never go through an optimizer: each worker brings its own at the end of its
-epoch, with how often it has moved them, and whoever wants those of the centre gets what all come to together.
+The query service of the first server answers them; the centre's parameters come from all servers.
+Buffers such as running statistics never go through an optimizer: each worker sends its own at the end of its
+epoch, with their update counts, and any rank can ask for the combined buffers.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from nnlo_common.training._roles import TeamPart
 
 __all__ = ["Collectives"]
 
-# As many numbers as fit into one question, with a few words before them.
+# The numbers that fit into one query, leaving room for its JSON.
 _PIECE = QUERY_NUMBERS - 64
 
 
 class Collectives:
-    """What one rank brings to the others, and gets from them.
+    """Collectives as one rank sees them.
 
     Attributes:
-        part: what this rank asks by.
-        views: how often all have seen the centre together; what is brought from then on is not of it.
+        part: this rank's part, which sends the queries.
+        views: how often all ranks have viewed the centre together; later buffers belong to the next view.
 
     Args:
-        part: what this rank asks by.
-        model: this rank's.
-        buffers: the model's, if it has any.
-        speaks: whether it is this rank's copies that all get.
+        part: this rank's part, which sends the queries.
+        model: this rank's model.
+        buffers: the model's buffers, if it has any.
+        speaks: this rank is the source of broadcasts.
     """
 
     def __init__(self, part: TeamPart, model: Model, buffers: Buffers | None, *, speaks: bool) -> None:
@@ -55,53 +54,53 @@ class Collectives:
         return bool(self.part.ask(LastRoundQuery(values={"gathered": gathered}, weight=1)).means["gathered"])
 
     def end_last_round(self) -> None:
-        """Wait until all workers have made it."""
+        """Wait until all workers have made the last round."""
         self.part.ask(LastRoundQuery(values={}, weight=0))
 
     def mean(self, values: Mapping[str, float], weight: float, epochs: int) -> dict[str, float]:
-        """Return the means over all ranks after so many epochs; each gets the same."""
+        """Return the means over all ranks after `epochs` epochs; all ranks get the same."""
         return dict(self.part.ask(MeanQuery(values=dict(values), weight=weight, epochs=epochs)).means)
 
     def copied(self, values: Mapping[str, Any], vector: Vector | None) -> dict[str, Any]:
-        """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
+        """Return the first server's values and copy its numbers into `vector` (collective)."""
         brought = dict(self.part.ask(BroadcastQuery(values=dict(values))).values)
         for start in range(0, 0 if vector is None else vector.size, _PIECE):
-            assert vector is not None  # or there would be no piece
+            assert vector is not None  # the range is empty without it
             piece = vector[start : start + _PIECE]
             query = BroadcastQuery(values={}, numbers=piece) if self._speaks else BroadcastQuery(values={})
             np.copyto(piece, self.part.ask(query).numbers)
         return brought
 
     def tell_start(self) -> None:
-        """Say what this rank's statistics are before it moves them."""
+        """Send this rank's statistics before its first update."""
         if self._buffers is not None and self._buffers.layers:
             self._bring(self._buffers, weight=0, start=True)
 
     def bring_buffers(self, weight: float, epoch: int = 0, *, instead: bool = False) -> None:
-        """Let this rank's buffers count in those of all, or be what all get instead."""
+        """Send this rank's buffers to be averaged; with `instead` they replace the average for all ranks."""
         if self._buffers is not None and weight:
             self._bring(self._buffers, weight=weight, epoch=epoch, instead=instead)
 
     def take_buffers(self) -> None:
-        """Give the model the buffers of all, to go on from them."""
+        """Load the averaged buffers into the model, to train on from them."""
         if self._buffers is not None:
             buffers, counts = self._averages(takes=True)
             self._write(self._buffers, buffers)
             self._buffers.mark(counts)
 
     def state(self) -> State:
-        """Return what this rank's next contribution depends on beside its buffers."""
+        """Return what this rank's next contribution depends on besides its buffers."""
         since = np.zeros(0) if self._buffers is None else self._buffers.moves().since
         return {"moves": since.copy()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned."""
+        """Restore what `state` returned."""
         require("the buffers", state, moves=self.state()["moves"])
         if self._buffers is not None:
             self._buffers.set_since(state["moves"])
 
     def take_center(self) -> Vector:
-        """Give the model the centre as it is now; return a copy of its parameters."""
+        """Load the current centre into the model; return a copy of its parameters."""
         self.part.look(self._model.parameters.vector)
         center = self._model.parameters.vector.copy()
         self._model.publish()
@@ -110,7 +109,7 @@ class Collectives:
 
     @contextmanager
     def lent(self, center: Vector) -> Iterator[None]:
-        """Let the model have these parameters, and the buffers of all, for the length of a block."""
+        """Put these parameters and the averaged buffers into the model for a `with` block."""
         own = self._model.parameters.vector.copy()
         try:
             self._swap(center)
@@ -125,7 +124,7 @@ class Collectives:
 
     @contextmanager
     def _lent_buffers(self) -> Iterator[None]:
-        """Let the model have the buffers of all for the length of a block."""
+        """Put the averaged buffers into the model for a `with` block."""
         if self._buffers is None:
             yield
             return
@@ -145,8 +144,8 @@ class Collectives:
         buffers.mark()
 
     def _averages(self, *, takes: bool = False) -> tuple[Vector, npt.NDArray[np.float64]]:
-        """Return the buffers of all, and how often layers have moved their statistics."""
-        assert self._buffers is not None  # or there would be no averages
+        """Return the averaged buffers and the update counts of their statistics."""
+        assert self._buffers is not None  # callers check it
         numbers = self.part.ask(AverageQuery(views=self.views, takes=takes)).numbers
         size = self._buffers.flat.vector.size
         return numbers[:size], numbers[size:].copy().view(np.float64)

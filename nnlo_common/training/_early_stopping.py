@@ -1,4 +1,4 @@
-"""Early stopping: end a training that no longer improves, or that is good enough."""
+"""Early stopping: end a training that no longer improves, or that has reached its target."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["EarlyStopping", "Target"]
 
 
 class EarlyStopping(Stateful):
-    """Says when a metric has stopped getting better.
+    """Detects that a metric has stopped improving.
 
-    It decides only; what it is told has to be the same on all ranks, as `evaluate` returns it, or to come
-    from the rank that has the centre. NaN is never better.
+    It only decides. Give it the same value on all ranks, as `evaluate` returns it, or call it only on the
+    rank that has the centre. NaN is never an improvement.
 
     Args:
-        patience: how many evaluations in a row may bring nothing better.
-        mode: whether less is better ("min", for a loss) or more ("max", for an accuracy).
-        min_delta: by how much a value has to be better to count.
+        patience: stop after this many evaluations in a row without improvement.
+        mode: "min" if less is better (a loss), "max" if more is better (an accuracy).
+        min_delta: the least improvement that counts.
 
     Attributes:
         best: the best value so far.
-        waited: how many evaluations ago that was.
+        waited: evaluations since the best value.
 
     Example:
         >>> stopping = EarlyStopping(patience=2)
@@ -46,7 +46,7 @@ class EarlyStopping(Stateful):
         self.best, self.waited = math.inf if mode == "min" else -math.inf, 0
 
     def __call__(self, value: float) -> bool:
-        """Take the next value and say whether to stop."""
+        """Take the next value; return whether to stop."""
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta or (gain == math.inf and not math.isnan(value)):
             self.best, self.waited = float(value), 0
@@ -56,7 +56,7 @@ class EarlyStopping(Stateful):
 
 
 class Target:
-    """Says when a metric is good enough.
+    """Detects that a metric has reached its target.
 
     Args:
         above: stop when it is above this; for an accuracy.
@@ -76,7 +76,7 @@ class Target:
         self.above, self.below = above, below
 
     def __call__(self, value: float) -> bool:
-        """Say whether `value` is good enough."""
+        """Return whether `value` has reached the target."""
         if self.above is not None:
             return value > self.above
         return self.below is not None and value < self.below

@@ -1,4 +1,4 @@
-"""Performing what the state machines ask for, on a real transport."""
+"""Event loop: performs the actions of the state machines on a real transport."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Periodic", "perform", "serve", "work"]
 
 @dataclass(slots=True)
 class Periodic:
-    """Something to do from time to time while a server waits for messages.
+    """Periodic call while a server waits for messages.
 
     Attributes:
-        call: what to do.
-        every_s: how often.
+        call: the function to call.
+        every_s: the interval.
     """
 
     call: Callable[[], object]
@@ -28,7 +28,7 @@ class Periodic:
     _next_s: float = field(default=math.inf, init=False)
 
     def look(self) -> float:
-        """Call if it is time to; return the seconds until the next call."""
+        """Call if it is due; return the seconds until the next call."""
         now_s = time.monotonic()
         if self._next_s == math.inf:
             self._next_s = now_s + self.every_s
@@ -39,7 +39,7 @@ class Periodic:
 
 
 def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
-    """Send and release what `actions` say."""
+    """Perform the sends and releases in `actions`."""
     for action in actions:
         if isinstance(action, Send):
             endpoint.send(action.rank, action.message, action.frame)
@@ -53,10 +53,10 @@ def work(
     activity: Activity,
     servers: Collection[int],
 ) -> None:
-    """Carry out an activity of a worker, waiting for replies where it has to.
+    """Perform an activity of a worker, waiting for replies when it yields `Wait`.
 
     Raises:
-        PeerLostError: one of its servers is gone.
+        PeerLostError: one of its servers has died.
     """
     for action in activity:
         if not isinstance(action, Wait):
@@ -65,10 +65,10 @@ def work(
         event = endpoint.receive()
         if isinstance(event, Lost):
             if event.rank in servers:
-                raise PeerLostError(event.rank, "the server of this worker's centre is gone")
+                raise PeerLostError(event.rank, "a server of the centre has died")
         elif event is not None:
             perform(endpoint, deliver(event))
-    # The worker now computes, perhaps for long, and what it has sent must not wait for that.
+    # The worker may now compute for long: get its messages out first.
     endpoint.flush()
 
 
@@ -78,7 +78,7 @@ def serve(
     until: Callable[[], bool],
     watches: Iterable[Periodic] = (),
 ) -> None:
-    """Hand every event to `handle` until `until()` holds, which is asked before each."""
+    """Hand every event to `handle` until `until()` holds; it is checked before each event."""
     watches = tuple(watches)
     while not until():
         event = endpoint.receive(min((watch.look() for watch in watches), default=None))

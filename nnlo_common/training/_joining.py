@@ -1,4 +1,4 @@
-"""Taking up a part in a training: who is there, and who does what."""
+"""Joining a training: find the other ranks and assign the roles."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Member:
     """A rank that has joined.
 
     Attributes:
-        part: what it does.
-        role: that in words.
-        place: where it is.
-        threads: how many compute threads it is to use; None where ranks share a process.
+        part: the rank's part in the training.
+        role: the name of its role.
+        place: its host.
+        threads: the number of compute threads to use; None if ranks share a process.
         table: all ranks and their roles, as text.
-        workers: how many workers there are.
-        servers: how many servers there are.
-        worker: which of them it is; None on a server.
-        server: its half of the centre, on a server.
-        disengage: to be called when it has left in good order.
+        workers: the number of workers.
+        servers: the number of servers.
+        worker: its index among the workers; None on a server.
+        server: on a server, the state machine of its shard.
+        disengage: call it after the rank has left normally.
     """
 
     part: TeamPart
@@ -71,7 +71,7 @@ _inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
 
 @contextmanager
 def within(world: RankWorld) -> Iterator[None]:
-    """Let `launched` return this world, or nothing where it is one rank, for the length of a `with` block."""
+    """Make `launched` return this world, or None if it is one rank, inside a `with` block."""
     before = _inside.set(world)
     try:
         yield
@@ -80,16 +80,16 @@ def within(world: RankWorld) -> Iterator[None]:
 
 
 def launched() -> RankWorld | None:
-    """Return MPI's ranks if a launcher has started this process as one of several.
+    """Return MPI's world if a launcher has started this process as one of several ranks.
 
-    Inside `within` those of that world instead: a trial of a search has a part of the ranks to itself.
+    Inside `within`, return that world instead: a trial of a search has a part of the ranks to itself.
     """
     if (inside := _inside.get()) is not None:
         return inside if inside.size > 1 else None
     world = connect()
     if world is None or world.size == 1:
         return None
-    # All calls come from one thread; a library that grants less cannot be used from Python at all.
+    # All MPI calls come from one thread; Python cannot use a library that grants less.
     require_threads(world, "FUNNELED", why="training over MPI")
     from nnlo_common.cluster.transport._mpi_world import MPIWorld
 
@@ -97,15 +97,15 @@ def launched() -> RankWorld | None:
 
 
 def assigned(world: RankWorld, servers: int) -> Assignment:
-    """Return what this rank is to be, before it joins."""
+    """Return this rank's role before it joins."""
     return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
-    """Take up this rank's part (collective).
+    """Join the training (collective).
 
     Raises:
-        ConfigurationError: the ranks do not agree, or their number does not fit; on all of them alike.
+        ConfigurationError: the ranks do not agree, or their number does not fit; raised on all ranks.
     """
     disengage = world.engage()
     try:
@@ -115,8 +115,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         plan.algorithm.check(len(cell.workers), len(cell.servers))
         parts = plan.parameters.layout.cut(len(cell.servers))
     except ConfigurationError as error:
-        error.collective = True  # all ranks compare the same facts and find the same
-        disengage()  # nothing has begun
+        error.collective = True  # all ranks compare the same facts and raise the same error
+        disengage()  # no exchange has begun, so leaving is safe
         raise
     places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
     place = places[world.rank]
@@ -219,7 +219,7 @@ def _service(
 ) -> TrainingQueries:
     start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
     averages = Averages(start, plan.moving, plan.updates)
-    # Where workers wait for each other in their steps, none may wait outside of them for another's.
+    # If commits wait for several workers, a worker that waits for a lease would block the others.
     patient = survives_loss and rule.quorum(2) == 1
     return TrainingQueries(cell.servers, cell.workers, len(shards), averages, patient=patient)
 
@@ -229,7 +229,7 @@ def _query_client(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list
 
 
 def _buffered(plan: TrainingPlan) -> int:
-    # Of each layer that moves statistics three counts travel, each of them as wide as two numbers.
+    # Each layer with moving statistics adds three float64 counts, each as wide as two float32 numbers.
     return 0 if plan.buffers is None else plan.buffers.vector.size + 6 * len(plan.moving)
 
 

@@ -1,4 +1,4 @@
-"""Protocols that a framework package fulfils: its model's numbers in flat vectors."""
+"""Protocols that framework packages implement: a model's numbers in flat vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnlo_common.protocol import Moves, Moving
 
 __all__ = ["Buffers", "Model", "Options", "unwired", "vectors_in_turn", "wired"]
 
-# From so many numbers on.
+# Models with at least this many numbers do not fit the cache.
 _BEYOND_CACHE = 1 << 19
 
 
@@ -30,27 +30,27 @@ class Model(Protocol):
         """The gradients."""
 
     def collect(self) -> None:
-        """Bring the gradients into their vector."""
+        """Copy the gradients into their vector."""
 
     @property
     def gradients(self) -> Sequence[FlatVector]:
-        """All vectors that gradients are made in, in turn; only one where they are copied to be sent."""
+        """The vectors that hold gradients in turn; only one if gradients are copied to be sent."""
 
     def turn(self) -> bool:
-        """Make the next gradient in another vector, if that is possible; say whether it is."""
+        """Use another vector for the next gradient if possible; return whether it is."""
 
     def check(self) -> None:
-        """Refuse what could not be exchanged, where gradients are not."""
+        """Raise if the model cannot be exchanged; called in place of `collect` if gradients are not sent."""
 
     def absorb(self) -> None:
-        """Bring the parameters into their vector."""
+        """Copy the parameters into their vector."""
 
     def publish(self) -> None:
-        """Bring the vector into the parameters."""
+        """Copy the vector into the parameters."""
 
 
 class Buffers(Protocol):
-    """What is averaged and never goes through an optimizer."""
+    """Buffers of a model: averaged, never stepped by an optimizer."""
 
     @property
     def flat(self) -> FlatVector:
@@ -58,16 +58,16 @@ class Buffers(Protocol):
 
     @property
     def layers(self) -> Sequence[Moving]:
-        """The layers whose statistics are moved by each batch, and where these lie."""
+        """The places of the statistics that each batch moves, by layer."""
 
     def moves(self) -> Moves:
-        """Return how often each of these layers has moved its statistics."""
+        """Return the update counts of these layers."""
 
     def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:
-        """Count from here, with these counts of all updates where layers keep one."""
+        """Count updates from here; `totals` sets the counts of layers that keep one."""
 
     def set_since(self, since: npt.NDArray[np.float64]) -> None:
-        """Go on where so many updates had been made since the last `mark`."""
+        """Restore the number of updates since the last `mark`."""
 
     def gather(self) -> None:
         """Copy the buffers into their vector."""
@@ -77,28 +77,28 @@ class Buffers(Protocol):
 
 
 class Options(Protocol):
-    """The numbers of an optimizer that schedulers set."""
+    """Options of an optimizer that schedulers change."""
 
     def read(self) -> tuple[float, ...]:
-        """Return them."""
+        """Return their current values."""
 
 
 def wired(numbers: tuple[float, ...]) -> Vector:
-    """Return numbers in full precision, as pairs of what only looks like float32."""
+    """Return float64 numbers reinterpreted as pairs of float32."""
     vector: Vector = np.array(numbers, np.float64).view(np.float32)
     return vector
 
 
 def unwired(vector: Vector) -> list[float]:
-    """Return what was `wired`."""
+    """Return the numbers that `wired` packed."""
     numbers: list[float] = np.ascontiguousarray(vector).view(np.float64).tolist()
     return numbers
 
 
 def vectors_in_turn(layout: Layout, lag: int) -> int:
-    """Return in how many vectors gradients are best made in turn, while earlier ones travel.
+    """Return the best number of gradient vectors to use in turn while earlier ones are being sent.
 
-    For a model beyond the cache that costs less than to copy what is sent; below, the copy is in the cache
-    and several vectors would drive each other out of it.
+    For a model larger than the cache, several vectors cost less than a copy; for a smaller one the copy stays
+    in the cache, and several vectors would evict each other.
     """
     return 1 + lag if layout.size >= _BEYOND_CACHE else 1

@@ -1,4 +1,4 @@
-"""Seeing from outside what a rank does with the others, and how long it waits for them."""
+"""Observer of a rank's exchanges with the others and of its waits for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nnlo_common.training._roles import TeamPart
 
 __all__ = ["Observed", "See"]
 
-#: Is told what was done, when that began and ended, and how long it waited meanwhile; all in seconds.
+#: Called with the name of the operation, its begin and end, and the time it waited; in seconds.
 See = Callable[[str, float, float, float], None]
 
-#: What of a part is worth being told, by what it does to the others.
+#: The observed methods of a part, and the name of each operation.
 _SEEN = {
     "start": "join",
     "step": "exchange",
@@ -27,7 +27,7 @@ _SEEN = {
 
 
 class _Waits:
-    """A door that measures how long it has been waited at."""
+    """Endpoint that measures the time spent waiting in `receive`."""
 
     def __init__(self, endpoint: Any) -> None:
         self._endpoint, self.waited_s = endpoint, 0.0
@@ -44,15 +44,15 @@ class _Waits:
 
 
 class Observed:
-    """A part that tells what it does; it stands in for the part that it is made of.
+    """Wrapper of a part that reports its operations.
 
     Args:
-        part: a worker's or a server's.
-        see: whom to tell.
+        part: a worker's or a server's part.
+        see: called after each operation.
     """
 
     def __init__(self, part: TeamPart, see: See) -> None:
-        # What nobody observes is not slowed down: the door is another one only from here on.
+        # Replace the endpoint only here, so that unobserved parts are not slowed down.
         unchecked: Any = part
         self._part = unchecked
         self._see = see

@@ -1,4 +1,4 @@
-"""One rank's part in a training without a framework: the same script on every rank."""
+"""Participant: one rank of a training without a framework; every rank runs the same script."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _Batch = TypeVar("_Batch")
 
 
 class Participant:
-    """Takes part in a distributed training, in whatever part falls to this rank.
+    """Takes part in a distributed training, in the role that this rank is assigned.
 
-    The same script runs on every rank. Started with `python` it trains plainly; with `mpiexec -n 3` one
-    rank serves the centre and two work.
+    The same script runs on every rank. Started with `python` it trains alone; with `mpiexec -n 3` one rank
+    serves the centre and two train.
 
     Args:
         algorithm: how workers and centre exchange, e.g. `EASGD(every=10)`.
-        arrays: the initial parameters; equal shapes on all ranks. Each server's values are the start of the
-            part of the centre that it serves.
+        arrays: the initial parameters; equal shapes on all ranks. Each server's shard of the centre starts
+            with that server's values.
         optimizer: the ordinary optimizer; it runs where the algorithm says, on the centre or the worker.
-        names: what error messages call the arrays.
-        servers: how many ranks share the serving of the centre.
+        names: the arrays' names in error messages.
+        servers: the number of ranks that share the centre.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
-            ended where the others go on without it, else the job is. None: it is only named.
-        log_order: a file to write the order of all requests to, for a replay in the virtual cluster; alone
-            there are none.
+        stall_timeout_s: a worker silent this long, though it is its turn, is killed if the rest can continue;
+            otherwise the job aborts. None: only warn.
+        log_order: a file for the order of all requests, for a replay in the virtual cluster; not written
+            when alone.
 
     Attributes:
         rank: this rank's number.
-        size: how many ranks there are.
+        size: the number of ranks.
         role: "alone", "server 0", "worker 0", ...
         table: all ranks with their hosts and roles, as text; empty alone.
 
@@ -94,20 +94,20 @@ class Participant:
 
     @property
     def gradients(self) -> tuple[Vector, ...]:
-        """Where to put the gradient before each `step`: `me.gradients[0][:] = ...`."""
+        """The gradients; fill them before each `step`: `me.gradients[0][:] = ...`."""
         return tuple(self._gradient.views())
 
     @property
     def point(self) -> tuple[Vector, ...]:
-        """Where to take the gradient: the parameters, or ahead of them (EAMSGD)."""
+        """The point to take the gradient at: the parameters, or a point ahead of them (EAMSGD)."""
         vector = self._running.point()
         return tuple(vector[segment.place].reshape(segment.shape) for segment in self._flat.layout.segments)
 
     def batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield this worker's share of an epoch's batches: every p-th one.
 
-        On a server rank this serves the epoch and yields nothing. However uneven the shares are, nobody
-        waits for a worker that has none left.
+        On a server rank this serves the epoch and yields nothing. Uneven shares are fine: no rank waits for a
+        worker without batches.
         """
         member = self._member
         self._end_open_epoch()
@@ -125,7 +125,7 @@ class Participant:
         self._end_open_epoch()
 
     def step(self, weight: float = 1.0) -> None:
-        """Make one step with the gradient that lies in `gradients`.
+        """Make one step with the gradient in `gradients`.
 
         Args:
             weight: this step's share in a mean over workers, e.g. the number of samples.
@@ -134,32 +134,32 @@ class Participant:
 
     @property
     def stopped(self) -> bool:
-        """Whether training is to end now; `batches` yields nothing any more then."""
+        """Whether training ends now; `batches` then yields nothing more."""
         return self._running.stopped
 
     def stop(self) -> None:
         """End the training on all ranks, each at its next exchange.
 
-        Call it on every rank, as in `if accuracy > 0.9: me.stop()`: the rank whose parameters are the
-        centre decides, calls on the others do nothing.
+        Call it on every rank, as in `if accuracy > 0.9: me.stop()`. Only the call on the rank whose
+        parameters are the centre counts.
         """
         self._running.stop()
 
     def say(self, text: str) -> None:
-        """Print `text` once: on the rank whose parameters are the centre."""
+        """Print `text` on one rank only, the one whose parameters are the centre."""
         if self._part is not None:
             say(self.role, text)
 
     def report(self) -> TrainingReport:
-        """Return what this rank has seen so far; also after the `with` block."""
+        """Return this rank's report so far; also after the `with` block."""
         return self._running.report() if self._part is None else self._part.report()
 
     def __enter__(self) -> Self:
-        # On every rank alike, also where the optimizer is not needed.
+        # On every rank, so that all raise the same errors, even where the optimizer is not needed.
         plain = self.algorithm.alone(self.optimizer)
         if self.optimizer is not None and self.algorithm.optimizer_runs == "nowhere":
             raise ConfigurationError(
-                f"{type(self.algorithm).__name__} brings its own way of stepping and would not use "
+                f"{type(self.algorithm).__name__} steps by itself and would ignore "
                 f"optimizer={self.optimizer!r}; leave it out"
             )
         world = self._world or launched()
@@ -178,8 +178,8 @@ class Participant:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the others must not be made to believe that all is well. Whether the error is caught
-        # further up or not: the end of this process ends the job.
+        # After an error, do not leave: the others would take it for a normal end. The end of this process
+        # aborts the job, even if the error is caught further up.
         if kind is None:
             self._end_open_epoch()
             self._running.finish()
@@ -190,7 +190,7 @@ class Participant:
         self._over = True
 
     def _end_open_epoch(self) -> None:
-        """End the epoch that is open; one that a `break` has left is open until the next begins."""
+        """End the open epoch; after a `break` it stays open until the next one begins."""
         running, is_open, self._epoch_open = self._running, self._epoch_open, False
         if is_open:
             running.end_epoch()
@@ -198,7 +198,9 @@ class Participant:
     @property
     def _running(self) -> RankPart:
         if self._part is None or self._over:
-            raise ConfigurationError("a Participant takes part inside its `with` block only; open one first")
+            raise ConfigurationError(
+                "this Participant is used outside its `with` block; move the call inside"
+            )
         return self._part
 
     def _fitted(self, optimizer: VectorOptimizer, place: slice | None = None) -> VectorOptimizer:
@@ -225,8 +227,10 @@ class Participant:
 
 def _check_arguments(algorithm: object, optimizer: object, servers: object) -> None:
     if not isinstance(algorithm, Algorithm):
-        raise ConfigurationError(f"algorithm={algorithm!r} is none; pass its options, e.g. Downpour()")
+        raise ConfigurationError(f"algorithm={algorithm!r} is not an Algorithm; pass one, e.g. Downpour()")
     if optimizer is not None and not isinstance(optimizer, VectorOptimizer):
-        raise ConfigurationError(f"optimizer={optimizer!r} is none; pass one of nnlo_common's, e.g. SGD(0.1)")
+        raise ConfigurationError(
+            f"optimizer={optimizer!r} is not an optimizer of nnlo_common; pass one, e.g. SGD(0.1)"
+        )
     if not isinstance(servers, int) or servers < 1:
         raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 1")

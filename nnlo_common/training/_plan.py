@@ -1,6 +1,6 @@
-"""Plan of a training: the facts that every rank brings, and the check that all bring the same.
+"""Plan of a training: the facts of each rank, and the check that all ranks agree.
 
-Ranks that train another model, or by another rule, would wait for each other for ever or spoil the centre.
+Ranks with different models or algorithms would deadlock or corrupt the centre.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nnlo_common.protocol import Moving
 
 __all__ = ["TrainingPlan", "agree"]
 
-# What is to be the same on all ranks, in the order in which it is compared; what is said of the first rank's.
+# Facts that must be equal on all ranks, in the order of comparison, and how errors state rank 0's value.
 _SAME = {
     "algorithm": "the algorithm is {}",
     "servers": "servers={}",
@@ -36,25 +36,26 @@ _SAME = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a rank brings along; equal on all ranks but for the numbers in the vectors.
+    """Plan of one rank; equal on all ranks except for the numbers in the vectors.
 
     Attributes:
         algorithm: how workers and centre exchange.
-        parameters: the model.
-        gradient: where gradients are put.
-        own_parameters: where a worker keeps its parameters if the model has others: a point ahead of them.
+        parameters: the model's parameters.
+        gradient: the vector that holds gradients.
+        own_parameters: a worker's parameters if the model holds a point ahead of them.
         given_sums: a gradient is the sum over all steps since the last contribution.
-        servers: how many ranks share the serving of the centre.
-        center_optimizer: makes what steps the given part of the centre; None where the algorithm knows.
-        local_optimizer: what moves a worker's parameters; None where something else does.
-        buffers: what is averaged and never goes through an optimizer, e.g. running statistics.
-        moving: the layers whose statistics among them are moved by each batch.
-        updates: how often each of these has moved them before.
-        options: how many numbers describe an optimizer's options, where workers send them.
-        optimizer: what kind of optimizer it is, where all ranks are to have the same.
-        epochs: how many the training is to have, where that is known before.
-        meetings: what else all ranks meet in, by name.
-        stall_timeout_s: after how long a silent worker is given up; None: never.
+        servers: the number of ranks that share the centre.
+        center_optimizer: makes the optimizer of the given part of the centre; returns None if the algorithm
+            steps it by itself.
+        local_optimizer: moves a worker's parameters; None if something else does.
+        buffers: averaged and never stepped by an optimizer, e.g. running statistics.
+        moving: the places of statistics in `buffers` that each batch moves.
+        updates: earlier updates of each of these.
+        options: the number of float32 numbers in an optimizer's options, if workers send them.
+        optimizer: the kind of optimizer, if all ranks must have the same.
+        epochs: the number of epochs of the training, if known.
+        meetings: the names of other collective steps.
+        stall_timeout_s: drop a worker silent this long; None: never.
         record: keep the order of all requests.
     """
 
@@ -78,17 +79,17 @@ class TrainingPlan:
 
 
 def agree(world: RankWorld, plan: TrainingPlan) -> None:
-    """Refuse, on all ranks alike, to train different models or algorithms together (collective).
+    """Check that all ranks have the same model and algorithm (collective).
 
     Raises:
-        ConfigurationError: in what a rank differs from the first.
+        ConfigurationError: a rank differs from rank 0; raised on all ranks.
     """
     everyone = [json.loads(text) for text in world.gather_text(json.dumps(_facts(world, plan)))]
     for rank, other in enumerate(everyone):
         if problem := _difference(everyone[0], other):
             raise ConfigurationError(
-                f"{problem}, on rank {rank} (host {other['host']}); give all {world.size} ranks the same "
-                "script"
+                f"{problem}, on rank {rank} (host {other['host']}); run the same script on all {world.size} "
+                "ranks"
             )
 
 
@@ -103,13 +104,13 @@ def _facts(world: RankWorld, plan: TrainingPlan) -> dict[str, Any]:
         "layout": plan.parameters.layout.to_json(),
         "buffers": None if plan.buffers is None else [plan.buffers.layout.to_json(), str(plan.moving)],
     }
-    if world.rank < plan.servers > 1:  # each holds a part of one start
+    if world.rank < plan.servers > 1:  # their shards must come from the same initial parameters
         facts["start"] = hashlib.blake2b(plan.parameters.vector.data, digest_size=8).hexdigest()
     return facts
 
 
 def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What is different on another rank; nothing if all is the same."""
+    """Return how another rank differs; empty if it does not."""
     for name, said in _SAME.items():
         if other[name] != first[name]:
             return f"{said.format(first[name])} on rank 0 but {other[name]}"
@@ -120,7 +121,7 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         return "the model's buffers (running statistics and the like) differ from those on rank 0"
     if other.get("start") not in (None, first.get("start")):
         return (
-            "the initial parameters, of which each server holds a part, are others than on rank 0 (seed "
-            "all ranks alike before the model is made, or load the same file)"
+            "the initial parameters differ from rank 0's, but each server holds a part of them (use one seed "
+            "on all ranks before making the model, or load the same file)"
         )
     return ""

@@ -1,4 +1,4 @@
-"""The order in which a server has handled requests, written down: all that a replay of the training needs."""
+"""Replay log: the order in which a server handled requests, which is all that a replay needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """The file that a server's order is to be written to, once the training is over.
+    """File for a server's order, written when the training is over.
 
     Args:
-        path: the file, as the user names it; servers but the first add their shard to the name.
-        server: has the order.
+        path: the file, as the user names it; servers other than the first append their shard.
+        server: the server whose order is written.
 
     Raises:
-        ConfigurationError: it could not be written when the training is over.
+        ConfigurationError: the file cannot be written; checked at the start.
     """
 
     def __init__(self, path: Path, server: Server) -> None:
@@ -30,11 +30,11 @@ class Recording:
             self._fresh.write_text("")
         except OSError as error:
             raise ConfigurationError(
-                f"log_order={str(path)!r} cannot be written ({error.strerror}); name a file in a folder "
-                "that exists and is writable on the server's host"
+                f"log_order={str(path)!r} cannot be written ({error.strerror}); choose a file in an existing "
+                "folder that is writable on the server's host"
             ) from None
 
     def write(self) -> None:
-        """Write the order, whole or not at all."""
+        """Write the order atomically."""
         self._fresh.write_text(json.dumps({"shard": self._server.shard, "handled": self._server.handled}))
         self._fresh.replace(self._final)

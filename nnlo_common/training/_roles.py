@@ -1,4 +1,4 @@
-"""Roles of a rank in a training: worker, server, or alone; the interface that all three have."""
+"""Roles of a rank in a training: worker, server, or alone; and the interface that all three share."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LocalStep: TypeAlias = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReport:
-    """What a rank has seen of a training.
+    """One rank's report of a training.
 
     Attributes:
         steps: gradients computed here.
-        samples: samples taken: by all workers, as the first server knows them, or by this worker.
-        exchanges: contributions that this rank's shard of the centre has taken up.
+        samples: samples taken: on a server, by all workers as far as it knows; on a worker, by itself.
+        exchanges: contributions committed to this rank's shard of the centre.
         dropped: contributions that came too late (synchronous training with backup workers).
-        mean_staleness: how many commits old a contribution was, on average.
+        mean_staleness: the mean staleness of contributions, in commits.
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
             the workers' weights: samples, unless they were set.
-        lost: who has died, as servers know it: rank, host, what it did last, and when; one line for each.
+        lost: on servers, one line for each dead rank: rank, host, its last message, and the time of death.
     """
 
     steps: int = 0
@@ -43,79 +43,79 @@ class TrainingReport:
 
 
 def speaks(role: str) -> bool:
-    """Say whether this is the one rank that speaks for all: the one whose parameters are the centre."""
+    """Return whether this rank prints for all: the one whose parameters are the centre."""
     return role in ("alone", "server 0")
 
 
 def say(role: str, text: str) -> None:
-    """Print `text` if this rank speaks for all."""
+    """Print `text` if this rank prints for all."""
     if speaks(role):
         print(text, flush=True)
 
 
 class RankPart(Protocol):
-    """What a rank does at each turn of an ordinary training loop."""
+    """Interface of all roles: the operations of an ordinary training loop."""
 
     def start(self) -> None:
-        """Take up the part."""
+        """Join the training."""
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
-        """Make one step with the gradient that lies ready; `local_step` moves the parameters, if given."""
+        """Make one step with the gradient that is ready; `local_step` moves the parameters, if given."""
 
     def begin_epoch(self) -> bool:
         """Begin an epoch; return whether that has moved the parameters."""
 
     def end_epoch(self) -> None:
-        """Tell, or wait for, the end of an epoch."""
+        """Report the end of an epoch, or wait for it."""
 
     def point(self) -> Vector:
-        """Where the next gradient is to be taken."""
+        """Return the point to take the next gradient at."""
 
     @property
     def stopped(self) -> bool:
-        """Whether training is to end now."""
+        """Whether training ends now."""
 
     def stop(self) -> None:
-        """Let training end; only the rank that holds the centre decides that."""
+        """End the training; only the rank that holds the centre decides it."""
 
     def report(self) -> TrainingReport:
-        """What was seen so far."""
+        """Return this rank's report so far."""
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Leave in good order; `last` is done while the others can still be asked."""
+        """Leave normally; call `last` while the others can still be asked."""
 
 
 class TeamPart(RankPart, Protocol):
-    """What a rank can do besides where it is one of several."""
+    """Interface of the roles in a training with several ranks."""
 
     def look(self, into: Vector) -> None:
-        """Copy the centre as it is now into `into`."""
+        """Copy the current centre into `into`."""
 
     def view(self, into: Vector) -> None:
-        """Copy the centre into `into` as it is once all have finished the epoch; all ranks get the same."""
+        """Copy the centre into `into` once all have finished the epoch; all ranks get the same."""
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service."""
 
     def last_round(self) -> None:
-        """Contribute the steps since the last round, where the algorithm trains in rounds."""
+        """Contribute the steps since the last round, if the algorithm trains in rounds."""
 
     @property
     def told_rate(self) -> float:
-        """The learning rate that the first server tells workers; 0: none."""
+        """The learning rate that the first server sends to workers; 0: none."""
 
     def pause(self) -> bool:
-        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled."""
 
     def state(self) -> State:
-        """Return everything that the next step depends on; exact in a pause."""
+        """Return all that the next step depends on; exact in a pause."""
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned; call it before `start`."""
+        """Restore what `state` returned; call it before `start`."""
 
 
 class Alone:
-    """Trains plainly: a world of one."""
+    """Role of the only rank: trains without exchanges."""
 
     def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
         self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
@@ -123,7 +123,7 @@ class Alone:
         self.stopped = False
 
     def start(self) -> None:
-        """Nobody has to be asked."""
+        """Do nothing: there is no other rank."""
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Step the optimizer."""
@@ -132,14 +132,14 @@ class Alone:
         self._steps += 1
 
     def begin_epoch(self) -> bool:
-        """Nobody has to be asked."""
+        """Do nothing: there is no other rank."""
         return False
 
     def end_epoch(self) -> None:
-        """Nobody has to be told."""
+        """Do nothing: there is no other rank."""
 
     def point(self) -> Vector:
-        """Return the parameters, or what lies ahead of them."""
+        """Return the parameters, or the point ahead of them."""
         ahead: Callable[[Vector], Vector] | None = getattr(self._optimizer, "gradient_point", None)
         return self._parameters.vector if ahead is None else ahead(self._parameters.vector)
 
@@ -152,5 +152,5 @@ class Alone:
         return TrainingReport(steps=self._steps)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Nobody has to be told."""
+        """Call `last`; there is no other rank."""
         last()

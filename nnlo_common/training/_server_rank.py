@@ -1,4 +1,4 @@
-"""The part of a server: it holds one shard of the centre, and serves it while workers train."""
+"""Server rank: holds one shard of the centre, and serves it while workers train."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ from nnlo_common.training._training_queries import ALIKE, TrainingQueries
 __all__ = ["ServerRank"]
 
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
-_NEVER = 0  # which all have finished
+_NEVER = 0  # an epoch that all have finished, so no pause completes
 _OF_STEPS = (*_CONTRIBUTIONS, Kind.LOCK)
 
 
 class Keeper(Protocol):
-    """Whoever saves what a server has."""
+    """Saves a server's state."""
 
     def all_pause(self) -> None:
-        """All workers pause, and nothing else has been handled since."""
+        """Save now: all workers pause, and no event has been handled since."""
 
     def settle(self) -> None:
-        """The server serves, and does not wait for an answer; called now and then."""
+        """Report finished writes; called periodically while the server serves and awaits no answer."""
 
 
 class ServerRank:
     """Holds one shard of the centre; between epochs its parameters are the whole centre.
 
     Args:
-        endpoint: this rank's.
+        endpoint: this rank's endpoint.
         server: the state machine; its centre is a view of `parameters`.
         parameters: the model's parameters on this rank.
-        place: which part of them the server holds.
-        others: the shards that other servers hold.
-        queries: how it asks the query service.
-        service: that one itself, on the first server.
-        stall_detector: who is heard when.
-        drop: ends a rank that stalls, if it can be ended while the others go on; says whether.
+        place: the part of them that the server holds.
+        others: the shards of the other servers.
+        queries: sends queries to the query service.
+        service: the query service, on the first server.
+        stall_detector: records when each worker was heard.
+        drop: kills a stalled rank if the others can continue; returns whether it did.
 
     Attributes:
-        keeper: who saves what it has; None: nobody does.
+        keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
     """
 
@@ -88,7 +88,7 @@ class ServerRank:
         self._epochs = self._views = self._pulls = 0
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
-        self._in_view = False  # it waits, between epochs, for all workers to look at the centre
+        self._in_view = False  # between epochs, waiting for all workers to view the centre
         self._stall_detector, self._drop = stall_detector, drop
         self._dropped: set[int] = set()
         self._losses: list[str] = []
@@ -102,9 +102,10 @@ class ServerRank:
         self._serve(lambda: self._server.peers.gathered)
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
-        """Refuse: a server gets no batches."""
+        """Raise: a server gets no batches."""
         raise ConfigurationError(
-            f"rank {self._server.rank} serves the centre; make steps inside the loop over batches"
+            f"rank {self._server.rank} made a step, but it serves the centre; make steps only inside the "
+            "loop over batches"
         )
 
     def begin_epoch(self) -> bool:
@@ -112,13 +113,13 @@ class ServerRank:
         return False
 
     def last_round(self) -> None:
-        """Take the other servers' parts of the centre once more, as the last round has left them."""
+        """Pull the other servers' shards again, after the last round."""
         self._assemble(after_epoch=self._epochs)
 
     def end_epoch(self) -> None:
-        """Serve until every worker that is still there has finished one more epoch."""
+        """Serve until every remaining worker has finished one more epoch."""
         self._epochs += 1
-        # Who asks to pause after the end of this epoch pauses when this server has ended it, too.
+        # A pause requested after this epoch's end completes only when this server has ended the epoch, too.
         self._let_pause(before_epoch=self._epochs)
         self._serve(self._epoch_over)
         self._server.pauses.before_epoch = _NEVER
@@ -130,7 +131,7 @@ class ServerRank:
 
     @property
     def stopped(self) -> bool:
-        """Whether the workers are being asked to end."""
+        """Whether replies ask workers to end."""
         return self._server.stopping
 
     def stop(self) -> None:
@@ -138,11 +139,11 @@ class ServerRank:
         self._server.stopping = True
 
     def look(self, into: Vector) -> None:
-        """Copy the centre as this rank knows it into `into`."""
+        """Copy this rank's version of the centre into `into`."""
         np.copyto(into, self._parameters.vector)
 
     def view(self, into: Vector) -> None:
-        """Serve until every worker has been shown the centre of this epoch's end, which is copied, too."""
+        """Serve until every worker has viewed the centre at this epoch's end, and copy it into `into`."""
         self._views += 1
         self._in_view = True
         self._serve(lambda: self._server.peers.have_viewed(self._views))
@@ -150,7 +151,7 @@ class ServerRank:
         self.look(into)
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
-        """Ask the query service, and serve until the answer is there."""
+        """Ask the query service, and serve until the answer arrives."""
         perform(self._endpoint, self._queries.ask(query))
         self._serve(lambda: self._queries.answer is not None)
         answer: Any = self._queries.answer
@@ -158,15 +159,15 @@ class ServerRank:
 
     @property
     def told_rate(self) -> float:
-        """The learning rate that workers are told; 0: none."""
+        """The learning rate sent to workers; 0: none."""
         return self._server.rate
 
     def tell_rate(self, rate: float) -> None:
-        """Tell workers a learning rate, with all replies from now on; 0: none any more."""
+        """Send workers a learning rate with all replies from now on; 0: stop sending one."""
         self._server.set_rate(rate)
 
     def want_pause(self) -> None:
-        """Ask all workers for a pause, in the next reply to each; only the first server's word counts."""
+        """Ask each worker for a pause in its next reply; workers obey only the first server."""
         self._server.pauses.wanted = True
         self._let_wait(may_wait=False)
 
@@ -180,11 +181,11 @@ class ServerRank:
 
     @property
     def pauses(self) -> int:
-        """How many pauses there were of which this server knows."""
+        """The number of pauses this server has seen."""
         return self._pauses
 
     def saving(self) -> set[int]:
-        """Return who else has something to save: the workers that are in, and the other servers."""
+        """Return the other ranks that save: the workers in training and the other servers."""
         peers = self._server.peers.items()
         inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
         return inside | {shard.server for shard in self._others.values()}
@@ -198,36 +199,36 @@ class ServerRank:
         return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Serve until something holds."""
+        """Serve until `condition` holds."""
         self._serve(condition)
 
     def tell(self, answers: Answers) -> None:
-        """Hand out answers of the query service."""
-        assert self.service is not None  # whose answers these are
+        """Send answers of the query service."""
+        assert self.service is not None  # only the first server calls this
         perform(self._endpoint, self.service.tell(answers))
 
     def state(self) -> State:
-        """Return everything that the next commit depends on; exact in a pause."""
+        """Return all that the next commit depends on; exact in a pause."""
         averages = None if self.service is None else self.service.averages.state()
         return {"server": self._server.state(), "averages": averages}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned; call it before `start`."""
+        """Restore what `state` returned; call it before `start`."""
         require("a server's part", state, server=Mapping, averages=type(state.get("averages")))
         self._server.load(state["server"])
         self._go_on(state)
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
-        """Go on with the centre of `state`, but with other workers; call it before `start`."""
+        """Restore the centre of `state` with other workers; call it before `start`."""
         self._server.load_for_others(state["server"])
         self._go_on(state, others=True)
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
-        """Do something from time to time while this rank serves."""
+        """Call a function periodically while this rank serves."""
         self._watches[1:] = [Periodic(call, every_s)]
 
     def report(self) -> TrainingReport:
-        """Return what the shard has seen."""
+        """Return the shard's report."""
         staleness, peers = self._server.staleness, self._server.peers.values()
         count = sum(staleness.values())
         mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
@@ -242,7 +243,7 @@ class ServerRank:
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Serve until every worker has left; `last` is done before it cannot be asked any more."""
+        """Serve until every worker has left; call `last` while this rank can still be asked."""
         self.ask(LeaveQuery())
         self._serve(lambda: self._server.finished)
         self._assemble(for_good=True)
@@ -252,7 +253,7 @@ class ServerRank:
         self._endpoint.close()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
-        # Between two epochs of the workers a server has ended, and assembled, as many as all of them.
+        # Between epochs, a server has ended and assembled as many epochs as the slowest worker.
         self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
         for other_server in self._server.other_servers:
             self._server.other_servers[other_server] = self._pulls
@@ -260,7 +261,7 @@ class ServerRank:
             self.service.averages.load(state["averages"], others=others)
 
     def _let_pause(self, *, before_epoch: float) -> None:
-        """Let all pause while not all have finished so many epochs; some may have asked before."""
+        """Allow a pause until all have finished `before_epoch` epochs; some workers may wait for it."""
         self._server.pauses.before_epoch = before_epoch
         perform(self._endpoint, self._server.answer_pauses())
         self._look_for_pause()
@@ -270,7 +271,7 @@ class ServerRank:
         serve(self._endpoint, self._handle, until, self._watches)
 
     def _look(self) -> None:
-        """Name workers that stall, and give up those who have for too long."""
+        """Warn of stalled workers, and drop those past `stall_timeout_s`."""
         if self.keeper is not None and not self._queries.busy:
             self.keeper.settle()
         for rank in self._stall_detector.look(self._is_awaited):
@@ -279,23 +280,23 @@ class ServerRank:
                 if not self._drop(rank):
                     raise PeerLostError(
                         rank,
-                        f"is given up, as stall_timeout_s asks ({self._stall_detector.last(rank)}); the "
-                        "others cannot go on without it here, so the job ends. See what that rank waits for",
+                        f"was silent longer than stall_timeout_s ({self._stall_detector.last(rank)}), and "
+                        "the others cannot continue without it, so the job aborts. See what that rank waits "
+                        "for",
                     )
 
     def _is_awaited(self, rank: int) -> bool:
-        """Whether it is this worker's turn to say something."""
+        """Whether the next message must come from this worker."""
         peer = self._server.peers[rank]
         asked = self.service is not None and self.service.has_asked(rank)
         return peer.standing in AWAITED and not peer.unanswered and not asked
 
     def _assemble(self, *, for_good: bool = False, after_epoch: int | None = None) -> None:
-        """Get the other servers' shards, and give them ours: then the parameters are the whole centre.
+        """Exchange shards with the other servers, so that the parameters are the whole centre.
 
         Args:
-            for_good: this server will not ask again, however many epochs others still make.
-            after_epoch: the shards are as they are once all have finished so many epochs; None: one more
-                than at the last time.
+            for_good: this server will not pull again, however many epochs others still make.
+            after_epoch: wait until all have finished this many epochs; None: one more than last time.
         """
         self._pulls += 1
         epochs = self._pulls if after_epoch is None else after_epoch
@@ -333,30 +334,30 @@ class ServerRank:
                 self.keeper.all_pause()
 
     def _let_wait(self, *, may_wait: bool) -> None:
-        """Have workers wait for what others may leave behind of an epoch, or not."""
+        """Set whether workers may wait for leases that others may give back."""
         if self.service is not None:
             perform(self._endpoint, self.service.let_wait(may_wait=may_wait))
 
     def _refuse_nan(self, message: Message) -> None:
         vector = message.vector if message.kind in _CONTRIBUTIONS else None
         if vector is None or vector.size != self._server.rule.center.size:
-            return  # the state machine judges those
+            return  # the state machine checks these
         if not looks_finite(vector, self._telling):
             raise DivergedError(
-                f"what rank {message.sender} sent to the centre at its step {message.clock} holds NaN or "
-                "infinity, so its loss has diverged; the centre was kept from it. Try a smaller learning "
-                "rate, clip the gradients, or look for NaN in the data"
+                f"rank {message.sender} sent NaN or infinity to the centre at its step {message.clock}: its "
+                "loss has diverged. The centre was not changed. Try a smaller learning rate, clip the "
+                "gradients, or look for NaN in the data"
             )
 
     def _refuse_absence(self, message: Message) -> None:
-        """Refuse steps of a worker that this server waits for elsewhere: it will never get there."""
+        """Raise if a worker makes steps while this server waits for it in a collective: a deadlock."""
         in_mean = self.service is not None and self.service.in_mean
         if (self._in_view or in_mean) and message.kind in _OF_STEPS and not self._server.stopping:
             peer = self._server.peers.get(message.sender)
             if in_mean or (peer is not None and peer.views < self._views):
                 raise ConfigurationError(
                     f"rank {self._server.rank} waits for all ranks in evaluate() or mean() after epoch "
-                    f"{self._epochs}, but rank {message.sender} has gone on training; {ALIKE}"
+                    f"{self._epochs}, but rank {message.sender} continued training; {ALIKE}"
                 )
 
     def _epoch_over(self) -> bool:
@@ -373,14 +374,14 @@ class ServerRank:
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
-                raise PeerLostError(event.rank, "has died, and with it the last worker")
+                raise PeerLostError(event.rank, "the last worker has died")
         elif any(event.rank == shard.server for shard in self._others.values()):
-            raise PeerLostError(event.rank, "its part of the centre is lost with it")
+            raise PeerLostError(event.rank, "its part of the centre is lost")
 
     def _take_shard(self, event: Received) -> None:
         shard = self._others[event.message.shard]
         assert event.message.vector is not None  # the reply to a pull is a CENTER
-        self._server.stopping |= event.message.stop  # what one server was asked to, all do
+        self._server.stopping |= event.message.stop  # a stop on one server stops all
         np.copyto(self._parameters.vector[shard.place], event.message.vector)
         self._missing.discard(shard.index)
         self._endpoint.release(shard.server, event.frame)

@@ -1,4 +1,4 @@
-"""One rank's place among several, whatever framework its model is in: see `_model_vectors`."""
+"""Session: one rank's side of a training, for any framework (`_model_vectors` has the interface)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Session"]
 
 
 def _at_work(team: weakref.ref[Session], lag: int) -> Callable[[], bool]:
-    """Whether a thread of a training moves messages; the training may be gone by then."""
+    """Return a check whether a background thread moves messages; False once the session is gone."""
 
     def look() -> bool:
         there = team()
@@ -40,42 +40,42 @@ def _at_work(team: weakref.ref[Session], lag: int) -> Callable[[], bool]:
     return look
 
 
-# What is saved of a team beside its part.
+# Counts that a session saves besides its part.
 _COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
 
 
 class Session:
-    """One rank's place among several.
+    """One rank's side of a training.
 
     Attributes:
         rank: this rank's number.
-        size: how many ranks there are.
-        member: its part.
+        size: the number of ranks.
+        member: this rank's membership.
         model: its model.
         algorithm: how workers and centre exchange.
         world: the ranks.
-        serving: its part, if it is a server's.
-        broken: a step has failed half-way, so that the training cannot be left in good order.
+        serving: its part, if it is a server.
+        broken: a step has failed half-way, so the training cannot be left normally.
         over: the training is over.
         before_epoch_ends: called when this worker ends its epoch.
-        before_close: called before this rank leaves, when it may still ask.
+        before_close: called before this rank leaves, while it may still ask.
 
     Args:
         algorithm: how workers and centre exchange.
         world: the ranks.
         model: the model.
         buffers: its buffers, if it has any.
-        options: those of the user's optimizer.
-        center_optimizer: makes what steps the given part of the centre.
-        local_step: moves the parameters in each step, as an optimizer of the framework's does; None: nothing
-            does, or the framework does so by itself.
+        options: the options of the user's optimizer.
+        center_optimizer: makes the optimizer of the given part of the centre.
+        local_step: moves the parameters in each step, as a framework's optimizer does; None: nothing does,
+            or the framework does so by itself.
         moved_outside: the framework moves the parameters by itself between steps.
         given_sums: the model's gradient is the sum over all steps since the last contribution.
-        servers: how many ranks serve.
-        optimizer: what kind of optimizer the user's is; the same on all ranks.
-        epochs: how many the training is to have, if that is known; the same on all ranks.
-        meetings: what else all ranks meet in, by name; the same on all ranks.
-        stall_timeout_s: after how long a silent worker is given up; None: never.
+        servers: the number of servers.
+        optimizer: the kind of the user's optimizer; the same on all ranks.
+        epochs: the number of epochs, if known; the same on all ranks.
+        meetings: the names of other collective steps; the same on all ranks.
+        stall_timeout_s: drop a worker silent this long; None: never.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Session:
         part = self._part = self.member.part
         self.serving = part if isinstance(part, ServerRank) else None
         self._worker = part if isinstance(part, WorkerRank) else None
-        # Where gradients are taken ahead of the parameters, the model has that point.
+        # If gradients are taken ahead of the parameters, the model holds that point.
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=speaks(self.member.role))
         self.broken = self.over = False
@@ -131,7 +131,7 @@ class Session:
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
-        self._final: Vector | None = None  # what a worker has taken over at the end
+        self._final: Vector | None = None  # the final centre that a worker has taken over
         world.at_meeting(self.end_epoch)
         if world.own_process:
             advise_on_fork(_at_work(weakref.ref(self), algorithm.lag))
@@ -143,16 +143,17 @@ class Session:
 
     @property
     def worker(self) -> WorkerRank:
-        """This rank's part, which is a worker's."""
+        """This worker's part; raises on a server."""
         if self._worker is None:
             raise ConfigurationError(
-                f"rank {self.rank} serves the centre; make steps inside the loop over batches"
+                f"rank {self.rank} made a step, but it serves the centre; make steps only inside the loop "
+                "over batches"
             )
         return self._worker
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which of how many workers this rank is; -1 on a server."""
+        """This worker's index, and the number of workers; the index is -1 on a server."""
         return -1 if self.member.worker is None else self.member.worker, self.member.workers
 
     @property
@@ -161,36 +162,36 @@ class Session:
         return self._part.stopped
 
     def stop(self) -> None:
-        """Ask all to end; what a worker says does not count."""
+        """Ask all to end; ignored on a worker."""
         self._part.stop()
 
     def report(self) -> TrainingReport:
-        """Return what this rank has seen so far."""
+        """Return this rank's report so far."""
         return self._part.report()
 
     def take(self, samples: int) -> None:
-        """Count samples that this rank has taken."""
+        """Count samples taken by this rank."""
         self._samples += samples
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
-        """Do something from time to time while this rank serves."""
+        """Call a function periodically while this rank serves."""
         if self.serving is not None:
             self.serving.watch(call, every_s)
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the first server."""
-        # A server's own questions about leases are answered at once: before it lets in anybody who takes one.
+        # A server's own lease queries need no start: they are answered at once, before any worker leases.
         if not (self.serves and isinstance(query, LedgerQuery)):
             self.start()
         return self._part.ask(query)
 
     def copied(self, values: Mapping[str, Any], vector: Vector | None = None) -> Mapping[str, Any]:
-        """Return the first server's values, and let `vector` hold its numbers; all ranks call it alike."""
+        """Return the first server's values and copy its numbers into `vector` (collective)."""
         self.start()
         return self._collectives.copied(values, vector)
 
     def observe(self, see: See) -> None:
-        """Have `see` told of everything that this rank does with the others from now on."""
+        """Report all later operations of this rank's part to `see`."""
         observed: Any = Observed(self._part, see)
         self._part = self._collectives.part = observed
         if self._worker is not None:
@@ -199,18 +200,18 @@ class Session:
     # -- the course of a training ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take up the part, if that has not been done."""
+        """Start the part, unless it has started."""
         if self.over:
             raise ConfigurationError("the training is over; make a new optimizer")
         if not self._started:
             self._started = True
             if not self._loaded:
-                self.model.absorb()  # 16-bit weights may have been loaded since
+                self.model.absorb()  # 16-bit weights may have been loaded since the plan was made
             self._part.start()
             self._show()
 
     def begin_epoch(self) -> None:
-        """Begin an epoch; on a server serve it to its end."""
+        """Begin an epoch; on a server, serve it to its end."""
         self.start()
         self.end_epoch()
         if self.serves:
@@ -221,11 +222,11 @@ class Session:
         self._epoch_open = True
         if self._resumed_in_epoch:
             self._resumed_in_epoch = False
-            return  # it goes on with an epoch that it began before it was saved
+            return  # continues an epoch begun before the checkpoint
         if self._part.begin_epoch():
             self._show()
         if self._epochs:
-            self._collectives.take_buffers()  # where workers step together all have brought theirs by now
+            self._collectives.take_buffers()  # workers that step together have all sent theirs by now
         else:
             self._collectives.tell_start()
 
@@ -235,12 +236,12 @@ class Session:
         change_gradient: Callable[[], object],
         local_step: Callable[[], object] | None = None,
     ) -> None:
-        """Make one step with the gradients that lie in the model.
+        """Make one step with the model's gradients.
 
         Args:
-            weight: how much it counts in a mean over workers, with those that were passed before it.
+            weight: its weight in a mean over workers, including the passed steps before it.
             change_gradient: changes the collected gradient.
-            local_step: moves the parameters in their vector; None: as the training has it.
+            local_step: moves the parameters in their vector; None: use the session's.
         """
         self.start()
         worker = self.worker
@@ -251,7 +252,7 @@ class Session:
             change_gradient()
         if local_step is None:
             self._take_up()
-        self.broken = True  # until the step is done: one that fails half-way cannot be left in good order
+        self.broken = True  # until the step is done: after a step that fails half-way, do not leave normally
         if self._runs == "center":
             self._send_options()
         worker.count_samples(self._samples)
@@ -260,31 +261,31 @@ class Session:
         worker.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
-        # What was not contributed is added to, where it is.
+        # Switch vectors only after a contribution: a gathered gradient is added to in place.
         if len(self.model.gradients) > 1 and not worker.gathered and self.model.turn():
             worker.use_gradient(self.model.gradient)
         self._show()
 
     @property
     def due(self) -> bool:
-        """Whether the next step has to be made; others may be passed."""
+        """Whether the next step must be made; otherwise it may be passed."""
         return self._worker is not None and self._worker.due
 
     @property
     def gathered(self) -> int:
-        """How many steps were made since the last contribution."""
+        """The number of steps since the last contribution."""
         return 0 if self._worker is None else self._worker.gathered
 
     def pass_step(self) -> None:
-        """Count a step made elsewhere; what is due in it will be done in the next that is made."""
+        """Count a step made elsewhere; an exchange due in it happens in the next `step`."""
         self.worker.pass_step()
         self._steps_in_epoch += 1
 
     def end_epoch(self) -> None:
-        """End the epoch that is open, if one is.
+        """End the open epoch, if there is one.
 
-        A loader that fetches ahead has used up its sampler before the last steps are made, so the end of an
-        epoch is known for certain only when the next thing begins.
+        A loader that fetches ahead exhausts its sampler before the last steps are made, so an epoch ends only
+        when the next operation begins.
         """
         if self._epoch_open:
             self._epoch_open = False
@@ -292,7 +293,7 @@ class Session:
                 self.before_epoch_ends()
             self.worker.count_samples(self._samples)
             self._bring_buffers()
-            contributes = self._runs != "worker"  # what is left of the epoch, and takes the centre
+            contributes = self._runs != "worker"  # then the epoch's end exchanges and moves the parameters
             if contributes:
                 self._take_up()
             self._part.end_epoch()
@@ -302,9 +303,9 @@ class Session:
             self._samples_before, self._steps_in_epoch = self._samples, 0
 
     def last_round(self) -> None:
-        """Bring the steps since the last round into the centre, where the algorithm trains in rounds.
+        """Contribute the steps since the last round to the centre, if the algorithm trains in rounds.
 
-        All ranks call it after the last epoch, once or more; only the first time counts.
+        All ranks call it after the last epoch; only the first call counts.
         """
         if self._rounds_over or not self.algorithm.trains_in_rounds:
             return
@@ -322,7 +323,7 @@ class Session:
         self._collectives.end_last_round()
 
     def close(self) -> None:
-        """Leave in good order; a server serves until all workers have left."""
+        """Leave normally; a server serves until all workers have left."""
         self.start()
         self.end_epoch()
         if self.before_close is not None:
@@ -332,26 +333,26 @@ class Session:
         self._part.finish(self._publish if self.serves else self.model.publish)
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._parameters.vector)
-        if self._final is not None:  # replies that were under way have come since
+        if self._final is not None:  # leaving absorbs late replies, which may have overwritten it
             np.copyto(self.model.parameters.vector, self._final)
         self.model.publish()
         self.member.disengage()
 
     @property
     def told_rate(self) -> float:
-        """The learning rate set where the centre is, as the latest reply has told it; 0: none was."""
+        """The learning rate set on the first server, from its latest reply; 0: none."""
         return self._part.told_rate
 
     def tell_rate(self, rate: float) -> None:
-        """On a server: tell workers a learning rate with all replies from now on; 0: none any more.
+        """On a server, send workers a learning rate with all replies from now on; 0: stop sending one.
 
-        It counts more than what workers have told to step their contributions with, until they tell anew.
+        It replaces the options that workers have sent for their contributions, until they send new ones.
         """
         if self.serving is not None:
             self.serving.tell_rate(rate)
 
     def set_local_rate(self, rate: float) -> None:
-        """Set the learning rate of an optimizer of the algorithm's own, on a worker."""
+        """Set the learning rate of the algorithm's own optimizer, on a worker."""
         if self._worker is not None:
             self._worker.set_local_rate(rate)
 
@@ -359,27 +360,27 @@ class Session:
 
     @property
     def pause_requested(self) -> bool:
-        """Whether this worker is to pause at its next batch boundary."""
+        """Whether this worker must pause at its next batch boundary."""
         return self._worker is not None and self._worker.pause_requested
 
     def pause(self) -> bool:
-        """Wait until all workers are at a batch boundary; False on a worker: it was called off."""
+        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled."""
         self.start()
         return self._part.pause()
 
     def state(self) -> State:
-        """Return everything of this rank that the next step depends on, but for the framework's own.
+        """Return all that this rank's next step depends on, except for the framework's own state.
 
-        It is exact in a pause: `load` on the same rank of a new training goes on with the same bits.
+        It is exact in a pause: `load` on the same rank of a new training resumes to the bit.
         """
         self.model.absorb()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
-        # What a scheduler has set since the last step, the servers are still to be told.
+        # The servers have not heard of options that a scheduler has set since the last step.
         state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
         return state | {"buffers": self._collectives.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned; call it before anything else is done.
+        """Restore what `state` returned; call it before any other operation.
 
         Raises:
             ConfigurationError: it was saved with other options or another model.
@@ -397,7 +398,7 @@ class Session:
         self._show()
 
     def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
-        """Go on after so many epochs, with the centre of a server's `state` but other workers."""
+        """Resume after `epochs` epochs, from the centre of a server's `state` but with other workers."""
         if state is not None and self.serving is not None:
             self.serving.load_for_others(state["part"])
         self._epochs = epochs
@@ -408,10 +409,10 @@ class Session:
 
     @contextmanager
     def center(self, *, when_all_are_there: bool) -> Iterator[None]:
-        """Let the model have the centre's parameters and buffers.
+        """Put the centre's parameters and buffers into the model for a `with` block.
 
         Args:
-            when_all_are_there: as they are when all have finished the epoch, the same on all ranks.
+            when_all_are_there: wait until all have finished the epoch, so that all ranks get the same.
         """
         self.start()
         if when_all_are_there:
@@ -430,20 +431,20 @@ class Session:
             yield
 
     def take_over_center(self) -> None:
-        """Let a worker's model be the centre for good, once nobody trains any more.
+        """Load the final centre into a worker's model, after the last step of all workers.
 
-        All workers call it when they have made their last step.
+        All workers call it after their last step.
         """
         self.start()
         self.end_epoch()
-        self._collectives.meet()  # now all have ended
-        self._collectives.meet()  # now the servers have settled what the centre is
+        self._collectives.meet()  # all workers have ended
+        self._collectives.meet()  # the servers have settled the centre
         self._final = self._collectives.take_center()
 
     def settle_center(self, settle: Callable[[], object]) -> None:
-        """On a server: let the centre be what `settle` makes of it, once nobody trains any more.
+        """On a server, set the final centre by calling `settle`, after the last step of all workers.
 
-        Workers call `take_over_center` meanwhile. The model's buffers are what all get.
+        Workers call `take_over_center` meanwhile. All ranks get this model's buffers.
         """
         self._collectives.meet()
         settle()
@@ -451,47 +452,47 @@ class Session:
         self._collectives.meet()
 
     def agree(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
-        """Return the means over all ranks, before any has begun; the start may keep a worker waiting."""
+        """Return the means over all ranks, without `start`, which may keep a worker waiting."""
         return self._collectives.mean(values, weight, self._epochs)
 
     def mean(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
-        """Return the means over all ranks; each gets the same."""
+        """Return the means over all ranks; all ranks get the same."""
         self.start()
-        self.end_epoch()  # which a server has served to its end before it asks
+        self.end_epoch()  # servers serve the epoch to its end before they ask
         return self._collectives.mean(values, weight, self._epochs)
 
     # -- inside ---------------------------------------------------------------------------------------
 
     def _local_step(self) -> None:
-        assert self._move is not None  # or nobody asks for it
+        assert self._move is not None  # step() checks it
         self.model.publish()  # an exchange may have come first
         self._move()
         self.model.absorb()
 
     def _take_up(self) -> None:
-        """Bring into the vector what the framework has moved by itself."""
+        """Copy the parameters into their vector if the framework moves them by itself."""
         if self._moved_outside:
             self.model.absorb()
 
     def _show(self) -> None:
-        """Let the model be where the next gradient is to be taken."""
+        """Put the point of the next gradient into the model."""
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._part.point())
         self.model.publish()
 
     def _send_options(self) -> None:
-        """Tell the servers what a scheduler has changed since the last step, for they do not see batches."""
+        """Send the servers the options that a scheduler has changed since the last step."""
         options = self._options.read()
         if options != self._known_options:
             self._known_options = options
             self.worker.configure(wired(options))
 
     def _bring_buffers(self) -> None:
-        """Let this worker's buffers count in the mean of all, if it has trained at all."""
+        """Send this worker's buffers to be averaged, if it has made a step in this epoch."""
         weight = self._samples - self._samples_before or self._steps_in_epoch
         self._collectives.bring_buffers(weight, self._epochs)
 
     def _publish(self) -> None:
-        """On a server: let the model be the centre."""
+        """On a server, put the centre into the model."""
         self.model.publish()
         self._collectives.take_buffers()

@@ -1,4 +1,4 @@
-"""Stall detector: note when each worker was heard, name those who stall, report the last act of the dead."""
+"""Stall detector: records when each worker was heard, warns of stalls, and reports deaths."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ __all__ = ["LOOK_EVERY_S", "StallDetector", "check_stall_timeout"]
 
 _LOG = logging.getLogger(__name__)
 
-#: How often somebody should look for those who stall.
+#: Interval between checks for stalled workers.
 LOOK_EVERY_S = 0.5
-# Who has been silent for so many times the longest that it was ever silent for at this point is named,
+# Warn at twice its longest earlier silence after the same kind of message,
 _PATIENCE = 2.0
-# but not before this,
+# but never before this.
 _SHORTEST_S = 5.0
-# and this counts where it is not known: a first step compiles, a first epoch may end with a validation.
+# Used without an earlier silence: a first step compiles, a first epoch may end with a validation.
 _UNKNOWN_S = 60.0
 
 
 @dataclass(slots=True)
 class _LastHeard:
-    """What is known of one rank."""
+    """Record of one rank."""
 
     did: Kind | None = None
     step: int = 0
-    at_s: float = 0.0  # when it was heard
-    since_s: float = 0.0  # from when on it is waited for
+    at_s: float = 0.0  # when it was last heard
+    since_s: float = 0.0  # the start of its current silence
     named: bool = False
 
 
 class StallDetector:
-    """Takes note of every message, and compares the silence after it with the sender's own usual one.
+    """Records every message, and compares the silence after it with the sender's longest earlier silence.
 
-    The usual silence is kept for each rank and kind of message, since a worker validates after an epoch but
-    not after a step. Whoever waits for somebody else is not silent.
+    The longest silence is kept for each rank and kind of message, because a worker validates after an epoch
+    but not after a step. The silence of a worker that waits for others does not count.
 
     Args:
-        hosts: of the ranks that are expected, by rank.
-        stall_timeout_s: who has been silent for so long is to be given up; None: nobody is.
-        tells: write warnings; only one rank of a training does.
-        clock: tells the time.
+        hosts: the host of each watched rank.
+        stall_timeout_s: drop a worker silent this long; None: never.
+        tells: log warnings; only one rank of a training does.
+        clock: returns the time.
 
     Example:
         >>> now_s = 0.0
@@ -73,7 +73,7 @@ class StallDetector:
         self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
 
     def heard(self, message: Message) -> None:
-        """Take note of a message."""
+        """Record a message."""
         seen = self._seen.get(message.sender)
         if seen is None:
             return
@@ -90,20 +90,20 @@ class StallDetector:
         seen.step = message.clock or seen.step
 
     def begin(self) -> None:
-        """Count silence from now on: nobody has listened for a while."""
+        """Restart all silences: this rank has not listened for a while."""
         self._looked_s = self._clock()
         for seen in self._seen.values():
             seen.since_s = self._looked_s
 
     def look(self, is_awaited: Callable[[int], bool]) -> list[int]:
-        """Name those who have become silent; return those who are to be given up.
+        """Warn of newly stalled ranks; return those past `stall_timeout_s`.
 
         Args:
-            is_awaited: whether it is this rank's turn to say something.
+            is_awaited: returns whether the next message must come from this rank.
         """
         now_s = self._clock()
         if now_s - self._looked_s > 4 * LOOK_EVERY_S:
-            self.begin()  # this rank itself was away, and messages may lie unread
+            self.begin()  # this rank was busy itself, so messages may be unread
         self._looked_s = now_s
         given_up = []
         for rank, seen in self._seen.items():
@@ -115,7 +115,7 @@ class StallDetector:
                 seen.named = True
                 _LOG.log(
                     self._level,
-                    "nnlo: %s; that is longer than usual, so it may hang, be stopped or be cut off%s",
+                    "nnlo: %s; longer than usual: check whether it hangs, is stopped or is cut off%s",
                     *(self.last(rank), self._threat()),
                 )
             if self._stall_timeout_s is not None and silence_s > self._stall_timeout_s:
@@ -123,20 +123,20 @@ class StallDetector:
         return given_up
 
     def last(self, rank: int) -> str:
-        """Say when a rank was last heard, and what it did."""
+        """Describe when a rank was last heard, and its last message."""
         seen = self._seen[rank]
         did = "nothing yet" if seen.did is None else f"{seen.did.name} after step {seen.step}"
         return f"rank {rank} on {self._hosts[rank]}, last heard {self._clock() - seen.at_s:.1f} s ago: {did}"
 
     def report_death(self, rank: int, others: int) -> str:
-        """Name a rank that has died; return what is to be reported of it.
+        """Warn that a rank has died; return the line for the report.
 
         Args:
-            rank: of the dead.
-            others: how many workers are left.
+            rank: the dead rank.
+            others: the number of workers left.
         """
         told = self.last(rank)
-        _LOG.log(self._level, "nnlo: %s; it has died. Workers that go on: %d", told, others)
+        _LOG.log(self._level, "nnlo: %s; it has died. Workers left: %d", told, others)
         return f"{told}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
     def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
@@ -145,18 +145,18 @@ class StallDetector:
 
     def _threat(self) -> str:
         limit_s = self._stall_timeout_s
-        return "" if limit_s is None else f"; after {limit_s:g} s it is given up"
+        return "" if limit_s is None else f"; it will be dropped after {limit_s:g} s"
 
 
 def check_stall_timeout(stall_timeout_s: float | None) -> float | None:
-    """Return the option if it is possible.
+    """Return the option if it is valid.
 
     Raises:
-        ConfigurationError: it is no positive number.
+        ConfigurationError: it is not a positive number.
     """
     if stall_timeout_s is not None and not (is_number(stall_timeout_s) and stall_timeout_s > 0):
         raise ConfigurationError(
             f"stall_timeout_s={stall_timeout_s!r} is not possible: use a number of seconds above 0, or None "
-            "to only warn of ranks that stall"
+            "to only warn of stalled ranks"
         )
     return stall_timeout_s

@@ -1,4 +1,4 @@
-"""Query service of a training, on its first server: what is answered there, and what the server tells it."""
+"""Query service of a training, on its first server."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from nnlo_common.protocol._query_messages import LastRoundQuery
 
 __all__ = ["ALIKE", "TrainingQueries"]
 
-#: What to do where ranks wait for each other in different places.
-ALIKE = "call evaluate() and mean() on all ranks alike, not behind a question for the rank or the role"
+#: Advice for ranks that wait for each other in different collectives.
+ALIKE = "call evaluate() and mean() on all ranks, not under `if rank == ...` or `if role == ...`"
 
 
 class TrainingQueries(QueryService):
-    """Answers what the ranks of a training ask besides their exchanges.
+    """Answers the queries of a training's ranks.
 
     Attributes:
-        averages: of the workers' buffers.
+        averages: the averages of the workers' buffers.
 
     Args:
-        servers: their ranks; it runs on the first of them.
-        workers: their ranks.
+        servers: the ranks of the servers; the service runs on the first.
+        workers: the ranks of the workers.
         shard: the number of the channel.
-        averages: of the workers' buffers.
-        patient: have workers wait for leases that others may still leave behind.
+        averages: the averages of the workers' buffers.
+        patient: a worker waits for leases that others may still give back.
     """
 
     def __init__(
@@ -41,23 +41,23 @@ class TrainingQueries(QueryService):
 
     @property
     def in_mean(self) -> bool:
-        """Whether the server itself waits for all ranks' part of a mean."""
+        """Whether the server itself waits for all ranks' parts of a mean."""
         return self.rank in self._means.waiting
 
     def refuse_absence(self, epochs: int) -> None:
-        """Refuse ranks that wait for a mean after an epoch before this one, which the server is past."""
+        """Raise if a rank waits for a mean after an epoch that the server has passed: a deadlock."""
         for rank, part in self._means.waiting.items():
             if part.epochs is not None and part.epochs < epochs:
                 raise ConfigurationError(
                     f"rank {rank} waits for all ranks in evaluate() or mean() after epoch {part.epochs}, "
-                    f"but rank {self.rank} has gone on to the next; {ALIKE}"
+                    f"but rank {self.rank} continued with the next epoch; {ALIKE}"
                 )
 
     def left(self, rank: int) -> list[Action]:
-        """Take note that a worker has left: it asks nothing any more."""
+        """Record that a worker has left and sends no more queries."""
         self.present.discard(rank)
         return self.gone(rank)
 
     def let_wait(self, *, may_wait: bool) -> list[Action]:
-        """Have workers wait for what others may leave behind of an epoch, or not."""
+        """Set whether workers may wait for leases that others may give back."""
         return self.tell(self._leasing.let_wait(may_wait=may_wait))

@@ -1,4 +1,4 @@
-"""The part of a worker: it computes gradients and exchanges with the servers."""
+"""Worker rank: computes gradients and exchanges with the servers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class WorkerRank:
     """Computes gradients and exchanges with the servers.
 
     Args:
-        endpoint: this rank's.
+        endpoint: this rank's endpoint.
         worker: the state machine.
-        queries: asks the query service.
+        queries: sends queries to the query service.
     """
 
     def __init__(self, endpoint: Endpoint, worker: Worker, queries: QueryClient) -> None:
@@ -31,24 +31,24 @@ class WorkerRank:
         self._steps = self._samples = 0
 
     def start(self) -> None:
-        """Join; returns once the centre has come."""
+        """Join; return once the centre has arrived."""
         self._work(self._worker.join())
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
-        """Make one step, with the exchange that is due."""
+        """Make one step, with the exchange due in it."""
         self._worker.set_weight(weight)
         self._work(self._worker.step(local_step))
         self._steps += 1
 
     def begin_epoch(self) -> bool:
-        """Go on from where the last epoch has ended; return whether that has moved the parameters."""
+        """Begin an epoch at the end of the last one; return whether that has moved the parameters."""
         moves = self._worker.refreshes
         self._work(self._worker.begin_epoch())
         return moves
 
     @property
     def due(self) -> bool:
-        """Whether the next step has to be made; others may be passed."""
+        """Whether the next step must be made; otherwise it may be passed."""
         return self._worker.due
 
     def due_within(self, steps: int) -> bool:
@@ -57,19 +57,19 @@ class WorkerRank:
 
     @property
     def gathered(self) -> int:
-        """How many steps were made since the last contribution."""
+        """The number of steps since the last contribution."""
         return self._worker.gathered
 
     def add_weight(self, weight: float) -> None:
-        """Let the next contribution count for more in a mean, for steps that were passed."""
+        """Add the weight of passed steps to the next contribution."""
         self._worker.add_weight(weight)
 
     def last_round(self) -> None:
-        """Contribute the steps since the last round, where the algorithm trains in rounds."""
+        """Contribute the steps since the last round, if the algorithm trains in rounds."""
         self._work(self._worker.last_round())
 
     def use_gradient(self, gradient: FlatVector) -> None:
-        """Take the next gradient from another vector; this one may still travel."""
+        """Take the next gradient from another vector; the current one may still be sending."""
         self._worker.use_gradient(gradient)
 
     def pass_step(self) -> None:
@@ -78,11 +78,11 @@ class WorkerRank:
         self._steps += 1
 
     def end_epoch(self) -> None:
-        """Tell the servers."""
+        """Report the end of the epoch to the servers."""
         self._work(self._worker.finish_epoch())
 
     def point(self) -> Vector:
-        """Return the parameters, or what lies ahead of them."""
+        """Return the parameters, or the point ahead of them."""
         return self._worker.gradient_point()
 
     @property
@@ -94,11 +94,11 @@ class WorkerRank:
         """Do nothing: this rank sees its own parameters, not the centre."""
 
     def look(self, into: Vector) -> None:
-        """Copy the centre as it is now into `into`; the training does not notice."""
+        """Copy the current centre into `into`; this does not affect the training."""
         self._work(self._worker.look(into))
 
     def view(self, into: Vector) -> None:
-        """Copy the centre into `into` as it is once all have finished the epoch."""
+        """Copy the centre into `into` once all have finished the epoch."""
         self._work(self._worker.look(into, when_all_are_there=True))
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
@@ -109,7 +109,7 @@ class WorkerRank:
 
     @property
     def told_rate(self) -> float:
-        """The learning rate that came with the latest reply of the first server; 0: none."""
+        """The learning rate in the first server's latest reply; 0: none."""
         return self._worker.rate
 
     @property
@@ -118,23 +118,23 @@ class WorkerRank:
         return self._worker.pause_requested
 
     def pause(self) -> bool:
-        """Wait until all workers are at a batch boundary; False: it was called off."""
+        """Wait until all workers are at a batch boundary; False: the pause was cancelled."""
         self._work(self._worker.pause())
         return self._worker.paused
 
     def state(self) -> State:
-        """Return everything that the next step depends on; exact in a pause."""
+        """Return all that the next step depends on; exact in a pause."""
         return {"worker": self._worker.state(), "steps": self._steps, "samples": self._samples}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned; call it before `start`."""
+        """Restore what `state` returned; call it before `start`."""
         require("a worker's part", state, worker=Mapping, steps=int, samples=int)
         self._worker.load(state["worker"])
         self._steps = state["steps"]
         self.count_samples(state["samples"])
 
     def configure(self, values: Vector) -> None:
-        """Tell the servers what to step this worker's contributions with from now on."""
+        """Send the servers options for this worker's later contributions."""
         self._work(self._worker.configure(values))
 
     def set_local_rate(self, rate: float) -> None:
@@ -143,7 +143,7 @@ class WorkerRank:
             self._worker.local.learning_rate = rate
 
     def count_samples(self, total: int) -> None:
-        """Tell, with the next messages, how many samples this worker has taken so far."""
+        """Send, with later messages, the number of samples this worker has taken so far."""
         self._samples = total
         self._worker.count_samples(total)
 
@@ -152,7 +152,7 @@ class WorkerRank:
         return TrainingReport(steps=self._steps, samples=self._samples)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Leave; `last` is done before."""
+        """Call `last`, then leave."""
         last()
         self._work(self._worker.leave())
         self._endpoint.close()

@@ -52,7 +52,7 @@ def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_co
     outcome = run(strike, tmp_path)
     assert judge(strike, outcome, tmp_path) == "ended"
     newest = max((tmp_path / "run").glob("checkpoint-??????"))
-    assert f"nnlo: the same command goes on from {newest}\n" in outcome.text
+    assert f"nnlo: rerun the same command to resume from {newest}\n" in outcome.text
     assert len(re.findall(r"nnlo: rank \d of 4 on \S+ failed", outcome.text)) == 1
     assert "/nnlo_" not in outcome.text  # the user can do nothing about our frames
     judge_resumed(strike, run(strike, tmp_path, kill=False), tmp_path)

@@ -152,7 +152,7 @@ def test_a_misuse_ends_all_in_one_block(job, backend, name):
 )
 def test_divergence_is_named_and_does_not_reach_the_centre(job, backend, name):
     ended = job(backend, *name.split())
-    assert_over(ended, "rank 0 of 3", "holds NaN or infinity", "smaller learning rate")
+    assert_over(ended, "rank 0 of 3", "sent NaN or infinity", "smaller learning rate")
     assert "the centre is finite: True" in ended.out
 
 

@@ -171,7 +171,9 @@ def test_with_another_number_of_workers_it_goes_on_where_that_is_allowed(
     assert sum(sum(taken.values()) for taken in first) == 2 * 24
     again = on_ranks(tmp_path, after, wrapper, epochs=3, every=2)
     assert again == [{2: 0}, *[{2: 24 // (after - 1)}] * (after - 1)]
-    told = f"is of {before - 1} workers, and now there are {after - 1}, so all of them begin at the centre"
+    told = (
+        f"was saved with {before - 1} workers, but this run has {after - 1}: all workers start at the centre"
+    )
     assert capsys.readouterr().out.count(told) == 1
 
 
@@ -202,7 +204,7 @@ def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
 def test_with_another_number_of_workers_it_is_refused_with_the_reason_elsewhere(tmp_path):
     on_ranks(tmp_path, 3, nt.Synchronous)
     with pytest.raises(
-        ConfigurationError, match="saved with 2 workers, and now there are 3: each step is the mean"
+        ConfigurationError, match="saved with 2 workers, but this run has 3: each step is the mean"
     ):
         on_ranks(tmp_path, 4, nt.Synchronous)
     with pytest.raises(ConfigurationError, match="the number of servers is 1 there, but 2 here"):
@@ -217,7 +219,7 @@ def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     train(tmp_path, epochs=3)
     (tmp_path / "checkpoint-000003" / "rank0.pt").write_bytes(b"")
-    with pytest.warns(RuntimeWarning, match=r"rank0\.pt has 0 bytes.*checkpoint-000002 is whole"):
+    with pytest.warns(RuntimeWarning, match=r"rank0\.pt has 0 bytes.*from checkpoint-000002 instead"):
         assert [epoch for epoch, _ in train(tmp_path, epochs=3)] == [2, 2, 2]
 
 

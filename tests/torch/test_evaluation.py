@@ -581,7 +581,7 @@ def test_the_centre_is_kept_from_what_has_diverged(wrapper, make, number):
             optimizer.step()
         optimizer.close()
 
-    with pytest.raises(DivergedError, match=r"rank 1 sent to the centre .* holds NaN or infinity"):
+    with pytest.raises(DivergedError, match=r"rank 1 sent NaN or infinity to the centre"):
         on_ranks(2, program)
     assert torch.from_numpy(centers[0]).isfinite().all()
 

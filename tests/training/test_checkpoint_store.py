@@ -139,7 +139,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert newest is not None
     assert newest.manifest.number == 4
     (one,) = told
-    assert "mine.txt does not belong there" in one
+    assert "ignored files that do not belong there: mine.txt" in one
 
 
 # --- damage ----------------------------------------------------------------------------------------------
@@ -286,14 +286,14 @@ def test_of_700_damaged_checkpoints_none_is_loaded_and_each_is_told_of(
         (one,) = told
         assert "checkpoint-000003 is damaged" in one
         assert any(name in one for name in wrong), (seed, one)
-        assert "checkpoint-000002 is whole and is used instead" in one
+        assert "resuming from checkpoint-000002 instead, which is undamaged" in one
 
 
 def test_where_all_are_damaged_it_is_refused_with_all_reasons(tmp_path: Path) -> None:
     store = filled(tmp_path)
     for number in (1, 2, 3):
         (tmp_path / f"checkpoint-{number:06d}" / "rank1.npz").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match="delete this one to begin anew") as caught:
+    with pytest.raises(ConfigurationError, match="delete this one to start anew") as caught:
         store.newest()
     assert str(caught.value).count("rank1.npz has 0 bytes, not 257") == 3
 

@@ -44,7 +44,7 @@ def test_a_silent_rank_is_named_once_and_once_more_when_it_is_back(caplog):
     table.usual_steps(2)
     table.pass_time(30, lambda rank: rank == 2)
     (named,) = caplog.messages
-    assert "rank 2 on node2, last heard 5.5 s ago: EXCHANGE after step 2; that is longer than usual" in named
+    assert "rank 2 on node2, last heard 5.5 s ago: EXCHANGE after step 2; longer than usual" in named
     table.hear(2)
     assert caplog.messages[1:] == ["nnlo: rank 2 on node2 is back after 31.0 s"]
 
@@ -102,7 +102,7 @@ def test_the_dead_are_named_with_what_they_did_last(caplog):
     table.clock.now_s += 0.25
     report = table.stall_detector.report_death(1, 1)
     said = "rank 1 on node1, last heard 0.2 s ago: LOCK after step 7"
-    assert caplog.messages == [f"nnlo: {said}; it has died. Workers that go on: 1"]
+    assert caplog.messages == [f"nnlo: {said}; it has died. Workers left: 1"]
     assert report.startswith(f"{said}; died at 2")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not at all, recognised when damaged, without pickle or a framework."""
+"""Checkpoints on disk: written atomically, verified by checksums, without pickle or a framework."""
 
 from __future__ import annotations
 

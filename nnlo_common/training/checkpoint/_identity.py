@@ -1,4 +1,4 @@
-"""Identity of a training: its algorithm, model, optimizer and data, by name."""
+"""Identity of a training: its algorithm, optimizer, servers, model and data, by name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nnlo_common.base._layout import Layout
 
 __all__ = ["IDENTITY", "difference"]
 
-#: The facts that have to be equal for one training to go on from another's checkpoint.
+#: The facts that must be equal to resume from a checkpoint.
 IDENTITY = ("algorithm", "optimizer", "servers", "model", "data")
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Say what is another thing in a checkpoint (`there`) than here; empty where nothing is.
+    """Describe how a checkpoint (`there`) differs from this training (`here`); empty if it does not.
 
     Example:
         >>> facts = {"algorithm": "AGN()", "optimizer": "SGD", "servers": 1, "model": "", "data": []}

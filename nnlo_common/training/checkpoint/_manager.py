@@ -1,4 +1,4 @@
-"""One rank's part in the checkpoints of a training: when they are due, and the way back."""
+"""Checkpoint manager: one rank's side of saving when a checkpoint is due, and of resuming."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from nnlo_common.training.checkpoint._writer import wait_for_all
 
 __all__ = ["CheckpointManager"]
 
-_ANEW = "name another folder, or delete this one to begin anew"
+_ANEW = "choose another folder, or delete this one to start anew"
 
 
 class CheckpointManager:
     """Writes and reads the checkpoints of a run, together with those of the other ranks.
 
-    All ranks have to see the folder: each writes what it alone knows, and the rank whose model is the centre
-    begins and completes the checkpoint. A checkpoint that fails on one rank is none; the training goes on.
+    All ranks must see the folder: each writes its own state, and the rank whose model is the centre begins
+    and completes the checkpoint. If one rank fails, the checkpoint is dropped and the training continues.
 
     Args:
-        folder: of the run, on a file system that all hosts share.
-        team: this rank's place among several; None: alone.
-        keep: how many checkpoints to keep, besides the best.
+        folder: the run's folder, on a file system that all hosts share.
+        team: this rank's session; None: alone.
+        keep: the number of checkpoints to keep, besides the best.
         better: whether lower or higher scores are better.
         suffix: of the files.
-        collect: returns what this rank has to save, of which a copy is taken.
-        pack: makes bytes of it.
-        facts: returns which training this is, by name, and how far it is.
-        leave: leaves the training in good order.
+        collect: returns this rank's state, which is copied.
+        pack: turns the state into bytes.
+        facts: returns the identity of the training, and its progress.
+        leave: leaves the training normally.
         minutes: between two checkpoints; 0: not by time.
         batches: of a worker between two checkpoints; 0: not by batches.
 
@@ -75,24 +75,24 @@ class CheckpointManager:
     # -- writing --------------------------------------------------------------------------------------
 
     def look_around(self, batch: int = 0, *, possible: bool = True) -> None:
-        """Between two batches: save if it is time to, and leave if that was the last thing to do.
+        """Save if a checkpoint is due, and leave if it was the last; call it between two batches.
 
         Args:
-            batch: how many batches of the epoch are done.
-            possible: it can be saved here.
+            batch: the number of finished batches of the epoch.
+            possible: the state can be saved here.
         """
         self._saving.settle()
         if (possible or self._team is not None) and self._is_time(batch):
             self._last_s, self._last_batch = time.monotonic(), batch
             self._asked_to_end = self.interrupts.came
             self._saving.want(end=self._asked_to_end)
-        # Whoever asks first, all count anew from when they have saved together.
+        # Whichever worker asks first, all restart their counts when they have saved together.
         if self._team is not None and possible and self._team.pause_requested and self._saving.save():
             self._last_s, self._last_batch = time.monotonic(), batch
         self.leave_if_told()
 
     def save(self, *, last: bool = False) -> None:
-        """Save together with all other ranks, who all call it between two batches.
+        """Save together with all other ranks; all call it between two batches.
 
         Args:
             last: the training ends here.
@@ -103,15 +103,15 @@ class CheckpointManager:
         self._last_s = time.monotonic()
 
     def score(self, value: float) -> None:
-        """Say how good the model is, for the next checkpoint."""
+        """Set the model's score for the next checkpoint."""
         self._saving.score = value
 
     def count_batches_from(self, batch: int) -> None:
-        """Count batches of this epoch from here."""
+        """Count this epoch's batches from here."""
         self._last_batch = batch
 
     def leave_if_told(self) -> None:
-        """End the program if all have saved in order to end."""
+        """End the program if the last checkpoint was saved in order to end."""
         if self._saving.ending:
             self._leave()
             self.finish_alone()
@@ -119,11 +119,11 @@ class CheckpointManager:
             raise LeftTogether(recalled=self._saving.recalled)
 
     def finish(self) -> None:
-        """Wait until what was begun is on the disk, on all ranks; all of them call it, or leave."""
+        """Wait until all ranks have finished their writes; every rank calls it, or leaves."""
         self._saving.finish()
 
     def finish_alone(self) -> None:
-        """The same, where there are no others, or they cannot be waited for."""
+        """Finish local writes without waiting for other ranks."""
         if self._team is None:
             self._saving.finish()
         wait_for_all()
@@ -131,8 +131,8 @@ class CheckpointManager:
     def _advice(self) -> str:
         number = self.store.last()
         if not number:
-            return f"there is no checkpoint in {self.store.folder} yet, so the same command begins anew"
-        return f"the same command goes on from {self.store.path(number)}"
+            return f"{self.store.folder} has no checkpoint yet: rerun the same command to start anew"
+        return f"rerun the same command to resume from {self.store.path(number)}"
 
     def _is_time(self, batch: int) -> bool:
         if self.interrupts.came and not self._asked_to_end:
@@ -148,18 +148,18 @@ class CheckpointManager:
         load: Callable[[bytes], None],
         load_anew: Callable[[bytes, Mapping[str, Any]], None],
     ) -> Mapping[str, Any] | None:
-        """Go on from the newest checkpoint that is whole (collective).
+        """Resume from the newest complete checkpoint (collective).
 
         Args:
-            load: takes what this rank has saved.
-            load_anew: takes what there is for a rank that begins anew: on a server its own, on a worker what
-                the first worker has saved.
+            load: loads this rank's own part.
+            load_anew: loads the part for a rank that starts anew: on a server its own, on a worker the first
+                worker's.
 
         Returns:
-            Its facts; None where there is none.
+            The checkpoint's facts; None if there is no checkpoint.
 
         Raises:
-            ConfigurationError: it is of another training, or no checkpoint is whole; on all ranks alike.
+            ConfigurationError: it belongs to another training, or all are damaged; raised on all ranks.
         """
         found = self._agreed(self._find)
         number = max(int(one) for one in found)
@@ -193,11 +193,11 @@ class CheckpointManager:
         return "0" if newest is None else str(newest.manifest.number)
 
     def _check(self, saved: Mapping[str, Any]) -> bool:
-        """Refuse the checkpoint of another training; return whether there are other workers now."""
+        """Raise if the checkpoint belongs to another training; return whether the workers have changed."""
         here = self._facts()
         problem = difference(saved, here)
         if problem:
-            raise self._refusal(f"is of another training: {problem}")
+            raise self._refusal(f"belongs to another training: {problem}")
         if saved["workers"] == here["workers"]:
             return False
         reason = "it was not saved by several ranks"
@@ -205,12 +205,12 @@ class CheckpointManager:
             reason = self._team.algorithm.tied_to_workers
         if reason:
             raise self._refusal(
-                f"was saved with {saved['workers']} workers, and now there are {here['workers']}: {reason}",
+                f"was saved with {saved['workers']} workers, but this run has {here['workers']}: {reason}",
             )
         return True
 
     def _first_worker(self, checkpoint: SavedCheckpoint) -> str:
-        """Name the file of the first worker that has a part in a checkpoint; servers come before workers."""
+        """Return the file of the first worker with a part in a checkpoint; servers have the lowest ranks."""
         _, _, suffix = self._file.partition(".")
         servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
         names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
@@ -225,20 +225,20 @@ class CheckpointManager:
         missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
         if there != member.workers:
             told = (
-                f"is of {there} workers, and now there are {member.workers}, so all of them begin at the "
-                "centre, and the epoch begins anew"
+                f"was saved with {there} workers, but this run has {member.workers}: all workers start at "
+                "the centre, and the epoch restarts"
             )
         elif missing:
             told = (
-                f"has no part of rank {', '.join(missing)}, which had died or not begun: it begins anew at "
-                "the centre; the others go on where they were"
+                f"has no part of rank {', '.join(missing)}, which had died or not started: it starts anew at "
+                "the centre; the others resume where they were"
             )
         else:
             return
         say(member.role, f"nnlo: {checkpoint.folder} {told}")
 
     def _agreed(self, what: Callable[[], str]) -> list[str]:
-        """Do something on all ranks and return what each has found; what one refuses, all do (collective)."""
+        """Call `what` on all ranks and return all results; if it raises on one, all raise (collective)."""
         try:
             mine = {"found": what(), "problem": ""}
         except (ConfigurationError, DamagedError) as error:

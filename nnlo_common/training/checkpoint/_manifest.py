@@ -10,18 +10,18 @@ from typing import Any
 
 __all__ = ["MANIFEST", "DamagedError", "Entry", "Manifest"]
 
-#: The last file of a checkpoint to be written.
+#: Written last: without it there is no checkpoint.
 MANIFEST = "manifest.json"
 _FORMAT = 1
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; says which file and how."""
+    """A checkpoint differs from what was written; the message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, as it was written.
+    """Size and checksum of one file, as it was written.
 
     Example:
         >>> entry = Entry.of(b"abc")
@@ -38,7 +38,7 @@ class Entry:
         return cls(len(data), _digest(data))
 
     def problem(self, data: bytes) -> str | None:
-        """Say how this content differs from what was written."""
+        """Describe how this content differs from what was written; None if it does not."""
         if len(data) != self.size:
             return f"has {len(data)} bytes, not {self.size}"
         return None if _digest(data) == self.blake2b else "has other content than was written"
@@ -46,13 +46,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """Manifest of a checkpoint.
 
     Attributes:
         number: of the checkpoint; each is one above the last.
-        files: by name.
-        facts: which training it is of, and how far that was.
-        score: how good the model was, if that is known.
+        files: the entries by name.
+        facts: the identity of the training, and its progress.
+        score: the model's score, if known.
 
     Example:
         >>> manifest = Manifest(number=1, files={"a": Entry.of(b"")}, facts={"epoch": 3})
@@ -66,16 +66,16 @@ class Manifest:
     score: float | None = None
 
     def written(self) -> bytes:
-        """Return it as JSON that can be read by people, with a checksum of its own."""
+        """Return the manifest as readable JSON, with its own checksum."""
         content = {"format": _FORMAT, **asdict(self)}
         return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
 
     @classmethod
     def read(cls, data: bytes) -> Manifest:
-        """Return what was `written`.
+        """Parse the bytes that `written` returned.
 
         Raises:
-            DamagedError: it was not.
+            DamagedError: they are damaged, or of another version.
         """
         try:
             content = json.loads(data)
@@ -85,7 +85,7 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(f"{MANIFEST} cannot be read") from error
         if version != _FORMAT:
-            raise DamagedError(f"{MANIFEST} is of another version of nnlo")
+            raise DamagedError(f"{MANIFEST} was written by another version of nnlo")
         if manifest.written() != data or checksum != _checksum({"format": version, **asdict(manifest)}):
             raise DamagedError(f"{MANIFEST} was changed after it was written")
         return manifest

@@ -1,4 +1,4 @@
-"""A checkpoint that is complete, as it is read."""
+"""Saved checkpoint: read and verify a complete checkpoint."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SavedCheckpoint:
     """A checkpoint on disk.
 
     Attributes:
-        folder: where it is.
-        manifest: what it says of itself.
+        folder: the checkpoint's folder.
+        manifest: its manifest.
     """
 
     folder: Path
@@ -27,18 +27,18 @@ class SavedCheckpoint:
         """Read the manifest only.
 
         Raises:
-            DamagedError: it is missing, not whole, or that of another checkpoint.
+            DamagedError: it is missing, damaged, or that of another checkpoint.
         """
         manifest = Manifest.read(_content(folder / MANIFEST))
         if manifest.number != number:
-            raise DamagedError(f"{MANIFEST} is that of checkpoint {manifest.number}")
+            raise DamagedError(f"{MANIFEST} belongs to checkpoint {manifest.number}")
         return cls(folder, manifest)
 
     def read(self, name: str) -> bytes:
         """Return the content of one file.
 
         Raises:
-            DamagedError: it is missing, or not what was written.
+            DamagedError: it is missing or damaged.
         """
         entry = self.manifest.files.get(name)
         if entry is None:
@@ -53,13 +53,13 @@ class SavedCheckpoint:
         """Read all files.
 
         Raises:
-            DamagedError: one of them is missing, or not what was written.
+            DamagedError: one of them is missing or damaged.
         """
         for name in self.manifest.files:
             self.read(name)
 
     def strangers(self) -> list[str]:
-        """Return the names of what lies in its folder and does not belong to it."""
+        """Return the names in its folder that do not belong to it."""
         return sorted(
             one.name for one in self.folder.iterdir() if one.name not in {MANIFEST, *self.manifest.files}
         )

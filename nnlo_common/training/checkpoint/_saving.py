@@ -1,11 +1,10 @@
-"""Saving of this rank's part of each checkpoint to the disk while the training runs.
+"""Saving of this rank's part of each checkpoint while the training runs.
 
-    all pause ─► each copies what it has ─► all go on
-                      └─ a thread writes it ─► the first server is told ─► once it knows of all: the manifest
+    all pause ─► each rank copies its state ─► all resume training
+                      └─ a thread writes it ─► report to the first server ─► after all reports: the manifest
 
-Only the threads that belong to the ranks' programs send messages, so what a thread has written is told at the
-next batch boundary of a worker, and within half a second by a server. What is done when, the first server
-decides: `nnlo_common.protocol._checkpoint_round`.
+Only a rank's main thread sends messages: a worker reports its thread's writes at its next batch boundary, a
+server within half a second. The first server schedules all of it: `nnlo_common.protocol._checkpoint_round`.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ __all__ = ["Saving", "saving_on"]
 
 _LOG = logging.getLogger(__name__)
 
-# To wait for the disk for longer than this is worth a word.
+# Warn of a wait for the disk that is longer than this.
 _LONG_WAIT_S = 1.0
 
 
 class Saving:
-    """Writes what there is where a process trains alone.
+    """Saves checkpoints of a process that trains alone.
 
     Args:
-        store: where to.
+        store: the run's checkpoints.
         rank: this rank's number.
         file: the name of its file.
-        collect: returns what it has to save.
-        pack: makes bytes of it.
-        facts: returns which training this is, by name, and how far it is.
+        collect: returns its state.
+        pack: turns the state into bytes.
+        facts: returns the identity of the training, and its progress.
 
     Attributes:
-        score: how good the model is, for the next checkpoint.
-        ending: all ranks leave after the checkpoint that has been made.
-        recalled: they do so for a search, which has more ranks go on; not for a signal.
+        score: the model's score for the next checkpoint.
+        ending: all ranks leave after the last checkpoint.
+        recalled: they leave because a search resumes with more ranks, not because of a signal.
     """
 
     def __init__(
@@ -74,24 +73,24 @@ class Saving:
         self._store, self._rank, self._file = store, rank, file
         self._collect, self._pack, self._facts = collect, pack, facts
         self._writer = Writer()
-        self._waited_long = False  # which was said
-        self._untold: list[str] = []  # warnings
-        self._written: PartQuery | None = None  # what the thread has to tell
-        store.tell = self._untold.append  # a thread does not warn
+        self._waited_long = False  # the warning was given
+        self._untold: list[str] = []  # warnings of the thread
+        self._written: PartQuery | None = None  # the thread's report
+        store.tell = self._untold.append  # the main thread warns, not the writer's
 
     def want(self, *, end: bool) -> None:
-        """Save at once; several ranks do so together at their next batch boundary, if a worker wants it."""
+        """Save now; with several ranks, a worker's call makes all save at their next batch boundary."""
         self.save()
         self.ending = end
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - the first server is to know
-        """Save together with all other ranks, who all call it between two batches.
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
+        """Save together with all other ranks; all call it between two batches.
 
         Args:
-            last: the training ends here, so nobody leaves it for others to go on.
+            last: the training ends here, so a search cannot resume it with more ranks.
 
         Returns:
-            False, if it was called off on this worker: others wait for it to go on.
+            False on a worker whose pause was cancelled because others need it first.
         """
         self._wait()
         tree, facts, score = self._copy(), self._facts(), self.score
@@ -99,7 +98,7 @@ class Saving:
         return True
 
     def settle(self) -> None:
-        """Tell what the thread has done since; to be called between any two batches."""
+        """Report the thread's finished writes; call it between any two batches."""
         if self._writer.busy:
             return
         self._writer.wait()
@@ -110,11 +109,11 @@ class Saving:
         self._tell(written)
 
     def finish(self) -> None:
-        """Wait until what was begun is on the disk, on all ranks; all of them call it."""
+        """Wait until all ranks have finished their writes; every rank calls it."""
         self._wait()
 
     def _tell(self, written: PartQuery | None) -> None:
-        """Tell the first server what the thread has written, if anything."""
+        """Report a finished write to the first server, if there is one."""
 
     def _wait(self) -> None:
         """Wait for this rank's thread."""
@@ -122,8 +121,8 @@ class Saving:
         if waited_s > _LONG_WAIT_S and not self._waited_long:
             self._waited_long = True
             _LOG.warning(
-                "nnlo: rank %d has waited %.1f s for a checkpoint to be written to %s, as the next was due; "
-                "save less often, or to a faster disk",
+                "nnlo: rank %d waited %.1f s for the previous checkpoint to be written to %s; save less "
+                "often, or to a faster disk",
                 *(self._rank, waited_s, self._store.folder),
             )
         self.settle()
@@ -132,7 +131,7 @@ class Saving:
         return copy.deepcopy(self._collect())
 
     def _start(self, draft: Draft, tree: Mapping[str, Any]) -> None:
-        """Have a part written."""
+        """Write a part in the thread."""
 
         def write() -> None:
             try:
@@ -150,7 +149,7 @@ class Saving:
 
 
 class _PartSaving(Saving):
-    """Writes the part of a worker, or of a server other than the first, which it asks and tells."""
+    """Saves the part of a worker, or of a server other than the first; reports to the first server."""
 
     def __init__(self, store: Store, team: Session, **options: Any) -> None:
         super().__init__(store, team.rank, **options)
@@ -159,12 +158,12 @@ class _PartSaving(Saving):
             team.serving.keeper = self
 
     def want(self, *, end: bool) -> None:
-        """Have all ranks save at their next batch boundary, if a worker wants it."""
+        """Make all ranks save at their next batch boundary; does nothing on a server."""
         if not self._team.serves:
             self._team.ask(WantCheckpointQuery(end=end))
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - the first server is to know
-        """Save together with all other ranks; False, if it was called off on this worker."""
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
+        """Save together with all other ranks; False on a worker whose pause was cancelled."""
         self._wait()
         if not self._team.pause():
             return False
@@ -173,10 +172,10 @@ class _PartSaving(Saving):
         return True
 
     def all_pause(self) -> None:
-        """Copy what there is, and have it written, unless the first server has begun no checkpoint."""
+        """Copy the state, and write it if the first server has begun a checkpoint."""
         tree = self._copy()
         self._wait()
-        # A server may see that all pause before the first server does.
+        # This server may see a pause before the first server does.
         pauses = 0 if self._team.serving is None else self._team.serving.pauses
         answer: DraftAnswer = self._team.ask(DraftQuery(pauses=pauses))
         self.ending, self.recalled = answer.end, answer.recalled
@@ -184,7 +183,7 @@ class _PartSaving(Saving):
             self._start(self._store.draft(answer.number), tree)
 
     def finish(self) -> None:
-        """Wait for this rank's part, and say that no more will come."""
+        """Wait for this rank's part, and announce that no more will come."""
         self._wait()
         self._team.ask(NothingMoreQuery())
         self._wait()
@@ -195,13 +194,13 @@ class _PartSaving(Saving):
 
 
 class _FirstSaving(Saving):
-    """Writes the first server's part, and performs what the checkpoint round asks for."""
+    """Saves the first server's part, and performs the actions of the checkpoint round."""
 
     def __init__(self, store: Store, team: Session, serving: ServerRank, **options: Any) -> None:
         super().__init__(store, team.rank, **options)
         self._team, self._serving, team.before_close = team, serving, self.finish
         self._round = rounds.CheckpointRound(team.rank)
-        self._left_out = False  # which was said
+        self._left_out = False  # the warning was given
         self._copied: tuple[Mapping[str, Any], Mapping[str, Any], float | None] = {}, {}, None
         self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
         self.handlers: Handlers = {
@@ -211,16 +210,16 @@ class _FirstSaving(Saving):
             NothingMoreQuery: lambda rank, _: self._heard(rank, rounds.NothingMore(rank)),
         }
         serving.keeper = self
-        assert serving.service is not None  # which is on the first server
+        assert serving.service is not None  # this is the first server
         serving.service.add(self)
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
-        """Wait for no part of this rank any more."""
+        """Stop waiting for parts of this rank."""
         self._handle(Lost(rank) if lost else rounds.NothingMore(rank))
         return []
 
     def want(self, *, end: bool) -> None:
-        """Do nothing: that is for workers to say."""
+        """Do nothing: only workers request checkpoints."""
 
     def save(self, *, last: bool = False) -> bool:
         """Save together with all other ranks."""
@@ -229,19 +228,19 @@ class _FirstSaving(Saving):
         return self._team.pause()
 
     def all_pause(self) -> None:
-        """Save, if that is what all pause for."""
+        """Save, if the pause is for a checkpoint."""
         serving = self._serving
         if self._round.wanted:
             self._wait()
-        for rank in serving.lost():  # one whose death has let all pause, too
+        for rank in serving.lost():  # a death may have completed the pause
             self._handle(Lost(rank))
         savers, workers = frozenset(serving.saving()), frozenset(serving.workers())
         self._handle(rounds.AllPaused(serving.pauses, savers, workers))
-        # The script is to know what comes of it. Other servers may still have to report earlier parts.
+        # The script must know the outcome. Other servers may still have to report earlier parts.
         serving.wait_until(lambda: not self._round.opening)
 
     def finish(self) -> None:
-        """Wait until all ranks have reported what they have begun to write, and all of it is on the disk."""
+        """Wait until all ranks have reported their parts, and the checkpoint is on disk."""
         self._wait()
         self._serving.wait_until(lambda: self._round.closed)
         self._wait()
@@ -252,7 +251,7 @@ class _FirstSaving(Saving):
 
     def _ask(self, rank: int, query: DraftQuery) -> Answers:
         self._handle(rounds.DraftAsked(rank, query.pauses))
-        return []  # the round tells it when it knows
+        return []  # the round answers later
 
     def _heard(self, rank: int, event: rounds.RoundEvent) -> Answers:
         self._handle(event)
@@ -277,7 +276,7 @@ class _FirstSaving(Saving):
             case rounds.OpenDraft():
                 self._open()
             case rounds.WriteOwn():
-                assert self._draft is not None  # it has just been opened
+                assert self._draft is not None  # _open has set it
                 self._start(self._draft[0], self._copied[0])
             case rounds.TellDraft(rank, answer):
                 self._serving.tell([(rank, answer)])
@@ -288,15 +287,15 @@ class _FirstSaving(Saving):
         self._wait()
         draft, (_, facts, score) = self._store.begin(), self._copied
         self._draft = None if draft is None else (draft, facts, score)
-        # Whether a search has more ranks to go on with this training, and it can go on with them.
+        # A search can resume with more ranks only if the algorithm allows other workers.
         recalled = self._team.world.recalled and not self._team.algorithm.tied_to_workers
         self._handle(rounds.DraftOpened(None if draft is None else draft.number, recalled))
         self.ending, self.recalled = self._round.end, self._round.recalled
         if draft is None:
-            self.settle()  # which says why
+            self.settle()  # warns of the reason
 
     def _close(self, parts: tuple[PartQuery, ...], trouble: str) -> None:
-        assert self._draft is not None  # it was opened
+        assert self._draft is not None  # _open has set it
         draft, facts, score = self._draft
         for part in parts:
             draft.files[part.file] = Entry(part.size, part.blake2b)
@@ -310,19 +309,19 @@ class _FirstSaving(Saving):
         self._left_out = True
         _LOG.log(
             level,
-            "nnlo: a checkpoint is still being written to %s, so the one that is due is left out; save "
-            "less often, or to a faster disk",
+            "nnlo: skipped a checkpoint, because the previous one is still being written to %s; save less "
+            "often, or to a faster disk",
             self._store.folder,
         )
 
 
 def saving_on(store: Store, team: Session | None, **options: Any) -> Saving:
-    """Return what saves this rank's part; see `Saving`.
+    """Return the `Saving` for this rank's role.
 
     Args:
-        store: where to.
-        team: this rank's place among several; None: alone.
-        options: what `Saving` takes besides.
+        store: the run's checkpoints.
+        team: this rank's session; None: alone.
+        options: the other arguments of `Saving`.
     """
     if team is None:
         return Saving(store, 0, **options)

@@ -1,4 +1,4 @@
-"""The folder of a run: one folder in it for each checkpoint, complete or not there."""
+"""Folder of a run: one subfolder for each complete checkpoint."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that is being written, by one process or by several, each with files of its own.
+    """A checkpoint being written, by one process or by several, each with its own files.
 
     Attributes:
-        folder: where to; it has another name until all is written.
-        number: the checkpoint's.
-        files: what was written here.
+        folder: its folder, under a temporary name until all is written.
+        number: the checkpoint's number.
+        files: the entries of the files written here.
     """
 
     folder: Path
@@ -39,13 +39,13 @@ class Draft:
     files: dict[str, Entry] = field(default_factory=dict)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, down to the disk.
+        """Write a file and sync it to disk.
 
         Raises:
-            OSError: as the system says.
+            OSError: the system cannot write it.
         """
         if not _FILE.fullmatch(name) or name == MANIFEST or name in self.files:
-            raise ConfigurationError(f"a checkpoint cannot have (another) file {name!r}")
+            raise ConfigurationError(f"a checkpoint cannot have a file (or a second file) named {name!r}")
         _write(self.folder / name, data)
         self.files[name] = Entry.of(data)
 
@@ -53,13 +53,12 @@ class Draft:
 class Store:
     """Keeps the checkpoints of a run.
 
-    Each is written under another name first: its files, then the manifest with their sizes and checksums,
-    and only then it gets its name. So whenever the writer is killed, or the disk is full, the checkpoint
-    before is as good as it was.
+    Each is written under a temporary name: its files, then the manifest with their sizes and checksums. Then
+    the folder is renamed. If the writer is killed, or the disk is full, the previous checkpoint stays intact.
 
     Args:
-        folder: of the run; what else lies there is left alone.
-        keep: how many to keep, of the last; besides the best.
+        folder: the run's folder; other files in it are left alone.
+        keep: the number of latest checkpoints to keep, besides the best.
         better: whether lower ("min") or higher ("max") scores are better.
 
     Example:
@@ -77,7 +76,7 @@ class Store:
             raise ConfigurationError(f"better={better!r} is not possible: it must be 'min' or 'max'")
         self.folder, self.keep, self.better = Path(folder), whole_number("keep", keep, 1), better
         self._warned: set[str] = set()
-        #: Takes warnings about what could not be written.
+        #: Called with warnings about failed writes.
         self.tell: Callable[[str], object] = warn
 
     # -- writing --------------------------------------------------------------------------------------
@@ -96,10 +95,10 @@ class Store:
         return self.commit(draft, facts, score)
 
     def begin(self) -> Draft | None:
-        """Begin a checkpoint, and remove what a writer that was killed has left.
+        """Begin a checkpoint, and remove the leftovers of killed writers.
 
-        What the system refuses (the disk is full, the folder read-only) is warned of, once for each trouble
-        until a checkpoint succeeds, and None is returned: a training is worth more than a checkpoint of it.
+        If the system refuses (disk full, folder read-only), warn and return None, because a failed checkpoint
+        must not end the training. Each problem is warned of once until a checkpoint succeeds.
         """
         draft = None
         try:
@@ -116,7 +115,7 @@ class Store:
         return draft
 
     def draft(self, number: int) -> Draft:
-        """Return the checkpoint that another process has begun, to write one's own files to."""
+        """Return the draft that another process has begun, to write this process's files to."""
         return Draft(self.folder / f"{_name(number)}.part", number)
 
     def path(self, number: int) -> Path:
@@ -124,12 +123,12 @@ class Store:
         return self.folder / _name(number)
 
     def commit(self, draft: Draft, facts: Mapping[str, Any], score: float | None = None) -> bool:
-        """Complete a checkpoint, remove those that are too old, and return whether it is there now.
+        """Complete a checkpoint, remove old ones, and return whether it succeeded.
 
         Args:
-            draft: with the entries of all files, also of those that others have written.
-            facts: which training it is of, and how far that was; JSON.
-            score: how good the model is, if that is known.
+            draft: with the entries of all files, including those of other processes.
+            facts: the identity of the training, and its progress; JSON.
+            score: the model's score, if known.
         """
         manifest = Manifest(number=draft.number, files=dict(draft.files), facts=facts, score=score)
         final = self.folder / _name(draft.number)
@@ -150,17 +149,17 @@ class Store:
         return True
 
     def abandon(self, draft: Draft, trouble: str) -> None:
-        """Remove what was written of a checkpoint that cannot be completed, and warn."""
+        """Remove a draft that cannot be completed, and warn."""
         shutil.rmtree(draft.folder, ignore_errors=True)
         self._warn(trouble)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def newest(self) -> SavedCheckpoint | None:
-        """Return the newest checkpoint that is whole; None where there is none at all.
+        """Return the newest undamaged checkpoint; None if there is no checkpoint.
 
-        Every file is read and compared with its checksum. Where newer ones are damaged a warning says which
-        of their files, and how.
+        Every file is compared with its checksum. If newer checkpoints are damaged, a warning names their
+        damaged files and the problems.
 
         Raises:
             ConfigurationError: there are checkpoints, but all are damaged.
@@ -175,20 +174,20 @@ class Store:
                 continue
             if found:
                 told = "; ".join(found)
-                warn(f"{self.folder}: {told}; {_name(number)} is whole and is used instead")
+                warn(f"{self.folder}: {told}; resuming from {_name(number)} instead, which is undamaged")
             strangers = checkpoint.strangers()
             if strangers:
-                warn(f"{checkpoint.folder}: {', '.join(strangers)} does not belong there; left alone")
+                warn(f"{checkpoint.folder}: ignored files that do not belong there: {', '.join(strangers)}")
             return checkpoint
         if found:
             raise ConfigurationError(
-                f"{self.folder} was asked for a checkpoint to go on from, but none is whole: "
-                f"{'; '.join(found)}. Name another folder, or delete this one to begin anew"
+                f"cannot resume from {self.folder}: all its checkpoints are damaged: {'; '.join(found)}. "
+                "Choose another folder, or delete this one to start anew"
             )
         return None
 
     def last(self) -> int:
-        """Return the number of the newest checkpoint that is complete, unread; 0 where there is none."""
+        """Return the number of the newest checkpoint with a readable manifest; 0 if there is none."""
         for number in sorted(self._numbers(), reverse=True):
             with contextlib.suppress(DamagedError):
                 return SavedCheckpoint.open(self.path(number), number).manifest.number
@@ -197,14 +196,14 @@ class Store:
     # -- inside ---------------------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
-        """The numbers of all checkpoints, damaged ones too."""
+        """Return the numbers of all checkpoints, including damaged ones."""
         if not self.folder.is_dir():
             return []
         matches = [_NAME.fullmatch(path.name) for path in self.folder.iterdir()]
         return [int(match[1]) for match in matches if match]
 
     def _prune(self) -> None:
-        """Remove all but the last ones and the best; what is no checkpoint of ours is kept."""
+        """Remove all but the last checkpoints and the best; keep folders without a valid manifest."""
         kept = sorted(self._numbers())[-self.keep :]
         whole: dict[int, SavedCheckpoint] = {}
         for number in self._numbers():
@@ -224,8 +223,8 @@ class Store:
         if trouble not in self._warned:
             self._warned.add(trouble)
             self.tell(
-                f"no checkpoint could be written to {self.folder}: {trouble}. The one before stays as it is, "
-                "and the training goes on"
+                f"no checkpoint could be written to {self.folder}: {trouble}. The previous checkpoint is "
+                "kept, and the training continues"
             )
 
 
@@ -234,14 +233,14 @@ def _name(number: int) -> str:
 
 
 def refused(error: OSError) -> str:
-    """Say why the disk has not taken something, and what to do."""
+    """Describe why a write failed, and what to do."""
     return f"{error.strerror or error}; free some space or make the folder writable"
 
 
 def _remove(checkpoint: SavedCheckpoint) -> None:
-    """Remove a checkpoint under another name, so that nobody takes what is left of it for one."""
+    """Remove a checkpoint after renaming it, so that a partly removed one is never read."""
     if checkpoint.strangers():
-        # The folder stays, with what is not ours; without its manifest it is no checkpoint.
+        # Keep the folder with the other files; without its manifest it is no checkpoint.
         for name in (MANIFEST, *checkpoint.manifest.files):
             (checkpoint.folder / name).unlink(missing_ok=True)
         checkpoint.folder.rename(checkpoint.folder.with_name(f"{checkpoint.folder.name}.left"))
@@ -259,7 +258,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, or a power cut may leave a name with nothing behind it."""
+    """Sync a folder's names to disk; without it a power cut may leave a name without content."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

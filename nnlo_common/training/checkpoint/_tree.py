@@ -1,4 +1,4 @@
-"""States as bytes: arrays in an npz, all the rest in JSON inside it; nothing that could run code."""
+"""States as bytes: arrays in an npz, the rest as JSON inside it; loading never runs code."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nnlo_common.base._errors import ConfigurationError
 __all__ = ["packed_tree", "unpacked_tree"]
 
 _TREE = "tree"  # the entry of the npz that holds the JSON
-_ARRAY = "array:"  # stands in the JSON where an array was
-_TEXT = "text:"  # so no text of a user can be taken for one
+_ARRAY = "array:"  # in the JSON, in place of an array
+_TEXT = "text:"  # before every text, so that none is mistaken for an array
 
 
 def packed_tree(tree: Mapping[str, Any]) -> bytes:
     """Return a tree of numbers, texts and arrays as bytes; floats keep every bit, tuples become lists.
 
     Raises:
-        ConfigurationError: something in it is neither of these.
+        ConfigurationError: a value is of another type.
 
     Example:
         >>> unpacked_tree(packed_tree({"clock": 3, "x": np.ones(2), "name": None}))
@@ -41,7 +41,7 @@ def unpacked_tree(data: bytes) -> dict[str, Any]:
     """Return the tree that was packed.
 
     Raises:
-        ConfigurationError: these bytes are no packed tree.
+        ConfigurationError: the bytes are not a packed tree.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
@@ -68,7 +68,7 @@ def _taken_apart(value: Any, arrays: dict[str, Any], where: str) -> Any:
         return [_taken_apart(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
     raise ConfigurationError(
         f"{where} is a {type(value).__name__}, which cannot be saved; "
-        "a state holds numbers, texts, arrays, lists and mappings with texts for keys"
+        "use only numbers, texts, arrays, lists and mappings with texts for keys"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writing beside the training: one thing at a time, in a thread."""
+"""Writer thread: runs one job at a time while the training continues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = "nnlo-checkpoint"
 
 
 class Writer:
-    """Does one thing at a time in a thread; who has another waits for it.
+    """Runs one job at a time in a thread; `start` waits for the previous job.
 
-    The thread is no daemon, so that a program does not end before all is written.
+    The thread is not a daemon, so that a program does not end before all is written.
 
     Example:
         >>> writer, done = Writer(), []
@@ -31,17 +31,17 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether it has not done what it was given."""
+        """Whether a job is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Have `job` done, after what was given before."""
+        """Run `job` after the previous one."""
         self.wait()
         self._thread = threading.Thread(target=self._do, args=(job,), name=_NAME)
         self._thread.start()
 
     def wait(self) -> float:
-        """Wait until all is done, and return for how many seconds; raise what the job has raised."""
+        """Wait for the job and return the seconds waited; re-raise the job's exception."""
         thread, self._thread = self._thread, None
         if thread is None:
             return 0.0
@@ -55,12 +55,12 @@ class Writer:
     def _do(self, job: Callable[[], object]) -> None:
         try:
             job()
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # `wait` raises it
             self._error = error
 
 
 def wait_for_all() -> None:
-    """Wait for what trainings of this process that were broken off still write."""
+    """Wait for the writes of aborted trainings in this process."""
     for thread in threading.enumerate():
-        if thread.name == _NAME and thread.is_alive():  # not one that is just being started
+        if thread.name == _NAME and thread.is_alive():  # joining a thread that is just starting would fail
             thread.join()

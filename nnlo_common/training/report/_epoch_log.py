@@ -1,4 +1,4 @@
-"""A line of JSON for each epoch of a rank: what it has done, and what it has used."""
+"""Epoch log: a line of JSON for each epoch of a rank, with its counts, resources and metrics."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What this process uses.
+    """Resource usage of this process.
 
     Attributes:
-        memory_mb: resident memory; where the system does not tell, the most there ever was.
-        cpu_s: processor time since its start, of all its threads.
+        memory_mb: resident memory; its peak if the system does not report the current value.
+        cpu_s: processor time of all threads since the process started.
 
     Example:
         >>> Usage.now().memory_mb > 1
@@ -38,7 +38,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Return it."""
+        """Return the current usage."""
         if _STATM.exists():
             memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
         else:
@@ -48,7 +48,7 @@ class Usage:
 
 
 class EpochLog:
-    """Appends to a file of this rank's own; an epoch begins when `begin` is called.
+    """Appends to this rank's own file; call `begin` at the start of each epoch.
 
     Args:
         path: the file; the rank is added to its name.
@@ -71,7 +71,7 @@ class EpochLog:
         self.begin()
 
     def begin(self) -> None:
-        """Note when, and with what, an epoch begins."""
+        """Record the time and usage at the start of an epoch."""
         self._began_s, self._before = time.perf_counter(), Usage.now()
 
     def end(
@@ -86,10 +86,10 @@ class EpochLog:
 
         Args:
             epoch: its number, from 0.
-            counts: of what there was in it, by name; rates are made of them.
+            counts: the epoch's counts by name, e.g. samples; a rate is added for each.
             learning_rate: of the optimizer.
-            metrics: as this rank sees them; what is not finite is written as null.
-            served: on a server, what it has seen since the training's start.
+            metrics: this rank's metrics; values that are not finite are written as null.
+            served: on a server, its report since the start of the training.
         """
         seconds, now = time.perf_counter() - self._began_s, Usage.now()
         line: dict[str, Any] = {

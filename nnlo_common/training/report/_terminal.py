@@ -18,7 +18,7 @@ class Meter:
     """Rates between two looks at a training's reports.
 
     Args:
-        clock: tells the time.
+        clock: returns the time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -28,7 +28,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """The time since the meter was made."""
+        """The time since the meter was created."""
         return self._clock() - self._began_s
 
     def line(self, report: TrainingReport) -> str:
@@ -47,11 +47,11 @@ class Meter:
 
 
 class Screen:
-    """Lines on a terminal, of which the last one may still change.
+    """Lines on a terminal; the last one may still change.
 
     Args:
-        stream: where to; None: standard output.
-        live: whether lines may change; otherwise only final ones are written.
+        stream: the output; None: standard output.
+        live: lines may change; otherwise only final lines are written.
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: bool) -> None:
@@ -75,9 +75,9 @@ class Screen:
 
 
 def is_live(env: Mapping[str, str] = os.environ, stream: TextIO | None = None) -> bool:
-    """Say whether somebody is looking: a terminal, and no batch job or test run.
+    """Return whether output goes to an interactive terminal, not to a batch job or test run.
 
-    Open MPI gives its ranks a terminal even where the output goes into a file, hence the other signs.
+    Open MPI gives its ranks a terminal even if the output goes to a file, so check other signs, too.
     """
     if "OMPI_COMM_WORLD_RANK" in env and not _launcher_shows():
         return False
@@ -87,7 +87,7 @@ def is_live(env: Mapping[str, str] = os.environ, stream: TextIO | None = None) -
 
 
 def _launcher_shows() -> bool:
-    """Whether the process that carries a rank's output writes to a terminal, as far as it can be known."""
+    """Return whether the launcher, which forwards the output, writes to a terminal; True if unknown."""
     try:
         return str(Path(f"/proc/{os.getppid()}/fd/1").readlink()).startswith(("/dev/pts", "/dev/tty"))
     except OSError:  # another user's, or no Linux
@@ -95,7 +95,7 @@ def _launcher_shows() -> bool:
 
 
 def spaced(number: float) -> str:
-    """Return a whole number with its thousands apart.
+    """Return a rounded number with spaces between thousands.
 
     Example:
         >>> spaced(16000)

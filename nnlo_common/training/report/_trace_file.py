@@ -1,4 +1,4 @@
-"""A trace file that https://ui.perfetto.dev and chrome://tracing show."""
+"""Trace file for https://ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnlo_common.cluster._hosts import describe_here
 __all__ = ["Trace"]
 
 _END = b"\n]\n"
-# A training that dies loses no more than the last moment.
+# Flush often, so that a training that dies loses no more than this.
 _EVERY_S = 1.0
 _MOST = 1000
 
@@ -22,12 +22,12 @@ class Trace:
     """A trace of one process, written as it grows: between any two writes the file is valid JSON.
 
     Times are those of `time.perf_counter`; in the file they are microseconds of the wall clock, so that the
-    traces of several ranks lie side by side.
+    traces of several ranks line up.
 
     Args:
         path: the file; an old one is replaced.
         process: a number for this process, e.g. its rank.
-        name: what the viewer calls it.
+        name: the name of the process in the viewer.
 
     Example:
         >>> import tempfile
@@ -51,7 +51,7 @@ class Trace:
 
     @classmethod
     def of_rank(cls, path: str | Path, rank: int, role: str) -> Self:
-        """Begin the trace of a rank, for a `Timeline`.
+        """Create the trace of a rank, for a `Timeline`.
 
         Args:
             path: the file; the rank is added to its name.
@@ -65,7 +65,7 @@ class Trace:
         return cls(file, rank, f"{role} on {describe_here()['host']}")
 
     def add(self, name: str, begin_s: float, end_s: float, **facts: object) -> None:
-        """Add what happened from `begin_s` to `end_s`."""
+        """Add an event from `begin_s` to `end_s`."""
         start = 1e6 * (begin_s + self._offset_s)
         event = {"name": name, "ph": "X", "ts": round(start, 1), "dur": round(1e6 * (end_s - begin_s), 1)}
         self._add({**event, "args": facts} if facts else event)
@@ -73,12 +73,12 @@ class Trace:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has not been written yet."""
+        """Write all pending events."""
         if self._waiting:
             before = b"\n" if self._ends_at == 1 else b",\n"
             text = ",\n".join(json.dumps(event, separators=(",", ":")) for event in self._waiting).encode()
             self._waiting.clear()
-            # One write over the old end: a process that is killed has made all of it or nothing.
+            # One write over the old end, so that a killed process has written all of it or nothing.
             with self._path.open("r+b", buffering=0) as file:
                 file.seek(self._ends_at)
                 file.write(before + text + _END)
