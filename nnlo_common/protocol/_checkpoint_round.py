@@ -30,9 +30,9 @@ __all__ = [
     "PartReported",
     "RoundAction",
     "RoundEvent",
-    "SayLeftOut",
-    "TellDraft",
-    "Wished",
+    "WarnSkipped",
+    "AnswerDraftQuery",
+    "CheckpointRequested",
     "WriteOwn",
 ]
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
+class CheckpointRequested:
     """A worker asks for a checkpoint.
 
     Attributes:
@@ -107,7 +107,7 @@ class NothingMore:
 
 
 RoundEvent: TypeAlias = (
-    Wished | Due | AllPaused | DraftOpened | DraftAsked | PartReported | NothingMore | Lost
+    CheckpointRequested | Due | AllPaused | DraftOpened | DraftAsked | PartReported | NothingMore | Lost
 )
 
 
@@ -120,7 +120,7 @@ class AskForPause:
 
 
 @dataclass(frozen=True, slots=True)
-class SayLeftOut:
+class WarnSkipped:
     """Log that a checkpoint is skipped because the previous one is still being written."""
 
 
@@ -140,7 +140,7 @@ class WriteOwn:
 
 
 @dataclass(frozen=True, slots=True)
-class TellDraft:
+class AnswerDraftQuery:
     """Answer a rank's `DraftAsked`."""
 
     rank: int
@@ -155,7 +155,9 @@ class CloseDraft:
     trouble: str
 
 
-RoundAction: TypeAlias = AskForPause | SayLeftOut | CopyOwn | OpenDraft | WriteOwn | TellDraft | CloseDraft
+RoundAction: TypeAlias = (
+    AskForPause | WarnSkipped | CopyOwn | OpenDraft | WriteOwn | AnswerDraftQuery | CloseDraft
+)
 
 
 # -- the machine ------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class CheckpointRound:
         self._lost: set[int] = set()
         self._asking: dict[int, int] = {}  # ranks whose DraftAsked is unanswered, with their pauses
         self._handlers: dict[type, Callable[[Any], list[RoundAction]]] = {
-            Wished: self._wish,
+            CheckpointRequested: self._request,
             Due: self._due,
             AllPaused: self._all_paused,
             DraftOpened: self._opened,
@@ -241,10 +243,10 @@ class CheckpointRound:
             if not holds:
                 raise AssertionError(f"broken invariant: {what}")
 
-    def _wish(self, event: Wished) -> list[RoundAction]:
+    def _request(self, event: CheckpointRequested) -> list[RoundAction]:
         self.end |= event.end
         if not event.end and (event.busy or not self.closed):
-            return [SayLeftOut()]
+            return [WarnSkipped()]
         if self.wanted:
             return []
         self.wanted = True
@@ -318,4 +320,4 @@ class CheckpointRound:
             return []
         ready = [rank for rank, pauses in sorted(self._asking.items()) if pauses <= self._pauses]
         answer = DraftAnswer(number=self._number, end=self.end, recalled=self.recalled)
-        return [TellDraft(rank, answer) for rank in ready if self._asking.pop(rank) is not None]
+        return [AnswerDraftQuery(rank, answer) for rank in ready if self._asking.pop(rank) is not None]

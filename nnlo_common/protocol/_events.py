@@ -74,14 +74,14 @@ class Story:
 
     def lines(self) -> list[str]:
         """Return the recorded events, oldest first."""
-        return [f"{what} {_told(about)}".rstrip() for what, about in self._recent]
+        return [f"{what} {_described(about)}".rstrip() for what, about in self._recent]
 
     def error(self, problem: str) -> ProtocolError:
         """Return the error to raise, with the recorded events."""
         return ProtocolError(f"{self._name}: {problem}", self.lines())
 
 
-def _told(about: object) -> str:
+def _described(about: object) -> str:
     if isinstance(about, tuple):
         kind, sender, sequence, clock, pulled_at = about
         return f"{kind.name} from {sender}, sequence {sequence}, clock {clock}, pulled at {pulled_at}"

@@ -75,7 +75,7 @@ class Message(NamedTuple):
         scalar: read it as `share` in requests, as `rate` in replies.
         shard: the shard it is about.
         stop: replies: finish training now.
-        mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `called_off`, by the kind.
+        mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `cancelled`, by the kind.
         samples: requests: the number of samples the sender has taken so far.
         vector: the numbers, if the kind has any.
         pause: replies: pause at the next batch boundary.
@@ -120,7 +120,7 @@ class Message(NamedTuple):
         return self.mark
 
     @property
-    def called_off(self) -> bool:
+    def cancelled(self) -> bool:
         """PAUSED: the pause is cancelled; the worker continues, because others wait for it."""
         return self.mark
 

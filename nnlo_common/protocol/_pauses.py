@@ -36,22 +36,22 @@ class Pauses:
         self.before_epoch = math.inf
         self._peers = peers
 
-    def called_off(self, contributed: Collection[int]) -> list[Received]:
+    def cancelled(self, contributed: Collection[int]) -> list[Received]:
         """Remove and return the requests of workers that must continue before they can pause.
 
         Args:
             contributed: workers whose contributions wait for those of others.
         """
         latest = self._peers.latest_epoch()
-        sent_on = []
+        cancelled = []
         for event in self.waiting:
             rank = event.message.sender
             epoch = self._peers[rank].epochs  # workers of an earlier epoch do not wait for this one
             waited_for = any(self._peers[other].epochs == epoch for other in contributed)
             if epoch < latest or (waited_for and rank not in contributed):
-                sent_on.append(event)
-        self.waiting = [event for event in self.waiting if event not in sent_on]
-        return sent_on
+                cancelled.append(event)
+        self.waiting = [event for event in self.waiting if event not in cancelled]
+        return cancelled
 
     def complete(self) -> list[Received]:
         """Remove and return all requests once all workers wait and may pause."""

@@ -342,11 +342,11 @@ class Server:
         if not self.pauses.waiting:
             return []
         contributed = {event.message.sender for event in self._waiting.contributions}
-        off = self.pauses.called_off(contributed) if self.shard == 0 else []
-        sent_on: list[Action] = [self._paused(event, called_off=True) for event in off]
+        requests = self.pauses.cancelled(contributed) if self.shard == 0 else []
+        cancelled: list[Action] = [self._paused(event, cancelled=True) for event in requests]
         if contributed or self._waiting.locks or self._holder is not None:
-            return sent_on
-        return [*sent_on, *(self._paused(event, called_off=False) for event in self.pauses.complete())]
+            return cancelled
+        return [*cancelled, *(self._paused(event, cancelled=False) for event in self.pauses.complete())]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
@@ -401,8 +401,8 @@ class Server:
         vector = event.frame.vector[: self.rule.center.size] if with_vector else None
         return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector)
 
-    def _paused(self, event: Received, *, called_off: bool) -> Send:
-        return self._answer(event, Kind.PAUSED, mark=called_off)
+    def _paused(self, event: Received, *, cancelled: bool) -> Send:
+        return self._answer(event, Kind.PAUSED, mark=cancelled)
 
     def _answer(
         self, event: Received, kind: Kind, *, vector: Vector | None = None, mark: bool = False

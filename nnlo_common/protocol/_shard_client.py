@@ -67,7 +67,7 @@ class ShardClient:
         pause_requested: the server's latest reply asks to pause at the next batch boundary.
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
-        put_off: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
+        pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
     """
 
@@ -86,7 +86,7 @@ class ShardClient:
         self._overdue: Ask | None = None  # due in a passed step
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
-        self.pause_requested = self.pausing = self.paused = self.put_off = False
+        self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.keeps_parameters = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
@@ -216,7 +216,7 @@ class ShardClient:
         if self._sent_at:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
-        self.put_off = False
+        self.pause_cancelled = False
         return [self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
@@ -233,7 +233,7 @@ class ShardClient:
         if message.kind is Kind.PAUSED and self.pausing:
             self._check_reply(message, Kind.PAUSED)
             self._note(message)
-            self.pausing, self.paused, self.put_off = False, not message.called_off, message.called_off
+            self.pausing, self.paused, self.pause_cancelled = False, not message.cancelled, message.cancelled
             return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
@@ -287,7 +287,7 @@ class ShardClient:
     def finish_epoch(self) -> list[Action]:
         """Report one more finished epoch to the server."""
         self._expect(Phase.TRAINING, "finish an epoch")
-        self.put_off = False
+        self.pause_cancelled = False
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:

@@ -95,7 +95,7 @@ class Worker:
     @property
     def pause_requested(self) -> bool:
         """Whether the first server has asked, in its latest reply, to pause at the next batch boundary."""
-        return self.shard_clients[0].pause_requested and not self.shard_clients[0].put_off
+        return self.shard_clients[0].pause_requested and not self.shard_clients[0].pause_cancelled
 
     @property
     def paused(self) -> bool:

@@ -199,9 +199,9 @@ def _join_as_server(
         stall_timeout_s=plan.stall_timeout_s,
         tells=index == 0,
     )
-    door, parameters = world.open(links), plan.parameters
+    endpoint, parameters = world.open(links), plan.parameters
     serving = ServerRank(
-        door,
+        endpoint,
         server,
         parameters,
         mine.place,

@@ -105,7 +105,7 @@ class StallDetector:
         if now_s - self._looked_s > 4 * LOOK_EVERY_S:
             self.begin()  # this rank was busy itself, so messages may be unread
         self._looked_s = now_s
-        given_up = []
+        overdue = []
         for rank, seen in self._seen.items():
             if not is_awaited(rank):
                 seen.since_s = now_s
@@ -116,11 +116,11 @@ class StallDetector:
                 _LOG.log(
                     self._level,
                     "nnlo: %s; longer than usual: check whether it hangs, is stopped or is cut off%s",
-                    *(self.last(rank), self._threat()),
+                    *(self.last(rank), self._consequence()),
                 )
             if self._stall_timeout_s is not None and silence_s > self._stall_timeout_s:
-                given_up.append(rank)
-        return given_up
+                overdue.append(rank)
+        return overdue
 
     def last(self, rank: int) -> str:
         """Describe when a rank was last heard, and its last message."""
@@ -135,15 +135,15 @@ class StallDetector:
             rank: the dead rank.
             others: the number of workers left.
         """
-        told = self.last(rank)
-        _LOG.log(self._level, "nnlo: %s; it has died. Workers left: %d", told, others)
-        return f"{told}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        line = self.last(rank)
+        _LOG.log(self._level, "nnlo: %s; it has died. Workers left: %d", line, others)
+        return f"{line}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
     def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
         longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]
         return max(_SHORTEST_S, _PATIENCE * longest_s) if longest_s else _UNKNOWN_S
 
-    def _threat(self) -> str:
+    def _consequence(self) -> str:
         limit_s = self._stall_timeout_s
         return "" if limit_s is None else f"; it will be dropped after {limit_s:g} s"
 

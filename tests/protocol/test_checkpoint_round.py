@@ -13,7 +13,9 @@ from nnlo_common import ProtocolError
 from nnlo_common.protocol import Lost
 from nnlo_common.protocol._checkpoint_round import (
     AllPaused,
+    AnswerDraftQuery,
     AskForPause,
+    CheckpointRequested,
     CheckpointRound,
     CloseDraft,
     CopyOwn,
@@ -23,9 +25,7 @@ from nnlo_common.protocol._checkpoint_round import (
     NothingMore,
     OpenDraft,
     PartReported,
-    SayLeftOut,
-    TellDraft,
-    Wished,
+    WarnSkipped,
     WriteOwn,
 )
 from nnlo_common.protocol._query_messages import DraftAnswer, PartQuery
@@ -45,27 +45,35 @@ def reported(rank: int, number: int = 1, trouble: str = "") -> PartReported:
     return PartReported(rank, part(rank, number, trouble))
 
 
-def told(rank: int, number: int | None, *, end: bool = False, recalled: bool = False) -> TellDraft:
-    return TellDraft(rank, DraftAnswer(number=number, end=end, recalled=recalled))
+def told(rank: int, number: int | None, *, end: bool = False, recalled: bool = False) -> AnswerDraftQuery:
+    return AnswerDraftQuery(rank, DraftAnswer(number=number, end=end, recalled=recalled))
 
 
 OPENED = DraftOpened(1, recalled=False)
-WISHED = [Wished(end=False, busy=False), paused(), OPENED]
+WISHED = [CheckpointRequested(end=False, busy=False), paused(), OPENED]
 ALL_IN = [reported(rank) for rank in (1, 2, 3)]
 CLOSED = CloseDraft(tuple(part(rank) for rank in range(4)), "")
 
 # What has happened, what happens now, and what is to be done.
 TRANSITIONS = {
-    "a wish asks for a pause": ([], Wished(end=False, busy=False), [AskForPause()]),
-    "a second one does not": ([Wished(end=False, busy=False)], Wished(end=False, busy=False), []),
+    "a wish asks for a pause": ([], CheckpointRequested(end=False, busy=False), [AskForPause()]),
+    "a second one does not": (
+        [CheckpointRequested(end=False, busy=False)],
+        CheckpointRequested(end=False, busy=False),
+        [],
+    ),
     "nor the last, where a pause is asked for": (
-        [Wished(end=False, busy=False)],
-        Wished(end=True, busy=False),
+        [CheckpointRequested(end=False, busy=False)],
+        CheckpointRequested(end=True, busy=False),
         [],
     ),
     "what is due needs no wish": ([], Due(last=False), []),
     "a pause that nobody saves in": ([], paused(), []),
-    "the pause that was wished for": ([Wished(end=False, busy=False)], paused(), [CopyOwn(), OpenDraft()]),
+    "the pause that was wished for": (
+        [CheckpointRequested(end=False, busy=False)],
+        paused(),
+        [CopyOwn(), OpenDraft()],
+    ),
     "the pause of what is due": ([Due(last=False)], paused(), [CopyOwn(), OpenDraft()]),
     "only the next pause": ([*WISHED, reported(0), *ALL_IN], paused(2), []),
     "the disk has taken the draft": (WISHED[:2], OPENED, [WriteOwn()]),
@@ -80,7 +88,7 @@ TRANSITIONS = {
         [told(2, None)],
     ),
     "who knows of a pause before the first server waits": (
-        [Wished(end=False, busy=False)],
+        [CheckpointRequested(end=False, busy=False)],
         DraftAsked(1, 1),
         [],
     ),
@@ -107,14 +115,14 @@ TRANSITIONS = {
         NothingMore(3),
         [CloseDraft((part(0), part(1), part(2)), "rank 3 has not written its part")],
     ),
-    "a wish while parts are awaited": (WISHED, Wished(end=False, busy=False), [SayLeftOut()]),
-    "a wish while the disk is at work": ([], Wished(end=False, busy=True), [SayLeftOut()]),
+    "a wish while parts are awaited": (WISHED, CheckpointRequested(end=False, busy=False), [WarnSkipped()]),
+    "a wish while the disk is at work": ([], CheckpointRequested(end=False, busy=True), [WarnSkipped()]),
     "a wish when it is idle": (
         [*WISHED, reported(0), *ALL_IN],
-        Wished(end=False, busy=False),
+        CheckpointRequested(end=False, busy=False),
         [AskForPause()],
     ),
-    "the last is not left out": (WISHED, Wished(end=True, busy=False), [AskForPause()]),
+    "the last is not left out": (WISHED, CheckpointRequested(end=True, busy=False), [AskForPause()]),
     "a pause while another server's part is": (
         [*WISHED, reported(0), *ALL_IN[1:], Due(last=False)],
         paused(2),
@@ -134,8 +142,12 @@ TRANSITIONS = {
             OpenDraft(),
         ],
     ),
-    "a draft is ordered once": ([Wished(end=False, busy=False), paused()], Lost(3), []),
-    "all leave": ([Wished(end=True, busy=False), paused(), OPENED], DraftAsked(2, 0), [told(2, 1, end=True)]),
+    "a draft is ordered once": ([CheckpointRequested(end=False, busy=False), paused()], Lost(3), []),
+    "all leave": (
+        [CheckpointRequested(end=True, busy=False), paused(), OPENED],
+        DraftAsked(2, 0),
+        [told(2, 1, end=True)],
+    ),
     "all are recalled": (
         [Due(last=False), paused(), DraftOpened(1, recalled=True)],
         DraftAsked(2, 0),
@@ -147,7 +159,7 @@ TRANSITIONS = {
         [told(2, 1)],
     ),
     "not where a signal ends it": (
-        [Wished(end=True, busy=False), paused(), DraftOpened(1, recalled=True)],
+        [CheckpointRequested(end=True, busy=False), paused(), DraftOpened(1, recalled=True)],
         DraftAsked(2, 0),
         [told(2, 1, end=True)],
     ),
@@ -165,7 +177,7 @@ def test_what_happens_then(name: str) -> None:
     machine.validate()
 
 
-@pytest.mark.parametrize("before", [[], [Wished(end=False, busy=False)], WISHED], ids=len)
+@pytest.mark.parametrize("before", [[], [CheckpointRequested(end=False, busy=False)], WISHED], ids=len)
 def test_a_draft_that_was_not_ordered_is_refused(before: list) -> None:
     machine = CheckpointRound(0)
     for event in before:
@@ -229,7 +241,7 @@ class Cluster:
         elif isinstance(action, WriteOwn):
             self.own, self.copied = self.open, False
             self.saved_by[self.open] = {0}
-        elif isinstance(action, TellDraft):
+        elif isinstance(action, AnswerDraftQuery):
             rank = self.ranks[action.rank]
             assert rank.doing == "asking"
             rank.doing, number = "training", action.answer.number
@@ -291,7 +303,9 @@ class Cluster:
         quiet = all(one.doing == "training" and not one.behind for one in self.ranks.values())
         events = [self.pause] * (quiet and bool(self.training))
         wish = (
-            Due(last=self.draw.random() < 0.2) if self.draw.random() < 0.5 else Wished(end=False, busy=False)
+            Due(last=self.draw.random() < 0.2)
+            if self.draw.random() < 0.5
+            else CheckpointRequested(end=False, busy=False)
         )
         events += [lambda: self.do(wish)] * quiet
         events += [self.write_own] * (self.own is not None)

@@ -437,7 +437,10 @@ def test_a_server_makes_no_steps():
                 me.step()
             train(me, 4)
 
-    with ranks(2) as cluster, pytest.raises((NNLOError, NotImplementedError), match="rank 0 made a step") as error:
+    with (
+        ranks(2) as cluster,
+        pytest.raises((NNLOError, NotImplementedError), match="rank 0 made a step") as error,
+    ):
         cluster.run(program, TIMEOUT_S)
     assert not isinstance(error.value, PeerLostError)
 

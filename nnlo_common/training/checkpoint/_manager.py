@@ -178,7 +178,7 @@ class CheckpointManager:
                 load_anew(checkpoint.read(self._file), facts)
             else:
                 load(checkpoint.read(self._file))
-            self._tell_who_begins_anew(checkpoint)
+            self._say_who_starts_anew(checkpoint)
             return ""
 
         self._agreed(take)
@@ -216,7 +216,7 @@ class CheckpointManager:
         names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
         return next((name for name in names if name in checkpoint.manifest.files), self._file)
 
-    def _tell_who_begins_anew(self, checkpoint: SavedCheckpoint) -> None:
+    def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
         if self._team is None:
             return
         there, member = checkpoint.manifest.facts["workers"], self._team.member

@@ -74,9 +74,9 @@ class Saving:
         self._collect, self._pack, self._facts = collect, pack, facts
         self._writer = Writer()
         self._waited_long = False  # the warning was given
-        self._untold: list[str] = []  # warnings of the thread
+        self._warnings: list[str] = []  # warnings of the thread
         self._written: PartQuery | None = None  # the thread's report
-        store.tell = self._untold.append  # the main thread warns, not the writer's
+        store.tell = self._warnings.append  # the main thread warns, not the writer's
 
     def want(self, *, end: bool) -> None:
         """Save now; with several ranks, a worker's call makes all save at their next batch boundary."""
@@ -102,8 +102,8 @@ class Saving:
         if self._writer.busy:
             return
         self._writer.wait()
-        untold, self._untold[:] = list(self._untold), []
-        for text in untold:
+        warnings, self._warnings[:] = list(self._warnings), []
+        for text in warnings:
             warn(text)
         written, self._written = self._written, None
         self._tell(written)
@@ -200,11 +200,11 @@ class _FirstSaving(Saving):
         super().__init__(store, team.rank, **options)
         self._team, self._serving, team.before_close = team, serving, self.finish
         self._round = rounds.CheckpointRound(team.rank)
-        self._left_out = False  # the warning was given
+        self._warned_skipped = False  # the warning was given
         self._copied: tuple[Mapping[str, Any], Mapping[str, Any], float | None] = {}, {}, None
         self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
         self.handlers: Handlers = {
-            WantCheckpointQuery: self._wish,
+            WantCheckpointQuery: self._request,
             DraftQuery: self._ask,
             PartQuery: lambda rank, part: self._heard(rank, rounds.PartReported(rank, part)),
             NothingMoreQuery: lambda rank, _: self._heard(rank, rounds.NothingMore(rank)),
@@ -245,9 +245,9 @@ class _FirstSaving(Saving):
         self._serving.wait_until(lambda: self._round.closed)
         self._wait()
 
-    def _wish(self, rank: int, query: WantCheckpointQuery) -> Answers:
+    def _request(self, rank: int, query: WantCheckpointQuery) -> Answers:
         self.settle()
-        return self._heard(rank, rounds.Wished(query.end, self._writer.busy))
+        return self._heard(rank, rounds.CheckpointRequested(query.end, self._writer.busy))
 
     def _ask(self, rank: int, query: DraftQuery) -> Answers:
         self._handle(rounds.DraftAsked(rank, query.pauses))
@@ -269,8 +269,8 @@ class _FirstSaving(Saving):
         match action:
             case rounds.AskForPause():
                 self._serving.want_pause()
-            case rounds.SayLeftOut():
-                self._say_left_out()
+            case rounds.WarnSkipped():
+                self._warn_skipped()
             case rounds.CopyOwn():
                 self._copied = self._copy(), self._facts(), self.score
             case rounds.OpenDraft():
@@ -278,7 +278,7 @@ class _FirstSaving(Saving):
             case rounds.WriteOwn():
                 assert self._draft is not None  # _open has set it
                 self._start(self._draft[0], self._copied[0])
-            case rounds.TellDraft(rank, answer):
+            case rounds.AnswerDraftQuery(rank, answer):
                 self._serving.tell([(rank, answer)])
             case rounds.CloseDraft(parts, trouble):
                 self._close(parts, trouble)
@@ -304,9 +304,9 @@ class _FirstSaving(Saving):
         else:
             self._writer.start(lambda: self._store.commit(draft, facts, score))
 
-    def _say_left_out(self) -> None:
-        level = logging.DEBUG if self._left_out else logging.WARNING
-        self._left_out = True
+    def _warn_skipped(self) -> None:
+        level = logging.DEBUG if self._warned_skipped else logging.WARNING
+        self._warned_skipped = True
         _LOG.log(
             level,
             "nnlo: skipped a checkpoint, because the previous one is still being written to %s; save less "
