@@ -200,7 +200,7 @@ def test_a_failure_is_described_in_one_block() -> None:
 
 def test_a_mistake_of_the_user_is_shown_without_our_own_frames() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Downpour(every=0)
+        Downpour(n_push=0)
     block = describe_failure(1, 3, "node7", caught.value)
     assert "test_connecting.py" in block
     assert "/nnlo_common/" not in block

@@ -43,8 +43,8 @@ def train(
 ):
     """Train, and return the weights of this rank.
 
-    Worker 0 stops before batch `stop_at`, or, if it waits, before the first from there on at which a checkpoint is
-    whole: other ranks write their parts when they get to it.
+    Worker 0 stops before batch `stop_at`; with `waits` before the first one from there on at which a
+    checkpoint is whole, as other ranks write their parts when they get to it.
     """
     torch.manual_seed(4)
     random.seed(4)
@@ -73,12 +73,12 @@ def train(
     for _ in checkpoint.epochs(EPOCHS):
         for inputs, targets in checkpoint.batches(loader):
             done += 1
-            if stop_at is not None and done >= stop_at and optimizer.share[0] == 0:
-                if not waits or list(Path(folder).glob("checkpoint-*/manifest.json")):
-                    stop_at = None
-                    if how == "raise":
-                        raise KeyboardInterrupt
-                    os.kill(os.getpid(), signal.SIGUSR1)
+            due = stop_at is not None and done >= stop_at and optimizer.share[0] == 0
+            if due and (not waits or list(Path(folder).glob("checkpoint-*/manifest.json"))):
+                stop_at = None
+                if how == "raise":
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), signal.SIGUSR1)
             optimizer.zero_grad()
             noise = random.random() * np.random.random()  # noqa: NPY002
             loss_of(model, inputs + 0.1 * noise, targets).backward()
