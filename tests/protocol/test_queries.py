@@ -224,7 +224,7 @@ def test_a_service_refuses_a_query_that_nobody_answers_there() -> None:
     assert room.queries.handle(room.carry(send.message))
     (send,) = client.ask(PartQuery(number=1))
     with pytest.raises(
-        ProtocolError, match=r"has asked is of kind 'PartQuery'; expected one of \['EchoQuery'"
+        ProtocolError, match=r"the query from rank 1 is of kind 'PartQuery'; expected one of \['EchoQuery'"
     ):
         room.queries.handle(room.carry(send.message))
 

@@ -527,18 +527,18 @@ def test_a_reply_about_a_shard_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize(
     ("before", "action", "problem"),
     [
-        ([], "exchange", "cannot exchange now: it has not joined"),
-        ([], "finish_epoch", "cannot finish an epoch now: it has not joined"),
-        ([], "leave", "cannot leave now: it has not joined"),
-        (["join"], "join", "cannot join now: it has asked to join"),
-        (["join"], "exchange", "cannot exchange now: it has asked to join and waits"),
-        (["join"], "leave", "cannot leave now: it has asked to join and waits"),
+        ([], "exchange", "cannot exchange now: the worker has not joined"),
+        ([], "finish_epoch", "cannot finish an epoch now: the worker has not joined"),
+        ([], "leave", "cannot leave now: the worker has not joined"),
+        (["join"], "join", "cannot join now: the worker has asked to join"),
+        (["join"], "exchange", "cannot exchange now: the worker has asked to join and waits"),
+        (["join"], "leave", "cannot leave now: the worker has asked to join and waits"),
         (["joined"], "join", "cannot join now: the worker has joined"),
         (["joined", "exchange"], "leave", "cannot leave now: 1 replies are not absorbed"),
-        (["joined", "leave"], "leave", "cannot leave now: it has left"),
-        (["joined", "leave"], "exchange", "cannot exchange now: it has left"),
-        (["joined", "leave"], "finish_epoch", "cannot finish an epoch now: it has left"),
-        (["joined", "leave"], "join", "cannot join now: it has left"),
+        (["joined", "leave"], "leave", "cannot leave now: the worker has left"),
+        (["joined", "leave"], "exchange", "cannot exchange now: the worker has left"),
+        (["joined", "leave"], "finish_epoch", "cannot finish an epoch now: the worker has left"),
+        (["joined", "leave"], "join", "cannot join now: the worker has left"),
     ],
 )
 def test_a_worker_says_nothing_that_the_protocol_does_not_allow(
