@@ -424,7 +424,7 @@ def test_outside_of_its_block_a_participant_refuses(use, when, size):
 
 def test_before_its_block_there_is_nothing_to_report_or_say(capsys):
     me = Participant(Downpour(), ones(), optimizer=SGD(0.1))
-    with pytest.raises(ConfigurationError, match="open one first"):
+    with pytest.raises(ConfigurationError, match="move the call inside"):
         me.report()
     me.say("nothing")
     assert capsys.readouterr().out == ""
