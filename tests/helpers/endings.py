@@ -89,4 +89,4 @@ def assert_differences_named(ended: Ended, differences: Mapping[str, str]) -> No
             for line in said:
                 assert re.search(pattern, line), line
                 assert f", on rank {named} (host " in line
-                assert "give all 3 ranks the same script" in line
+                assert "run the same script on all 3 ranks" in line

@@ -239,7 +239,7 @@ def test_different_names_are_refused():
         optimizer = wrapped(world, cases.model_of())
         optimizer.mean({f"of rank {world.rank}": 1.0})
 
-    with pytest.raises(ConfigurationError, match="give the same names on all ranks"):
+    with pytest.raises(ConfigurationError, match="use the same names on all ranks"):
         on_ranks(2, program)
 
 
