@@ -1,4 +1,4 @@
-"""Signals that ask a training to end: they are noted, and heeded at the next batch boundary."""
+"""Signals that ask a training to end: recorded at once, obeyed at the next batch boundary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Self
 
 __all__ = ["EXIT_CODE", "Interrupts", "LeftTogether"]
 
-#: The exit status of a training that has saved and wants to be started again: EX_TEMPFAIL of sysexits.h.
+#: Exit status of a training that has saved a checkpoint and is to be restarted: EX_TEMPFAIL of sysexits.h.
 EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class LeftTogether(SystemExit):
-    """All ranks of a training have saved, and leave.
+    """All ranks of a training have saved a checkpoint, and exit.
 
     Attributes:
-        recalled: for a search, so that more ranks can go on with it; not at a signal.
+        recalled: the search asked for it, to continue the training on more ranks; False after a signal.
     """
 
     def __init__(self, *, recalled: bool) -> None:
@@ -28,12 +28,12 @@ class LeftTogether(SystemExit):
 
 
 class Interrupts:
-    """Notes SIGTERM and SIGUSR1, which batch systems send before the time is up.
+    """Records SIGTERM and SIGUSR1, which batch systems send before the time limit.
 
-    Nothing is saved in the handler itself: amid a step the numbers are of two minds.
+    The handler itself saves nothing: in the middle of a step the parameters are inconsistent.
 
     Attributes:
-        came: whether one of the signals has come.
+        came: whether one of the signals has arrived.
 
     Example:
         >>> import os
@@ -47,7 +47,7 @@ class Interrupts:
         self.came = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other thread
             if not _noting:
                 _before.update({number: signal.signal(number, _note) for number in _SIGNALS})
             _noting.append(self)
@@ -61,14 +61,14 @@ class Interrupts:
         _noting.remove(self)
         if not _noting:
             for number, handler in _before.items():
-                with contextlib.suppress(TypeError, ValueError):  # set from C, or at the interpreter's end
+                with contextlib.suppress(TypeError, ValueError):  # set from C, or the interpreter shuts down
                     signal.signal(number, handler)
             _before.clear()
 
 
-#: Those between their begin and end: who fails may end long after another has begun.
+#: Entered and not yet left. Several may overlap: one that fails may be left long after the next is entered.
 _noting: list[Interrupts] = []
-#: What the signals did before the first of them.
+#: The handlers before the first of them.
 _before: dict[signal.Signals, Any] = {}
 
 

@@ -328,10 +328,10 @@ def test_names_must_fit(names: list[str], problem: str) -> None:
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [
-        ([np.zeros((2, 3), F4)], "the layout has 2 arrays but 1 were given"),
+        ([np.zeros((2, 3), F4)], "1 arrays were given for a layout of 2; give one"),
         (
             [np.zeros((2, 3), F4), np.zeros(3, F4), np.zeros(1, F4)],
-            "the layout has 2 arrays but 3 were given",
+            "3 arrays were given for a layout of 2; give one",
         ),
         (
             [np.zeros((3, 2), F4), np.zeros(3, F4)],
