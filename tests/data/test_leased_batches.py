@@ -195,7 +195,7 @@ def test_the_next_lease_is_read_while_this_one_is_used():
     while worker.epoch == 0:
         before = len(worker.mine.left()) and worker.mine.left()[0][1]
         worker.step(defaultdict(Counter))
-        batches._ahead._errand and batches._ahead._errand.wait()
+        batches._ahead._pending and batches._ahead._pending.wait()
         asked.append((before, max(ready)))
     assert ready == list(range(0, 60, 4))  # nothing twice
     assert all(ahead == min(start // 4 * 4 + 4, 56) for start, ahead in asked[:-1])
