@@ -77,7 +77,7 @@ class Staging:
                 f"stage_to={str(self._base)!r} cannot be used ({error.strerror}); name a writable folder on "
                 "a disk of this host"
             ) from None
-        # Also runs at the end of the script. A forked process shares the lock; `_leave` does not delete there.
+        # Also runs at the end of the script. A forked process shares the lock; there `_leave` only closes it.
         self._release = weakref.finalize(self, _leave, folder, users, os.getpid())
         copies = [folder / f"{index:05}-{path.rpartition('/')[2]}" for index, path in enumerate(paths)]
         try:

@@ -197,10 +197,10 @@ def test_a_command_that_cannot_copy_is_refused(tmp_path, command, problem):
             ["no-such-program", "{src}", "{dst}"],
             "cannot be copied .*No such file.*GB are free.*copy_command=",
         ),
-        (["false", "{src}", "{dst}"], r"ended with 1 \(it said nothing\); try the command by hand"),
-        (["true", "{src}", "{dst}"], "has made no such file"),
+        (["false", "{src}", "{dst}"], r"ended with 1 \(no error output\); try the command by hand"),
+        (["true", "{src}", "{dst}"], "did not make the file"),
         (["ls", "--no-such", "{src}", "{dst}"], r"ended with 2 \(.*no-such"),
-        ([sys.executable, "-c", "import sys; open(sys.argv[2], 'w')", "{src}", "{dst}"], "its copy 0;"),
+        ([sys.executable, "-c", "import sys; open(sys.argv[2], 'w')", "{src}", "{dst}"], "its copy has 0;"),
     ],
 )
 def test_a_copy_that_fails_is_named_and_leaves_nothing(files, tmp_path, command, problem):

@@ -211,8 +211,8 @@ def _check_sources(path: str, dataset: Any) -> None:
             with open_file(str(folder / name)) as source:
                 if inside not in source:
                     raise ConfigurationError(
-                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which does not exist; "
-                        "HDF5 would read zeros, so make one of the two files again"
+                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which does not "
+                        "exist; HDF5 would read zeros, so make one of the two files again"
                     )
 
 
