@@ -8,10 +8,10 @@ from typing import Any
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.data.leasing._ranges import Range, Ranges
 
-__all__ = ["EpochPositions"]
+__all__ = ["EpochRecord"]
 
 
-class EpochPositions:
+class EpochRecord:
     """The positions of one epoch that no worker holds.
 
     Attributes:
@@ -20,8 +20,8 @@ class EpochPositions:
         used: reported as used.
 
     Example:
-        >>> positions = EpochPositions(10)
-        >>> positions.take(4, late=False), positions.take(4, late=True), list(positions.free)
+        >>> record = EpochRecord(10)
+        >>> record.take(4, late=False), record.take(4, late=True), list(record.free)
         ((0, 4), None, [(4, 10)])
     """
 
@@ -61,11 +61,9 @@ class EpochPositions:
         return {name: [list(part) for part in getattr(self, name)] for name in ("free", "owed", "used")}
 
     @classmethod
-    def of(cls, size: int, owner: str, state: Mapping[str, Any]) -> EpochPositions:
+    def of(cls, size: int, owner: str, state: Mapping[str, Any]) -> EpochRecord:
         """Return the object that returned `state`."""
         require(owner, state, free=[[int]], owed=[[int]], used=[[int]])
-        positions = cls(size)
-        positions.free, positions.owed, positions.used = (
-            Ranges(state[name]) for name in ("free", "owed", "used")
-        )
-        return positions
+        record = cls(size)
+        record.free, record.owed, record.used = (Ranges(state[name]) for name in ("free", "owed", "used"))
+        return record

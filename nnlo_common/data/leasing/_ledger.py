@@ -9,7 +9,7 @@ from typing import Any
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.data.leasing._epoch import EpochPositions
+from nnlo_common.data.leasing._epoch import EpochRecord
 from nnlo_common.data.leasing._holder import Holder
 from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ranges import Range, Ranges
@@ -72,7 +72,7 @@ class Leases:
         self._workers = {whole_number("a rank of workers", rank, 0): Holder() for rank in workers}
         self._gone: dict[int, str] = {}  # ranks that may no longer ask, and why
         self._waiting: dict[int, None] = {}  # ranks, in the order in which they asked
-        self._open_epochs: dict[int, EpochPositions] = {}  # begun and not complete
+        self._open_epochs: dict[int, EpochRecord] = {}  # begun and not complete
         self._complete = Ranges()  # epochs
 
     # -- calls of workers -----------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Leases:
         """Return the positions of an epoch not reported as used, as sorted ranges."""
         if epoch in self._complete:
             return []
-        return self._open_epochs.get(epoch, EpochPositions(self.size)).unused(self._leased()[epoch])
+        return self._open_epochs.get(epoch, EpochRecord(self.size)).unused(self._leased()[epoch])
 
     def validate(self) -> None:
         """Check every invariant; tests do so after each call."""
@@ -175,10 +175,7 @@ class Leases:
         for holds, what in (
             (set(leased) <= set(open_epochs), "every lease is of an open epoch"),
             (not any(epoch in self._complete for epoch in open_epochs), "no epoch is both open and complete"),
-            (
-                not any(positions.complete for positions in open_epochs.values()),
-                "an open epoch has unused positions",
-            ),
+            (not any(record.complete for record in open_epochs.values()), "open epochs are not used up"),
             (set(self._waiting) <= set(workers), "only living workers wait"),
             (not any(self.held(rank) for rank in self._waiting), "a waiting worker holds no lease"),
             (
@@ -189,16 +186,14 @@ class Leases:
         ):
             if not holds:
                 raise AssertionError(f"broken invariant: {what}")
-        for epoch, positions in self._open_epochs.items():
-            positions.validate(leased[epoch])
+        for epoch, record in self._open_epochs.items():
+            record.validate(leased[epoch])
 
     def state(self) -> State:
         """Return the status of each position, and the leases and waits of each living worker."""
         return self._identity() | {
             "complete": [list(epochs) for epochs in self._complete],
-            "epochs": {
-                str(epoch): positions.state() for epoch, positions in sorted(self._open_epochs.items())
-            },
+            "epochs": {str(epoch): record.state() for epoch, record in sorted(self._open_epochs.items())},
             "workers": {str(rank): worker.state() for rank, worker in sorted(self._workers.items())},
             "waiting": list(self._waiting),
         }
@@ -257,11 +252,8 @@ class Leases:
         for epoch in (worker.epoch, *earlier):
             if epoch in self._complete:
                 continue
-            positions, late = (
-                self._open_epochs.setdefault(epoch, EpochPositions(self.size)),
-                epoch < worker.epoch,
-            )
-            part = positions.take(worker.most(positions.left(late=late), self.unit), late=late)
+            record, late = self._open_epochs.setdefault(epoch, EpochRecord(self.size)), epoch < worker.epoch
+            part = record.take(worker.most(record.left(late=late), self.unit), late=late)
             if part is not None:
                 worker.take(lease := Lease(epoch, *part))
                 return lease
@@ -277,15 +269,15 @@ class Leases:
         for lease in leases:
             middle = min(lease.start + used, lease.stop)
             used -= middle - lease.start
-            positions = self._open_epochs[lease.epoch]
-            positions.used.add(lease.start, middle)
+            record = self._open_epochs[lease.epoch]
+            record.used.add(lease.start, middle)
             if keeps and middle < lease.stop:
                 worker.leases.append(Lease(lease.epoch, middle, lease.stop))
             else:
                 # Leases of an earlier epoch are always owed positions, and stay owed.
-                rest = positions.owed if died or lease.epoch < worker.epoch else positions.free
+                rest = record.owed if died or lease.epoch < worker.epoch else record.free
                 rest.add(middle, lease.stop)
-            if positions.complete:
+            if record.complete:
                 del self._open_epochs[lease.epoch]
                 self._complete.add(lease.epoch, lease.epoch + 1)
 
@@ -311,8 +303,8 @@ class Leases:
     def _fill(self, state: Mapping[str, Any]) -> None:
         """Load a state of which only the outermost level was checked."""
         self._complete = Ranges(state["complete"])
-        for epoch, positions in state["epochs"].items():
-            self._open_epochs[int(epoch)] = EpochPositions.of(self.size, f"{OWNER}, epoch {epoch}", positions)
+        for epoch, record in state["epochs"].items():
+            self._open_epochs[int(epoch)] = EpochRecord.of(self.size, f"{OWNER}, epoch {epoch}", record)
         for rank, worker in state["workers"].items():
             self._workers[int(rank)] = Holder.of(f"{OWNER}, rank {rank}", worker)
         self._waiting = dict.fromkeys(state["waiting"])
