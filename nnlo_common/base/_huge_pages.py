@@ -48,9 +48,8 @@ def zeroed(count: int) -> Bytes:
 
 def _pages(count: int) -> Bytes:
     """Return `count` zeroed bytes in pages that nothing else uses."""
-    large = (
-        max(1, round(count / PAGE)) * PAGE
-    )  # a short rest stays in small pages: it would waste a large one
+    # A short rest stays in small pages: it would waste a large one.
+    large = max(1, round(count / PAGE)) * PAGE
     room = max(large, count)
     try:
         # One page more than needed, because large pages begin at multiples of their size.

@@ -48,30 +48,30 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other thread
-            if not _noting:
-                _before.update({number: signal.signal(number, _note) for number in _SIGNALS})
-            _noting.append(self)
+            if not _active:
+                _previous.update({number: signal.signal(number, _record) for number in _SIGNALS})
+            _active.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self not in _noting:
+        if self not in _active:
             return
-        _noting.remove(self)
-        if not _noting:
-            for number, handler in _before.items():
+        _active.remove(self)
+        if not _active:
+            for number, handler in _previous.items():
                 with contextlib.suppress(TypeError, ValueError):  # set from C, or the interpreter shuts down
                     signal.signal(number, handler)
-            _before.clear()
+            _previous.clear()
 
 
 #: Entered and not yet left. Several may overlap: one that fails may be left long after the next is entered.
-_noting: list[Interrupts] = []
+_active: list[Interrupts] = []
 #: The handlers before the first of them.
-_before: dict[signal.Signals, Any] = {}
+_previous: dict[signal.Signals, Any] = {}
 
 
-def _note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
-    for one in _noting:
+def _record(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+    for one in _active:
         one.came = True

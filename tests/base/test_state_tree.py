@@ -1,4 +1,4 @@
-"""Exact state: saving copies, loading keeps the memory, and what does not fit is refused."""
+"""Exact state: saving copies, loading keeps the memory, and a state that does not match is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inner(Stateful):
 
 
 class Outer(Stateful):
-    """Holds everything that a state may hold, and a scratch buffer that it may not."""
+    """Has every kind of attribute that can be saved, and a scratch buffer that is not saved."""
 
     saved = ("clock", "rate", "vector", "waiting", "inner", "optimizer")
 

@@ -1,4 +1,4 @@
-"""Lists of HDF5 files: what is read is what is in them, and what cannot be read is named before training."""
+"""Lists of HDF5 files: samples are read exactly, and unreadable files are named before the training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py
 
 
 def write(path, **contents):
-    """A file with these datasets; a dictionary is a group, a function makes what it likes."""
+    """Write a file with these datasets; a dictionary makes a group, a function writes its own content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         fill(file, contents)
@@ -48,13 +48,13 @@ def fill(group, contents):
 
 
 def rows(start, stop, width=2):
-    """Samples that begin with their own number."""
+    """Return samples that begin with their number."""
     return np.stack([np.arange(start, stop, dtype="f4")] * width, axis=1)
 
 
 @pytest.fixture
 def three(tmp_path):
-    """Three files of 4, 0 and 5 samples."""
+    """Write three files of 4, 0 and 5 samples."""
     for name, start, stop in [("a", 0, 4), ("b", 4, 4), ("c", 4, 9)]:
         write(tmp_path / f"{name}.h5", x=rows(start, stop), y=np.arange(start, stop))
     return tmp_path
@@ -170,7 +170,7 @@ def test_over_all_workers_each_sample_comes_once(
 
 
 def test_only_slices_are_read(three, monkeypatch):
-    """Of single samples in a random order HDF5 is slower by a hundred times."""
+    """HDF5 reads single samples in random order a hundred times slower."""
     slices = []
     read = h5py.Dataset.read_direct
 
@@ -298,7 +298,7 @@ def cut(folder):
 
 
 def other(folder, **contents):
-    """A good file, and one that differs."""
+    """Write a good file, and one that differs."""
     good(folder)
     write(folder / "b.h5", **contents)
     return folder / "*.h5"
@@ -355,7 +355,7 @@ def circle(group, name):
 
 
 def exotic(group, name):
-    """Compressed by what nobody has."""
+    """Write a dataset compressed with a filter that does not exist."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_chunk((6, 2))
     properties.set_filter(32765, h5py.h5z.FLAG_OPTIONAL, ())
@@ -847,7 +847,7 @@ HOSTILE = {
 
 @pytest.fixture
 def unprivileged():
-    """Nobody in particular, for root may read everything."""
+    """Become an unprivileged user, because root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -887,7 +887,7 @@ def test_a_list_of_a_million_lines_is_refused_in_few_words(tmp_path, content):
 
 
 def test_any_damage_is_a_damage_that_is_named(tmp_path):
-    """Whatever byte is wrong: it is read, or refused with the file's name, and nothing else is raised."""
+    """With any wrong byte, the file is read, or refused by name, and no other error is raised."""
     content, told = good(tmp_path).read_bytes(), []
     for place in range(0, len(content), 13):
         path = flipped(place, tmp_path)
@@ -1041,7 +1041,7 @@ def test_of_a_thousand_files_each_is_opened_once_to_look_at_it(tmp_path, monkeyp
 @pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_two_gigabytes_are_streamed_in_little_memory(tmp_path):
-    """The files are sparse: what was never written takes no room on the disk, but does in memory."""
+    """The files are sparse: unwritten parts take memory when they are read, but no room on the disk."""
     for index in range(8):
         with h5py.File(tmp_path / f"{index}.h5", "w") as file:
             file.create_dataset("x", (64_000, 1000), "f4")

@@ -1,4 +1,4 @@
-"""Leases: nothing is lost, nothing is given out twice without a death, nobody waits for nothing."""
+"""Leases: no position is lost, or leased twice without a death, and no worker waits in vain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nnlo_common.data.leasing._ranges import Ranges
 
 
 def used_up(leases: Leases, rank: int, epoch: int) -> list[Lease]:
-    """All leases that `rank` gets if it is alone from now on."""
+    """Return all leases that `rank` gets if it is alone from now on."""
     got = []
     while isinstance(lease := leases.ask(rank, epoch), Lease):
         leases.validate()
@@ -408,7 +408,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
 
 @dataclasses.dataclass
 class Simulated:
-    """An epoch in which nothing counts but how fast each worker is.
+    """Result of a simulated epoch in which only the workers' speeds matter.
 
     Attributes:
         used: how many positions each worker used.
@@ -427,7 +427,7 @@ def simulate(
     epoch: int = 0,
     changes: dict[int, tuple[float, float]] | None = None,
 ) -> Simulated:
-    """Use up an epoch; `changes` are, by rank, from when on it has which other speed."""
+    """Use up an epoch; `changes` are, by rank, the time and the value of a change of speed."""
     events = [(0.0, rank) for rank in speeds]
     run = Simulated(ends=dict.fromkeys(speeds, 0.0))
     while events:
@@ -517,7 +517,7 @@ def test_ranges_are_sets(pieces: list[int], bites: list[int]) -> None:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Workers ask, die, leave, break off and are saved in any order; a model keeps count of positions."""
+    """Workers ask, die, leave, stop early and are saved in any order; a model counts the positions."""
 
     @initialize(
         size=st.integers(0, 9),
@@ -572,7 +572,7 @@ class Interleavings(RuleBasedStateMachine):
         return sum(lease.size for lease in self.leases.get(rank, []))
 
     def put(self, rank: int, used: int, *, died: bool = False, keeps: bool = False) -> None:
-        """In the model: end leases of which `used` positions were used, or keep the rest."""
+        """End leases in the model after `used` positions, or keep the rest."""
         for lease in self.leases.pop(rank, []):
             mine = min(used, lease.size)
             used -= mine
@@ -684,7 +684,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not set(self.leases) & set(self.waits)
 
     def teardown(self) -> None:
-        """Let all who live come to the end of one last epoch."""
+        """Let all living workers finish one last epoch."""
         if not hasattr(self, "ledger"):
             return
         last = max(self.epoch.values()) + 1
