@@ -85,7 +85,7 @@ class Worker:
 
 
 def train(make, speeds, *, epochs, patient, deaths=(), interrupted=None):
-    """Return the samples seen in each epoch, those that dead workers did not report, and the unfinished ones."""
+    """Return the samples seen in each epoch, those that dead workers did not report, and unfinished ones."""
     server = Server(make(), range(len(speeds)), patient)
     workers = {rank: Worker(rank, server, make()) for rank in range(len(speeds))}
     seen, twice = defaultdict(Counter), defaultdict(Counter)

@@ -369,7 +369,7 @@ def test_alone_it_goes_on_where_it_was(files):
 
 def test_the_state_of_another_order_is_refused_and_both_are_named(files):
     state = batches_of(files).state_dict()
-    with pytest.raises(ConfigurationError, match=r"seed 0, .* was saved, .*seed 1, .*resume with"):
+    with pytest.raises(ConfigurationError, match=r"state is for .*seed 0, .* has .*seed 1, .*resume with"):
         batches_of(files, seed=1).load_state_dict(state)
 
 
