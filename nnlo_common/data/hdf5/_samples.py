@@ -234,7 +234,8 @@ class _Side:
         except Exception as error:
             raise ConfigurationError(
                 f"adapt_{self._name} failed on {rows} samples, {_described(made)}, with "
-                f"{type(error).__name__}: {error}; correct it, and test it with `HDF5Source(...).take(0, {rows})`"
+                f"{type(error).__name__}: {error}; correct it, and test it with "
+                f"`HDF5Source(...).take(0, {rows})`"
             ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
