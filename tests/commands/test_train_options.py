@@ -146,7 +146,7 @@ def test_lists_are_looked_at_early(capsys):
     Path("up.list").write_text("../../none/../a.h5\n")
     assert "there is no such file" in refusal(capsys, *GOOD, "--val", "up.list")
     Path("binary.list").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in refusal(capsys, *GOOD, "--val", "binary.list")
+    assert "is not text" in refusal(capsys, *GOOD, "--val", "binary.list")
 
 
 WRONG_FILES = {
