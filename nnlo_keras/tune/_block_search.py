@@ -65,8 +65,8 @@ def search_over(
         raise
     teams = cut_teams(blocks, folds)
     failure: Exception | None
-    goes_on = f"The same command goes on from {tuner.project_dir}"
-    with connect_search(world, teams, goes_on=goes_on) as here:
+    hint = f"Rerun the same command to resume from {tuner.project_dir}"
+    with connect_search(world, teams, hint=hint) as here:
         if world.rank == 0:
             each = len(teams) // len(blocks)
             source = OracleTrials(tuner, folds)

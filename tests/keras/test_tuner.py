@@ -346,7 +346,7 @@ def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockste
     def oracle():
         return keras_tuner.oracles.RandomSearchOracle("loss", max_trials=8, seed=1, max_retries_per_trial=1)
 
-    with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block takes no more"):
+    with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block gets no more"):
         tuners = struck(5, tmp_path, victim, kind, oracle, folds=folds, lockstep=lockstep)
     assert isinstance(tuners.pop(victim), InjectedFault)
     for tuner in tuners:
@@ -363,9 +363,9 @@ def test_a_trial_whose_rank_dies_has_failed_where_none_is_tried_again(tmp_path):
 
 
 def test_the_last_block_ends_the_job_and_the_same_command_goes_on(tmp_path):
-    goes_on = f"has died, and with it the last block. The same command goes on from {tmp_path}/p"
+    goes_on = f"has died, and with it the last block. Rerun the same command to resume from {tmp_path}/p"
     with (
-        pytest.warns(RuntimeWarning, match="Blocks that go on: 0"),
+        pytest.warns(RuntimeWarning, match="Blocks left: 0"),
         pytest.raises(PeerLostError, match=re.escape(f"rank 2: on memory {goes_on}")),
     ):
         struck(3, tmp_path, 2, "RunOutcome")
@@ -381,7 +381,7 @@ def test_a_rank_that_dies_when_all_is_done_is_not_missed(tmp_path):
 @pytest.mark.parametrize("size", [1, 3])
 def test_without_time_nothing_is_begun_and_the_same_command_goes_on(tmp_path, size):
     with pytest.warns(
-        RuntimeWarning, match="no more trials are begun: the longest has taken 0 s, and there is"
+        RuntimeWarning, match="no more trials begin: the longest took 0 s, and less time is"
     ):
         tuners = searched(size, tmp_path, until=1e-9)
     assert [found(tuner) for tuner in tuners] == [{}] * size
@@ -479,7 +479,7 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
 
     posts = trained(trained(coordinator.begin(), 30.0), 20.0)
     assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
-    with pytest.warns(RuntimeWarning, match="the longest has taken 40 s"):
+    with pytest.warns(RuntimeWarning, match="the longest took 40 s"):
         posts = trained(posts, 40.0)
     assert [type(post.message) for post in posts] == [End]
     assert coordinator.look() == []
@@ -489,7 +489,7 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
 
 
 def test_without_its_first_rank_a_search_ends(tmp_path):
-    problem = "rank 0: on memory has died, which coordinated the search. The same command goes on from "
+    problem = "rank 0: on memory has died; it coordinated the search. Rerun the same command to resume from "
     with pytest.raises(PeerLostError, match=problem):
         struck(5, tmp_path, 0, "Done")
 

@@ -167,7 +167,7 @@ def test_a_grid_without_an_end_is_refused():
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid")
     with pytest.raises(ConfigurationError, match=r'lockstep=True with sampler="grid"'):
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", lockstep=True)
-    with pytest.raises(ConfigurationError, match=r"search_ranks=2 with 'grid', which goes on"):
+    with pytest.raises(ConfigurationError, match=r"search_ranks=2 with 'grid', which continues from its last choice"):
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", search_ranks=2)
 
 
