@@ -380,9 +380,7 @@ def test_a_rank_that_dies_when_all_is_done_is_not_missed(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_without_time_nothing_is_begun_and_the_same_command_goes_on(tmp_path, size):
-    with pytest.warns(
-        RuntimeWarning, match="no more trials begin: the longest took 0 s, and less time is"
-    ):
+    with pytest.warns(RuntimeWarning, match="no more trials begin: the longest took 0 s, and less time is"):
         tuners = searched(size, tmp_path, until=1e-9)
     assert [found(tuner) for tuner in tuners] == [{}] * size
     first, *_ = searched(size, tmp_path, until=3600)
@@ -569,7 +567,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
     oracle = STOCK["random"]()
     for options, problem in [
         ({"oracle": "best"}, "'best' is not known"),
-        ({"oracle": 3}, "oracle=3 is no oracle"),
+        ({"oracle": 3}, "oracle=3 is not an oracle"),
         ({"oracle": oracle, "seed": 0}, "MPITuner(seed=...) with an oracle"),
         ({"distribute": "down"}, "distribute='down' is not known: use 'agn'"),
         ({"block_size": 0}, "block_size"),
@@ -614,7 +612,7 @@ def test_folds_of_ones_own_and_validation_split():
     (a,), options = held_out((x,), {"y": y, "validation_split": 0.5, "epochs": 3}, Folds(1), None, 0)
     assert (a.tolist(), options["y"].tolist(), options["epochs"]) == ([0, 1, 2], [0, 10, 20], 3)
     assert [one.tolist() for one in options["validation_data"]] == [[3, 4, 5], [30, 40, 50]]
-    with pytest.raises(ConfigurationError, match="folds=2 holds samples back"):
+    with pytest.raises(ConfigurationError, match="folds=2 sets validation samples apart"):
         held_out((x, y), {"validation_data": (x, y)}, own, 0, 0)
 
 

@@ -132,9 +132,7 @@ class BlockTrial(BaseTrial):
             ConfigurationError: the search has no folds, or there are too few samples for them.
         """
         if self.folds == 1:
-            raise ConfigurationError(
-                "trial.split: this search has no folds; use optimize(..., folds=5)"
-            )
+            raise ConfigurationError("trial.split: this search has no folds; use optimize(..., folds=5)")
         return split(samples, self.folds, self.fold, labels=labels, groups=groups, seed=self._split_seed)
 
     def set_user_attr(self, key: str, value: Any) -> None:
