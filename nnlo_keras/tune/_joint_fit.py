@@ -67,8 +67,8 @@ def _share_history(model: Any, world: RankWorld) -> None:
     def fit_and_share(*args: Any, **options: Any) -> Any:
         history = fit(*args, **options)
         mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
-        told = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
-        history.epoch, history.history = told["epoch"], told["history"]
+        answer = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
+        history.epoch, history.history = answer["epoch"], answer["history"]
         return history
 
     model.fit = fit_and_share

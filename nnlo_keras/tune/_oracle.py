@@ -70,7 +70,7 @@ class SamplerOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Tell the sampler what has become of a trial."""
+        """Report a trial's result to the sampler."""
         super().end_trial(trial)
         ended = self.trials[trial.trial_id]
         if ended.status in {"COMPLETED", "FAILED"}:

@@ -27,7 +27,7 @@ Objective: TypeAlias = Callable[[Any], Any]
 _DRAIN_PAUSE_S = 1e-3
 # Ranks save and leave together; each needs this long at most to write its part of the checkpoint.
 _LEAVING_S = 60.0
-_LEFT, _AT_A_SIGNAL = "left", "broken off: the training in it has saved and left at a signal"
+_LEFT, _AT_A_SIGNAL = "left", "broken off: its training saved at a signal and left"
 
 
 def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective) -> End:
@@ -161,10 +161,10 @@ def _settle(
     """
     channel.tell_partners(mine)
     outcomes = {world.rank: mine}
-    told, until_s = mine.state == "complete", time.monotonic() + patience_s
+    alarmed, until_s = mine.state == "complete", time.monotonic() + patience_s
     while outcomes.keys() | channel.lost < set(range(world.size)):
-        if not told and time.monotonic() >= until_s:
-            told = True
+        if not alarmed and time.monotonic() >= until_s:
+            alarmed = True
             channel.tell_partners(alarm)
         if channel.lost:
             world.revoke()

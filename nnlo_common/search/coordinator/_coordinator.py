@@ -174,8 +174,8 @@ class Coordinator:
         if self._unreported or self.over or (living and source.pending):
             return messages
         if not living and (left := source.left()):
-            told = f"; trials left: {left}" if left < math.inf else ""
-            raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{told}")
+            count = f"; trials left: {left}" if left < math.inf else ""
+            raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{count}")
         self.over = True
         end = End(-1, source.finish(self._lost), self.interrupted)
         everyone = range(self._roster.count + len(self._search_ranks))

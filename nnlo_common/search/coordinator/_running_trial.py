@@ -1,7 +1,7 @@
 """Running trial of a block: its waiting, running and ended folds, and their reports.
 
-one team         trains fold after fold; only the first fold's reports reach the pruner, to compare trials
-team per fold    trains all folds side by side; the pruner gets a step's mean once all have reported it
+one team         trains fold after fold; the pruner sees only the first fold, so that trials are comparable
+team per fold    trains all folds side by side; the pruner gets the mean of a step once all have reported it
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class StudyTrials(TrialSource):
     # -- ending ---------------------------------------------------------------------------------------
 
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:
-        """Report a trial's result to the study; queue the trial again if it is to be retried."""
+        """Report a trial's result to the study; queue it again for a retry."""
         trial, ending = running.trial, running.result
         if self._folds > 1:
             keep_folds(trial, running.outcomes)

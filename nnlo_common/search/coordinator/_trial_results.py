@@ -134,8 +134,8 @@ def tell(
     if state == "complete":
         failures.kept(trial)
         study.tell(trial, values)
-        told = "Trial %d finished with values: %s and parameters: %s."
-        _LOG.info(told, trial.number, list(values or ()), trial.params)
+        text = "Trial %d finished with values: %s and parameters: %s."
+        _LOG.info(text, trial.number, list(values or ()), trial.params)
     elif state == "pruned":
         study.tell(trial, state=TrialState.PRUNED)
         _LOG.info("Trial %d pruned.", trial.number)

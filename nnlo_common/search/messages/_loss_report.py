@@ -41,17 +41,17 @@ def report_loss_once(
         yield
     except PeerLostError as lost:
         end = PeerLostError(lost.rank, f"on {hosts[lost.rank]} {lost.problem}. {hint}")
-        end.said = not _reports(mail, world.rank, world.size, told=channel.told or lost.said)
+        end.said = not _reports(mail, world.rank, world.size, reported=channel.told or lost.said)
         raise end from lost.__cause__
 
 
-def _reports(mail: Mail, rank: int, size: int, *, told: bool) -> bool:
+def _reports(mail: Mail, rank: int, size: int, *, reported: bool) -> bool:
     """Return whether this rank reports the loss: only if no other rank has. If so, notify the others."""
     until_s = time.monotonic() + _TURN_S * max(0, min(rank - 1, _LAST_TURN))
-    while not told and (left_s := until_s - time.monotonic()) > 0:
+    while not reported and (left_s := until_s - time.monotonic()) > 0:
         received = mail.receive(left_s)
-        told = isinstance(received, tuple) and isinstance(from_text(received[1]), LossReported)
-    if told:
+        reported = isinstance(received, tuple) and isinstance(from_text(received[1]), LossReported)
+    if reported:
         return False
     for peer in range(size):
         if peer != rank:
