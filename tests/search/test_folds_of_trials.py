@@ -110,7 +110,7 @@ def test_a_fold_that_fails_ends_the_others(size):
     study, *_ = searched(size, objective, n_trials=4, folds=2, block_size=size - 1)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
     assert "ValueError: in fold 0" in study.trials[1].user_attrs[ERROR]
-    assert "holds NaN" in study.trials[2].user_attrs[ERROR]
+    assert "the objective returned NaN" in study.trials[2].user_attrs[ERROR]
     # Side by side the other fold may have been broken off before its end.
     assert study.trials[2].user_attrs[FOLDS] in ([0.0, None], *([[None, None]] if size == 5 else []))
     assert not {(1, 0), (1, 1)} & set(reached)
