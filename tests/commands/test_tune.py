@@ -180,7 +180,7 @@ WRONG_FLAGS = {
     "folds and a list": (["--n-fold", "2", "--val", "a.h5"], "leave --val out, or --n-fold"),
     "labels of no folds": (["--fold-labels", "labels"], "there are none; add --n-fold, e.g. --n-fold 5"),
     "groups of no folds": (["--fold-groups", "run"], "--fold-groups says by what"),
-    "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its end says how to write it"),
+    "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its suffix gives the format"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
     "one fold": (["--fold", "1/2"], "there is no option --fold"),
     "elastic without a checkpoint": (
