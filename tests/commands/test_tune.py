@@ -260,7 +260,7 @@ def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
     ("options", "expected"),
     [
         ({"fold_labels": "kind"}, r"--fold-labels kind: .*has no 'kind'.*labels"),
-        ({"fold_labels": "both"}, r"--fold-labels both is a group of 2 datasets; name one with"),
+        ({"fold_labels": "both"}, r"--fold-labels both is a group of 2 datasets; name a dataset with"),
         (
             {"fold_groups": "features"},
             r"--fold-groups features has rows of shape \[2\], which are not one-hot",
@@ -278,7 +278,7 @@ def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
 
 
 def test_a_fold_is_asked_for_with_what_cuts_it():
-    with pytest.raises(ConfigurationError, match=r"--fold-groups is for parts; add --fold, e\.g\. 1/5"):
+    with pytest.raises(ConfigurationError, match=r"--fold-groups needs --fold; add it, e\.g\. --fold 1/5"):
         settings_of({**GIVEN, "fold_groups": Given("run")})
     search = SearchSettings(n_fold=4, fold_groups="run")
     given = search.folded(GIVEN, 1)
@@ -409,7 +409,7 @@ def test_a_search_goes_on_in_its_own_folder_only():
     with pytest.raises(ConfigurationError, match=r"only there is 'space\.width\.low = 1'"):
         claim_search("s", "net", "[space.width]\nlow = 2\n")
     (folder / SEARCH).write_text("a = \n")
-    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is no TOML"):
+    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is not valid TOML"):
         claim_search("s", "net", "a = 1\n")
     Path("t").mkdir()
     Path("t/other").write_text("")

@@ -157,7 +157,7 @@ WRONG_KERAS = {
     "an unknown option of it": (["--optimizer-option", "nestero=true"], "did you mean 'nesterov'?"),
     "a value that it cannot have": (["--optimizer-option", "clipnorm=1", "clipvalue=1"], "Only one of"),
     "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
-    "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
+    "an unknown target": (["--target-metric", "val_acc > 1"], "the metrics are loss, accuracy, val_loss"),
 }
 
 

@@ -1,7 +1,7 @@
 """Full round trip of an exchange, beside a raw ping-pong of the same bytes.
 
-The ping-pong uses numpy's memory. A second ping-pong uses nnlo's large pages (see `base/_huge_pages.py`), to separate the
-gain of the pages from the cost of the exchange.
+The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_huge_pages.py`), to separate
+the gain of the pages from the cost of the exchange.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _SearchRun:
         return f"\nThe same command goes on from the trials in {self._folder}"
 
     @property
-    def going_on(self) -> str:
+    def resume_hint(self) -> str:
         """The same: a search that was interrupted is one that was broken off."""
         return self.advice
 
