@@ -75,7 +75,7 @@ GOOD = ["--model", "net.json", "--train", "a.h5", "--loss", "mse"]
 WRONG_FLAGS = {
     "unknown": (["--epoch", "3"], "no option --epoch; did you mean '--epochs'?"),
     "misspelt": (["--learnin-rate=3"], "did you mean '--learning-rate'?"),
-    "far from all": (["--xyzzy"], "no option --xyzzy (nnlo train --help"),
+    "far from all": (["--xyzzy"], "no option --xyzzy (see nnlo train --help"),
     "a word too many": (["--batch", "3", "b.h5"], "'b.h5' belongs to no option"),
     "without its value": (["--epochs"], "--epochs: expected one argument"),
     "no number": (

@@ -35,7 +35,7 @@ _HELP: Mapping[str, str] = {
     "order": "whether the exchange or the step comes first",
     "outer_learning_rate": "of the outer SGD",
     "outer_momentum": "of the outer SGD",
-    "primed": "use the first centre as the first reference for staleness",
+    "primed": "take the first centre as the first stale centre",
     "synchronous": "wait for all workers at each exchange",
     "warm_start": "commits of the first worker before the others join",
     "warmup": "number of first steps that are each averaged",

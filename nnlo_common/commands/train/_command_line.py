@@ -142,6 +142,4 @@ def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str)
             "the shell passes it as one word, or put the files after --train)"
         )
     flags = ["--config", *(option.flag for option in options.values())]
-    raise ConfigurationError(
-        f"there is no option {word}{nearest(word, flags)} (nnlo {command} --help lists them all)"
-    )
+    raise ConfigurationError(f"there is no option {word}{nearest(word, flags)} (see nnlo {command} --help)")

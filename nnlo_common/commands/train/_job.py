@@ -137,9 +137,7 @@ class Job:
         if not said:
             tell(f"{self.name}{error}{advice}", self.command)
         if self.world is not None:
-            time.sleep(
-                2 * _SILENT_S if said else _SILENT_S / 5
-            )  # to forward the text
+            time.sleep(2 * _SILENT_S if said else _SILENT_S / 5)  # time for the launcher to print it
             self.world.abort(1)
         return 1
 

@@ -79,15 +79,11 @@ class Settings:
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, "further options of the optimizer", default=dict
     )
-    seed: int = option(
-        TRAINING, "of the first weights and the order of samples", default=0, least=0, below=2**32
-    )
+    seed: int = option(TRAINING, "of the weights and the order of samples", default=0, least=0, below=2**32)
     early_stopping: int | None = option(
         TRAINING, "stop after so many epochs without a better metric", "EPOCHS", least=1
     )
-    early_stopping_metric: str | None = option(
-        TRAINING, "the metric for it (val_loss, or loss without --val)"
-    )
+    early_stopping_metric: str | None = option(TRAINING, "that metric (val_loss, or loss without --val)")
     target_metric: str | None = option(
         TRAINING, "stop when a metric reaches this, e.g. 'val_accuracy > 0.9'", "CONDITION"
     )
@@ -192,7 +188,7 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
     for name, one in given.items():
         if name not in OPTIONS:
             raise ConfigurationError(
-                f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (nnlo train --help lists them all)"
+                f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (see nnlo train --help)"
             )
         values[name] = one.read(OPTIONS[name])
     mode = values.get("mode", OPTIONS["mode"].default)

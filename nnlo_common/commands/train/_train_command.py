@@ -75,9 +75,7 @@ class TrainRun:
             self.train()
             self.close()
         except Exception as error:
-            if not isinstance(
-                error, NNLOError
-            ):  # e.g. of the user's code: print the remedy before the traceback
+            if not isinstance(error, NNLOError):  # print the remedy before the traceback
                 tell(f"{self._job.name}{type(error).__name__}: {brief(str(error))}{self.advice}")
             raise
         return 0
