@@ -177,7 +177,7 @@ def test_a_layer_that_keras_does_not_know_is_refused(capsys):
         json.dumps({"module": "keras", "class_name": "Sequential", "config": {"layers": [layer]}})
     )
     said = refused(capsys, "--model", "m.json", "--loss", "mse")
-    assert "cannot make the model of it" in said
+    assert "cannot build the model" in said
     assert "Conv7D" in said
 
 

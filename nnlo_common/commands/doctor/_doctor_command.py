@@ -58,7 +58,7 @@ def run_doctor(*, quick: bool, as_data: bool) -> int:
         quick: measure less.
         as_data: print JSON instead of a page.
     """
-    watchdog = Watchdog(_STEP_S, _give_up)
+    watchdog = Watchdog(_STEP_S, _abort)
     job = _join(os.environ)
     if job.world is not None:
         guard(job.world)
@@ -131,7 +131,7 @@ def _ignore(_step: str) -> None:
     """Watch no step: ranks other than 0 wait long while rank 0 measures."""
 
 
-def _give_up(step: str) -> None:
+def _abort(step: str) -> None:
     sys.stderr.write(
         f"nnlo doctor: no progress for {_STEP_S:.0f} s while {step}.\n"
         "Messages do not arrive, or a file system does not answer. Try one host, then two; "
