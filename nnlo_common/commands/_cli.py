@@ -90,8 +90,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     doctor = commands.add_parser(
         "doctor",
-        help="look at the machine, the MPI library and the installation, and say what to mend",
-        description="Look at the machine, the MPI library and the installation, and say what to mend. Run it "
+        help="look at the machine, the MPI library and the installation, and say what to fix",
+        description="Look at the machine, the MPI library and the installation, and say what to fix. Run it "
         "alone, and as you train: `mpiexec -n 3 nnlo doctor`. The exit status is 1 if training would fail.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")

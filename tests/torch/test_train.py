@@ -102,7 +102,7 @@ def test_a_torch_training_goes_on_from_its_checkpoint(capsys):
     assert train(*words, "--run", "r", "--checkpoint") == 0
     assert told("r") == told("whole")
     assert train(*words, "--run", "r", "--checkpoint") == 2
-    assert "is complete" in capsys.readouterr().err
+    assert "has a complete training" in capsys.readouterr().err
 
 
 @pytest.mark.framework("torch")

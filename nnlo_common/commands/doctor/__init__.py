@@ -1,4 +1,4 @@
-"""`nnlo doctor`: look at the machine, the MPI library and the installation, and say what to mend.
+"""`nnlo doctor`: look at the machine, the MPI library and the installation, and say what to fix.
 
 _rank_report     facts that one rank reports to rank 0, as text, without judgement
 _checks_*        pure functions from the reports of all ranks to findings; _all_checks calls them

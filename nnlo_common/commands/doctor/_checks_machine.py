@@ -82,7 +82,7 @@ def check_locks(report: RankReport) -> Finding:
 
 
 def check_forking(start_method: str, hosts: int) -> Finding:
-    """Check that data loaders do not fork on a network of several hosts."""
+    """Check that data loaders do not fork if there are several hosts."""
     if start_method != "fork":
         return ok("data loaders", f"start processes by {start_method}")
     if hosts == 1:

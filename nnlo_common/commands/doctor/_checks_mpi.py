@@ -80,7 +80,7 @@ def check_cuda(mpi: MPIFacts) -> Finding:
 
 
 def check_wheels(versions: Mapping[str, str | None]) -> Finding:
-    """Check that not two MPI wheels overwrite each other's files."""
+    """Check that only one MPI wheel is installed: two overwrite each other's files."""
     found = [name for name in _WHEELS if versions.get(name)]
     if len(found) > 1:
         return problem(

@@ -22,9 +22,9 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        name: what was looked at.
+        name: of the check.
         status: whether training can go well (OK), may go better (NOTE), or will fail (PROBLEM).
-        text: what was found.
+        text: the result.
         advice: what to do about it; empty for OK.
     """
 
@@ -40,12 +40,12 @@ def ok(name: str, text: str) -> Finding:
 
 
 def note(name: str, text: str, advice: str) -> Finding:
-    """Return a finding that training survives, but that could be better."""
+    """Return a finding about something that works, but could be better."""
     return Finding(name, Status.NOTE, text, advice)
 
 
 def problem(name: str, text: str, advice: str) -> Finding:
-    """Return a finding that makes training fail."""
+    """Return a finding about something that makes training fail."""
     return Finding(name, Status.PROBLEM, text, advice)
 
 

@@ -73,7 +73,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     notes = sum(finding.status is Status.NOTE for finding in findings)
     also = f"{_count(notes, 'note')} above" if notes else ""
     if problems:
-        return f"not ready; {_count(problems, 'problem')} to mend first" + (f", {also}" if also else "")
+        return f"not ready; {_count(problems, 'problem')} to fix first" + (f", {also}" if also else "")
     return f"ready; {also}" if also else "ready"
 
 

@@ -1,4 +1,4 @@
-"""Options of the algorithms: the fields of their dataclasses, as far as the wrappers take them."""
+"""Options of the algorithms: the fields of their dataclasses that the wrappers take."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Loaded:
 
 
 def check_model(settings: Settings) -> Path:
-    """Refuse an invalid model file, as far as this shows without a framework; return its path."""
+    """Check the model file without a framework; return its path."""
     path = Path(settings.model).expanduser().resolve()
     _check_readable(path)
     suffix = path.suffix.lower()

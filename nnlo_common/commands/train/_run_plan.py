@@ -156,7 +156,7 @@ class RunPlan:
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse empty lists and missing files, as far as this shows without opening them."""
+    """Refuse empty lists and missing files, without opening any file."""
     for flag, files in (("--train", settings.train), ("--val", settings.val)):
         for path in list_files(files) if files else ():
             if "://" in path and settings.cache is None:
