@@ -27,7 +27,8 @@ def _advised() -> Iterator[None]:
     try:
         yield
     except PeerLostError as lost:
-        lost.problem = lost.problem.partition(". The same command")[0]
+        for hint in (". The same command", ". Rerun the same command"):
+            lost.problem = lost.problem.partition(hint)[0]
         raise
 
 
