@@ -27,8 +27,7 @@ def _advised() -> Iterator[None]:
     try:
         yield
     except PeerLostError as lost:
-        for hint in (". The same command", ". Rerun the same command"):
-            lost.problem = lost.problem.partition(hint)[0]
+        lost.problem = lost.problem.partition(". Rerun the same command")[0]
         raise
 
 
