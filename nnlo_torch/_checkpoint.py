@@ -261,7 +261,7 @@ class Checkpoint:
 
     def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
         """Restart the epoch from the centre, with another worker's state except its weights."""
-        assert self._team is not None  # alone there is no centre
+        assert self._team is not None  # a process alone has no centre
         tree = unpacked(data)
         self._epoch = self._first_epoch = facts["epoch"]
         self._load_own(tree)

@@ -80,7 +80,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return [_row(batch, place) for place in places.tolist()]
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files and release local copies."""
         self._source.close()
 
 
@@ -204,7 +204,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
                 self._ledger().load(state["ledger"])
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files and release local copies."""
         self._batches.close()
 
     def __getstate__(self) -> dict[str, Any]:
