@@ -96,7 +96,7 @@ def spec_of(data: Any) -> Any:
 @_KERAS.uses("_num_batches")
 def set_length(data: Any, batches: int) -> None:
     """Set the number of batches in an epoch of `fit`'s epoch iterator."""
-    _ = data._num_batches  # fails if Keras no longer reads it
+    _ = data._num_batches  # raises if Keras has dropped it
     data._num_batches = batches
 
 
@@ -118,7 +118,7 @@ def first_epoch(model: Any) -> int:
 @_KERAS.uses("_initial_epoch")
 def begin_with(model: Any, epoch: int | None) -> None:
     """Set the first epoch of `fit`; None, 0: use its own `initial_epoch`."""
-    _ = model._initial_epoch  # fails if Keras no longer reads it
+    _ = model._initial_epoch  # raises if Keras has dropped it
     model._initial_epoch = epoch or None
 
 
@@ -137,7 +137,7 @@ def build_metrics(model: Any, spec: Any) -> None:
 @_KERAS.uses("_should_eval")
 def unvalidated(model: Any) -> list[Callable[[], object]]:
     """Turn off the validation in a worker's `fit`; return functions that undo it."""
-    _ = model._should_eval  # fails if Keras no longer calls it
+    _ = model._should_eval  # raises if Keras has dropped it
     model._should_eval = lambda *_: False
 
     def validate_again() -> None:
@@ -200,7 +200,7 @@ def value_of(variable: Any) -> Any:
 
 def put_value(variable: Any, value: Any) -> None:
     """Set the array of a JAX variable; does the same as `assign`, but faster."""
-    value_of(variable)  # fails if Keras no longer reads it
+    value_of(variable)  # raises if Keras has dropped it
     variable._value = value
 
 

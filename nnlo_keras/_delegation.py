@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 #: Attributes that Keras' constructor sets on the wrapper; they are dropped, as nothing reads them.
-_FORGOTTEN = (*MADE_AT_ONCE, *OPTIONS)
+_DROPPED = (*MADE_AT_ONCE, *OPTIONS)
 
 
 class Delegation(OptimizerInside):
@@ -51,7 +51,7 @@ class Delegation(OptimizerInside):
 
     def __setattr__(self, name: str, value: Any) -> None:
         inner = vars(self).get("inner_optimizer")
-        if inner is None and name in _FORGOTTEN:
+        if inner is None and name in _DROPPED:
             return
         own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
         if inner is None or (own and name not in OPTIONS) or not hasattr(inner, name):

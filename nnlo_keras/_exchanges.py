@@ -49,11 +49,11 @@ class Exchanges:
         self._team, self._weights, self._wrappers, self._rates = team, weights, wrappers, rates
         self._sizes = sizes
         self._sums = wrappers[0].mode is StepMode.ACCUMULATE
-        self._still = self._sums and not wrappers[0].moves_locally  # only exchanges change weights
-        self._attaches = undisturbed and self._still
-        self._each = wrappers[0].algorithm.local_optimizer() is not None  # it moves weights in each step
-        self._first = getattr(team.algorithm, "order", "") == "paper"
-        if self._each and sizes.per_execution > 1:
+        self._frozen_here = self._sums and not wrappers[0].moves_locally  # only exchanges change weights
+        self._attaches = undisturbed and self._frozen_here
+        self._steps_here = wrappers[0].algorithm.local_optimizer() is not None
+        self._exchange_first = getattr(team.algorithm, "order", "") == "paper"
+        if self._steps_here and sizes.per_execution > 1:
             raise ConfigurationError(
                 f"{type(wrappers[0]).__name__} needs the gradient of each batch, but compile() was given "
                 f"steps_per_execution={sizes.per_execution}; leave steps_per_execution out"
@@ -89,9 +89,13 @@ class Exchanges:
 
     def begin_batch(self) -> None:
         """Record the weights before an execution, if they are needed."""
-        if self._still and self.in_epoch == 0:
+        if self._frozen_here and self.in_epoch == 0:
             self._before = self._weights.parameters.vector.copy()
-        if self._first and not self._sums and self._team.worker.due_within(self._sizes.per_execution):
+        if (
+            self._exchange_first
+            and not self._sums
+            and self._team.worker.due_within(self._sizes.per_execution)
+        ):
             self._weights.absorb()
             self._begun = self._weights.parameters.vector.copy()
 
@@ -113,7 +117,7 @@ class Exchanges:
         self._weight += self._sizes.samples(first, done) if self._team.algorithm.weighs else done
         for _ in range(done - 1):
             self._team.pass_step()
-        if self._each or self._team.due:
+        if self._steps_here or self._team.due:
             self._step()
         else:
             self._team.pass_step()
@@ -174,9 +178,9 @@ class Exchanges:
         """Exchange, for all batches since the previous exchange."""
         if self._sums:
             self._team.step(self._taken_weight(), self._change_gradient)
-            if self._each or not self._team.gathered:
+            if self._steps_here or not self._team.gathered:
                 self._weights.clear()
-        elif self._first:
+        elif self._exchange_first:
             self._exchange_as_begun()
         else:
             self._team.step(self._taken_weight(), lambda: None)

@@ -1,7 +1,7 @@
 """Flat vector of a torch model's buffers, and how often batch normalisation has updated them.
 
 A layer's `num_batches_tracked` counts the forward passes that updated its statistics. Together with
-`momentum` it tells how much of their initial values is left (`nnlo_common.protocol.Moving`). Instance
+`momentum` it gives the share of the initial values that is left (`nnlo_common.protocol.Moving`). Instance
 normalisation keeps no count: its statistics are averaged like any other buffer.
 """
 

@@ -100,7 +100,7 @@ class FlatModel:
             self._places[block.first : block.first + len(block.gradients)] = block.gradients
         self._copied = [index for index, storage in enumerate(self.storages) if storage is Storage.COPY]
         # If so, `absorb` and `publish` have nothing to copy.
-        self._all_views_of_it = not self._copied and not self._blocks
+        self._all_are_views = not self._copied and not self._blocks
         self._attach()
 
     def collect(self) -> None:
@@ -149,7 +149,7 @@ class FlatModel:
 
     def absorb(self) -> None:
         """Copy the parameters that are not views of the flat vector into it."""
-        if self._all_views_of_it:
+        if self._all_are_views:
             return
         with torch.no_grad():
             for index in self._copied:
@@ -159,7 +159,7 @@ class FlatModel:
 
     def publish(self) -> None:
         """Copy the flat vector into the parameters that are not views of it."""
-        if self._all_views_of_it:
+        if self._all_are_views:
             return
         with torch.no_grad():
             for index in self._copied:

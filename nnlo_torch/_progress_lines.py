@@ -62,8 +62,8 @@ class Progress:
         if not self._speaks:
             return
         report = self._optimizer.report()
-        told = [f"{name} {value:.4f}" for name, value in (scores or {}).items()]
-        self._screen.settle("  ".join([f"epoch {self._epochs:>3}", self._meter.line(report), *told]))
+        shown = [f"{name} {value:.4f}" for name, value in (scores or {}).items()]
+        self._screen.settle("  ".join([f"epoch {self._epochs:>3}", self._meter.line(report), *shown]))
         self._meter.mark(report)
 
     def end(self, scores: Mapping[str, float] | None = None) -> None:
@@ -80,9 +80,9 @@ class Progress:
         self._screen.settle(table(rows))
 
     def _look(self) -> None:
-        told = [] if self._center_loss is None else [f"centre loss {self._center_loss:.4f}"]
+        shown = [] if self._center_loss is None else [f"centre loss {self._center_loss:.4f}"]
         line = self._meter.line(self._optimizer.report())
-        self._screen.show("  ".join([f"epoch {self._epochs + 1:>3}", line, *told]))
+        self._screen.show("  ".join([f"epoch {self._epochs + 1:>3}", line, *shown]))
         if self._loss is not None and self._model is not None and not self._measuring:
             self._measuring = True
             self._optimizer.aside(self._loss, self._model, self._measured)

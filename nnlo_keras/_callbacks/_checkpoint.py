@@ -118,7 +118,7 @@ class Checkpoint(RankCallback):
         self._epoch = self._batch = self._before = 0  # finished epochs; batches of this one, and before
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # loaded state, applied once all callbacks have begun
-        self._held = ModelState(self.model, self.team)
+        self._model_state = ModelState(self.model, self.team)
         self._manager = CheckpointManager(
             self.folder,
             self.team,
@@ -240,14 +240,14 @@ class Checkpoint(RankCallback):
             self.distribute.leave()
 
     def _collect(self) -> dict[str, Any]:
-        self._held.synchronise()
+        self._model_state.synchronise()
         distribute, team = self.distribute, self.team
         if self._over and distribute is not None:
             distribute.settle()
         feed, taken = self._feed, self._before + self._batch
         return {
             "team": None if team is None else team.state(),
-            **self._held.state(),
+            **self._model_state.state(),
             "metrics": values_of(self.model.metrics_variables) if self._inside else [],
             "random": random_states(),
             "callbacks": Decisions(self._container).state(),
@@ -259,7 +259,7 @@ class Checkpoint(RankCallback):
     def _facts(self) -> dict[str, Any]:
         total = self.params.get("epochs") or 0
         return {
-            **self._held.facts(),
+            **self._model_state.facts(),
             "epoch": self._epoch,
             "batch": self._before + self._batch if self._inside else 0,
             "stopped": total if self._over and self.model.stop_training else 0,
@@ -271,8 +271,8 @@ class Checkpoint(RankCallback):
     def _load(self, data: bytes) -> None:
         tree = self._saved = unpacked_tree(data)
         Decisions(self._container).check(tree["callbacks"])
-        self._held.synchronise()
-        self._held.load(tree)
+        self._model_state.synchronise()
+        self._model_state.load(tree)
         if self.team is not None:
             self.team.load(tree["team"])
         if self._feed is not None and tree["data"] is not None:
@@ -283,7 +283,7 @@ class Checkpoint(RankCallback):
         assert self.team is not None  # a process alone has no centre
         tree = unpacked_tree(data)
         Decisions(self._container).check(tree["callbacks"])
-        self._held.load(tree, seeds=self.team.serves)
+        self._model_state.load(tree, seeds=self.team.serves)
         self.team.load_for_others(tree["team"] if self.team.serves else None, facts["epoch"])
         self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
 
@@ -296,10 +296,10 @@ class Checkpoint(RankCallback):
 
     def _resume_inside_epoch(self, saved: Mapping[str, Any]) -> None:
         """Restore the state in mid-epoch, which the beginning of the epoch has reset."""
-        self._held.synchronise()
+        self._model_state.synchronise()
         build_metrics(self.model)
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
-        self._held.load_rates(saved)
+        self._model_state.load_rates(saved)
         if self.distribute is not None and saved["distribute"] is not None:
             self.distribute.load(saved["distribute"])
         load_random(saved["random"])

@@ -50,15 +50,15 @@ class ModelState:
         assign(variables, values, "the model's variables")
         for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
             assign(self._of(one), values, "the optimizer's variables")
-        for wrapper, (_, told) in zip(self._wrappers(), state["rates"], strict=True):
-            wrapper.rate_set = told
+        for wrapper, (_, set_rate) in zip(self._wrappers(), state["rates"], strict=True):
+            wrapper.rate_set = set_rate
 
     def load_rates(self, state: Mapping[str, Any]) -> None:
         """Set the learning rates, on resuming in mid-epoch."""
-        for wrapper, (rate, told) in zip(self._wrappers(), state["rates"], strict=True):
+        for wrapper, (rate, set_rate) in zip(self._wrappers(), state["rates"], strict=True):
             if rate is not None:
                 wrapper.inner_optimizer.learning_rate = rate
-            wrapper.rate_set = told
+            wrapper.rate_set = set_rate
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that identify this training."""

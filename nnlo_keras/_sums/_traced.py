@@ -61,10 +61,10 @@ class TracedSum:
         """Set the vectors that take the sums, in turn."""
         self._vectors, self._turn = vectors, 0
         self._memory = [flat.frame.bytes for flat in vectors]
-        self._travels = self._room > 0 and all(flat.vector is flat.frame.vector for flat in vectors)
+        self._sent_in_place = self._room > 0 and all(flat.vector is flat.frame.vector for flat in vectors)
         starts = [self._segments[index].offset for index in self._large]
         layouts = [layout_of([variable]) for variable in self._sums]
-        self._roads = [
+        self._large_links = [
             [
                 flat_variables([variable], flat.part(layout, slice(start, start + layout.size)), model)
                 for variable, layout, start in zip(self._sums, layouts, starts, strict=True)
@@ -72,9 +72,9 @@ class TracedSum:
             for flat in vectors
         ]
         self._number = FlatVector(layout_of([self._asked]))
-        self._number_road = flat_variables([self._asked], self._number, model)
+        self._number_link = flat_variables([self._asked], self._number, model)
         self._joined = memory_of(self._joint, model)
-        self._number_road.attach()
+        self._number_link.attach()
 
     def add(self, gradients: Sequence[Any]) -> None:
         """Add one gradient or None for each variable."""
@@ -90,12 +90,12 @@ class TracedSum:
                 small += [flat[index], np.append(np.zeros(free, np.float32), marks[index])]
         variables = [self._joint, *self._sums]
         old = [variable.value for variable in variables]
-        goes_on = ops.equal(old[0][-1:], self._asked.value)
-        number = ops.where(goes_on, 0.0, self._asked.value)
+        continues = ops.equal(old[0][-1:], self._asked.value)
+        number = ops.where(continues, 0.0, self._asked.value)
         large = np.array([marks[index] for index in self._large], np.float32)
         room = np.zeros(self._room, np.float32)
         new = [ops.concatenate([room, *small, large, number]), *(flat[index] for index in self._large)]
-        after = ops.cond(goes_on[0], lambda: list(map(ops.add, old, new)), lambda: new)
+        after = ops.cond(continues[0], lambda: list(map(ops.add, old, new)), lambda: new)
         for variable, value in zip(variables, after, strict=True):
             variable.assign(value)
 
@@ -105,12 +105,12 @@ class TracedSum:
         if joined[-1] != self._number.vector[0]:
             flat.vector.fill(0)  # nothing was added
             return
-        if self._travels:
+        if self._sent_in_place:
             flat.lie_in(joined[:-1].view(np.uint8))
             return
         joined, vector = joined[self._room :], flat.vector
-        for way in self._roads[self._turn]:
-            way.read()
+        for link in self._large_links[self._turn]:
+            link.read()
         for inside, (_, place) in zip(self._inside, self._runs, strict=True):
             vector[place] = joined[inside]
         if self._large:
@@ -119,10 +119,10 @@ class TracedSum:
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector with this index."""
         self._turn = turn
-        if self._travels:  # the send from the variable's memory is complete
+        if self._sent_in_place:  # the send from the variable's memory is complete
             self._vectors[turn].lie_in(self._memory[turn])
         self._number.vector[0] = self._number.vector[0] % _NUMBERS + 1
-        self._number_road.write()
+        self._number_link.write()
 
     def resume(self) -> None:
         """Resume with the sum in the current vector."""
@@ -131,8 +131,8 @@ class TracedSum:
         self._joined()  # on jax this puts the value back into the variable, where the next step reads it
         room = np.zeros(self._room, np.float32)
         self._joint.assign(np.concatenate([room, *pieces, self._number.vector[:1]]))
-        for way in self._roads[self._turn]:
-            way.write()
+        for link in self._large_links[self._turn]:
+            link.write()
 
 
 def _runs(

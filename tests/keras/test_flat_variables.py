@@ -602,8 +602,10 @@ def test_variables_of_a_distribution():
     [
         (
             "float64",
-            r"'odd' is float64, but is exchanged as float32, which would round it; build its layer with "
-            r"dtype='float32'",
+            (
+                r"'odd' is float64, but is exchanged as float32, which would round it; "
+                r"build its layer with dtype='float32'"
+            ),
         ),
         ("int32", r"'odd' is int32, but only float32, float16 and bfloat16 .* leave it out"),
         ("uint8", r"'odd' is uint8"),
