@@ -28,8 +28,10 @@ framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
 pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
-# Three at a time, also on two cores, as ranks wait more than they compute; what starts mpiexec needs both for itself.
+# Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec two files at a
+# time, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
+jobs           = --numprocesses 2 --dist loadfile
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
 
@@ -53,9 +55,9 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests of Keras once more, on TensorFlow'
 	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
-	@$(pytest) -m 'mpi and not extended'
+	@$(pytest) $(jobs) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'
-	@$(pytest_mpich) -m 'mpi and not extended'
+	@$(pytest_mpich) $(jobs) -m 'mpi and not extended'
 
 test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'all tests, with torch and keras'
@@ -65,9 +67,9 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	$(say) 'tests of Keras once more, on JAX'
 	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'all tests that start mpiexec, with torch, keras and Open MPI'
-	@$(pytest) -m mpi
+	@$(pytest) $(jobs) -m mpi
 	$(say) 'all tests that start mpiexec, with MPICH'
-	@$(pytest_mpich) -m mpi
+	@$(pytest_mpich) $(jobs) -m mpi
 
 test-oldest: .venv-oldest/stamp-test ## tests of the plug-ins, of searches and of files with the oldest versions of all
 	$(say) 'tests with the oldest versions'

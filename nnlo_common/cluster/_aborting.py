@@ -145,7 +145,7 @@ def _traced(error: BaseException) -> str:
     of_user = isinstance(error, (ConfigurationError, MissingExtraError, PeerLostError, StartupError))
     if not of_user or error.__cause__ is not None:
         return "".join(traceback.format_exception(error))
-    ours = str(Path(__file__).parents[1] / "nnlo_")  # any of the packages
+    ours = str(Path(__file__).parents[2] / "nnlo_")  # any of the packages
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
     ]

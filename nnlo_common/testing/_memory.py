@@ -24,7 +24,7 @@ _NO_RANK = -1  # no rank: the event goes to all ranks
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class _SentText:
     """Event: a text from another rank."""
 
     rank: int
@@ -64,7 +64,7 @@ class MemoryCluster:
     def _forget(self) -> None:
         """Reset for another run, except the points of `fail` and `hold`."""
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
-        self._inboxes: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _Text | _Failed]] = {}
+        self._inboxes: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _SentText | _Failed]] = {}
         self._ended: dict[int, Lost | _Failed | None] = {}  # by rank; None: without an error
         self.points.begin()
 
@@ -160,7 +160,7 @@ class MemoryCluster:
         if isinstance(event, _Failed):
             self.points.open_gates()
 
-    def inbox(self, rank: int, channel: Hashable) -> queue.SimpleQueue[Event | _Text | _Failed]:
+    def inbox(self, rank: int, channel: Hashable) -> queue.SimpleQueue[Event | _SentText | _Failed]:
         """Return the inbox of a rank for a channel; it starts with the earlier deaths."""
         with self._changed:
             if (rank, channel) not in self._inboxes:
@@ -303,7 +303,7 @@ class MemoryMail:
 
     def send(self, peer: int, text: str) -> None:
         """Put a text into the peer's inbox."""
-        self._cluster.inbox(peer, self._channel).put(_Text(self._rank, text))
+        self._cluster.inbox(peer, self._channel).put(_SentText(self._rank, text))
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
         """Return the next sender and text, or a death; None after `timeout_s`."""
@@ -311,7 +311,7 @@ class MemoryMail:
             event = self._failed or self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(event, _Text):
+        if isinstance(event, _SentText):
             return event.rank, event.text
         if isinstance(event, Lost):
             return event
@@ -356,7 +356,7 @@ class MemoryEndpoint:
             return None
         if isinstance(event, _Failed):
             raise PeerLostError(event.rank, f"failed: {event.error!r}") from event.error
-        assert not isinstance(event, _Text)  # texts have channels of their own
+        assert not isinstance(event, _SentText)  # texts have channels of their own
         if isinstance(event, Lost):
             # A death reaches every endpoint, also those of parts without the dead rank.
             member = event.rank in self._ranks

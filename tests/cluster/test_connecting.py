@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nnlo_common import MissingExtraError, NNLOError, StartupError
+from nnlo_common import ConfigurationError, Downpour, MissingExtraError, NNLOError, StartupError
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
     START_LIMIT_S,
@@ -196,6 +196,14 @@ def test_a_failure_is_described_in_one_block() -> None:
     assert rest[0].startswith("Traceback")
     assert rest[-1] == "KeyError: 'lost'"
     assert describe_failure(0, 3, "node7", KeyboardInterrupt()).count("\n") == 1
+
+
+def test_a_mistake_of_the_user_is_shown_without_our_own_frames() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Downpour(n_push=0)
+    block = describe_failure(1, 3, "node7", caught.value)
+    assert "test_connecting.py" in block
+    assert "/nnlo_common/" not in block
 
 
 def run_failing(how: str) -> tuple[str, int]:

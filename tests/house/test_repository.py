@@ -27,7 +27,7 @@ PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user ha
 
 # The rooms of the core, lowest first: each imports only those before it.
 ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "training", "search", "commands")
-# What both front ends have: the wrappers, which the core's algorithms are called like, and what users see beside.
+# Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
 FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Monitor", "Timeline", "Wrapper"}
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
@@ -347,7 +347,7 @@ def test_each_package_says_that_it_is_typed(package: str) -> None:
 
 
 def shared_names(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
-    """Classes of one name in several modules, however they begin; the front ends may call the same thing alike."""
+    """Classes of one name in several modules; the front ends may call the same thing alike."""
     homes: dict[str, list[str]] = {}
     for name, tree in trees.items():
         for node in ast.walk(tree):

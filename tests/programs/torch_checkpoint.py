@@ -32,9 +32,20 @@ def samples_of_epoch(model, optimizer, loader, after_step=lambda: None):
 
 
 def train(
-    folder, wrapper="Synchronous", stop_at=None, how="raise", assignment="static", file=None, **options
+    folder,
+    wrapper="Synchronous",
+    stop_at=None,
+    how="raise",
+    assignment="static",
+    file=None,
+    waits=False,
+    **options,
 ):
-    """Train, and return the weights of this rank; `stop_at` is the batch before which worker 0 stops."""
+    """Train, and return the weights of this rank.
+
+    Worker 0 stops before batch `stop_at`; with `waits` before the first one from there on at which a
+    checkpoint is whole, as other ranks write their parts when they get to it.
+    """
     torch.manual_seed(4)
     random.seed(4)
     np.random.seed(4)  # noqa: NPY002
@@ -62,7 +73,9 @@ def train(
     for _ in checkpoint.epochs(EPOCHS):
         for inputs, targets in checkpoint.batches(loader):
             done += 1
-            if stop_at is not None and done == stop_at and optimizer.share[0] == 0:
+            due = stop_at is not None and done >= stop_at and optimizer.share[0] == 0
+            if due and (not waits or list(Path(folder).glob("checkpoint-*/manifest.json"))):
+                stop_at = None
                 if how == "raise":
                     raise KeyboardInterrupt
                 os.kill(os.getpid(), signal.SIGUSR1)
@@ -94,6 +107,7 @@ if __name__ == "__main__":
         folder,
         stop_at=int(stop_at) or None,
         how=how,
+        waits=True,
         **{name: int(value) if value.isdecimal() else value for name, value in options.items()},
     )
     np.savez(Path(result) / f"rank{optimizer.rank}.npz", weights=weights, done=done)
