@@ -38,7 +38,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
         )
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
         raise ConfigurationError(
-            f"a saved state cannot be read ({error}) and is probably damaged; use another checkpoint"
+            f"a saved state cannot be read and is probably damaged; use another checkpoint ({error})"
         ) from error
     return tree
 
