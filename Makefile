@@ -28,10 +28,10 @@ framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
 pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
-# Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec two files at a
-# time, so that tests which look at one job stay together.
+# Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec two at a
+# time, each worker its own half of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
-jobs           = --numprocesses 2 --dist loadfile
+jobs           = --numprocesses 2 --dist worksteal
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
 

@@ -1,4 +1,4 @@
-"""Keras half of `nnlo train`; it uses the plug-in as a user's script would."""
+"""Keras half of `nnlo train`; it uses the plug-in as a user's script does."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["forget", "load", "prepare", "seed"]
 
-#: What `compile` understands besides the names of `keras.metrics`.
-_SPOKEN = ("accuracy", "acc", "crossentropy", "ce")
+#: Metrics that `compile` accepts besides the names of `keras.metrics`.
+_COMPILE_NAMES = ("accuracy", "acc", "crossentropy", "ce")
 _NO_LOSSES = ("get", "serialize", "deserialize")
 
 
 def seed(number: int) -> None:
-    """Seed everything that Keras draws from."""
+    """Seed all random generators that Keras uses."""
     if keras.backend.backend() == "tensorflow":
         keras.utils.set_random_seed(number)
         return
-    # On other back ends that would load TensorFlow, if it is installed, which takes seconds.
+    # On other back ends `set_random_seed` would load TensorFlow, if installed, which takes seconds.
     seed_random(number)
     if keras.backend.backend() == "torch":
         torch = importlib.import_module("torch")
@@ -37,11 +37,11 @@ def seed(number: int) -> None:
 
 
 def load(path: Path, trusted: bool) -> Any:
-    """Return the model of a JSON or .keras file, whose description has been looked at.
+    """Return the model of a JSON or .keras file that `check_model` has accepted.
 
     Args:
         path: of the file.
-        trusted: whether it may bring code.
+        trusted: whether it may contain code.
     """
     try:
         if path.suffix == ".json":
@@ -49,16 +49,16 @@ def load(path: Path, trusted: bool) -> Any:
             model = keras.saving.deserialize_keras_object(told, safe_mode=not trusted)
         else:
             model = keras.models.load_model(path, compile=False, safe_mode=not trusted)
-    except Exception as error:  # whatever Keras raises for what it cannot build
+    except Exception as error:  # Keras raises errors of many types here
         raise ConfigurationError(
-            f"--model {path}: Keras {keras.__version__} cannot make the model of it: {brief(str(error))}\n"
-            "Make the file anew with this version, or give a Python file with get_model()"
+            f"--model {path}: Keras {keras.__version__} cannot build the model: {brief(str(error))}\n"
+            "Save the model again with this version, or give a Python file with get_model()"
         ) from None
     return model
 
 
 def forget() -> None:
-    """Give back what models of before hold; layers of the next are named as those of a first one."""
+    """Free the memory of earlier models, and restart the numbering of layer names."""
     keras.utils.clear_session()
 
 
@@ -71,14 +71,14 @@ class KerasTrainer(Trainer):
     """A training with Keras.
 
     Args:
-        plan: what it is to be.
+        plan: of the training.
     """
 
     def __init__(self, plan: RunPlan) -> None:
         super().__init__(plan)
         settings = plan.settings
         self._model, self._inner = self.model, plan.made_optimizer(keras.optimizers)
-        # Keras holds it in 32 bits; told by as many figures as were given.
+        # Keras holds it in 32 bits; the text has only the significant digits.
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
         options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
@@ -91,7 +91,7 @@ class KerasTrainer(Trainer):
         self.role = "alone" if world is None else assigned(world, settings.servers).title
 
     def report(self) -> dict[str, Any]:
-        """Return what this rank has seen of the exchanges; `Distribute` counts batches, not samples."""
+        """Return this rank's report on the exchanges; `Distribute` counts batches, not samples."""
         if self.role == "alone":
             return {}
         told = asdict(self._distribute.report)
@@ -109,14 +109,14 @@ class KerasTrainer(Trainer):
         return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
     def save(self, folder: Path) -> Path:
-        """Write the model with the optimizer itself, so that it can be loaded without nnlo."""
+        """Write the model with the unwrapped optimizer, so that it loads without nnlo."""
         self._model.compile(optimizer=self._inner, loss=self._loss, metrics=self._metrics)
         with whole(folder / "model.keras") as fresh:
             self._model.save(fresh)
         return folder / "model.keras"
 
     def _tried(self, x: Any, y: Any) -> list[str]:
-        """Try the model on some samples, and return the names of what is measured.
+        """Try the model on some samples, and return the names of the metrics.
 
         Raises:
             ConfigurationError: model, samples and loss do not fit together.
@@ -126,7 +126,7 @@ class KerasTrainer(Trainer):
         takes, gives = (_shapes(end) if end else "anything" for end in ends)
         with self._trying(_shapes(x), _shapes(y), f", and the model takes {takes} and gives {gives}"):
             output = model(x, training=False)
-            _check_alike(output, y, self._loss)
+            _check_shapes(output, y, self._loss)
             model.compute_loss(x=x, y=y, y_pred=output, training=False)
             measured = list(model.compute_metrics(x, y, output))
             model.reset_metrics()
@@ -147,17 +147,17 @@ class KerasTrainer(Trainer):
         if settings.timeline:
             found.append(nnlo_keras.Timeline(folder / "timeline.json"))
         if self._plan.watch is not None:
-            found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._tell))
+            found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._report_epoch))
         return found
 
-    def _tell(self, epoch: int, logs: Mapping[str, Any]) -> None:
-        """Tell whoever watches of an epoch."""
-        assert self._plan.watch is not None  # else nobody would ask
+    def _report_epoch(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Report an epoch to the plan's `watch`."""
+        assert self._plan.watch is not None  # else this is not a callback
         self._plan.watch(epoch, {name: float(value) for name, value in logs.items()})
 
     def _stop_at_target(self, _epoch: int, logs: Mapping[str, Any]) -> None:
-        """End the training when the centre is good enough; a worker's own metrics do not count."""
-        assert self._settings.target is not None  # else nobody would ask
+        """Stop the training when the centre reaches the target; a worker's own metrics do not count."""
+        assert self._settings.target is not None  # else this is not a callback
         metric, reached = self._settings.target
         if speaks(self._distribute.role) and metric in logs and reached(float(logs[metric])):
             self._model.stop_training = True
@@ -170,18 +170,18 @@ def _loss(plan: RunPlan) -> Any:
 
 def _metric(plan: RunPlan, name: str) -> Any:
     known = [one for one in dir(keras.metrics) if one[0].isupper() and one not in ("Metric", "Mean")]
-    return plan.resolved("--metrics", name, _measured, [*_SPOKEN[:1], *known])
+    return plan.resolved("--metrics", name, _measured, [*_COMPILE_NAMES[:1], *known])
 
 
 def _measured(name: str) -> str:
-    """The name of a metric, which each `compile` makes anew; an error where there is none."""
-    if name not in _SPOKEN:
+    """Return the name of a metric, for each `compile` to make a new one; raise if it is unknown."""
+    if name not in _COMPILE_NAMES:
         keras.metrics.get(name)
     return name
 
 
-def _check_alike(output: Any, labels: Any, loss: Any) -> None:
-    """Refuse labels that Keras would broadcast against the output: a loss is computed all the same."""
+def _check_shapes(output: Any, labels: Any, loss: Any) -> None:
+    """Refuse labels that Keras would silently broadcast against the output."""
     name = getattr(loss, "__name__", type(loss).__name__).lower()
     own = getattr(loss, "__module__", "").startswith("keras.")
     shapes = [tuple(getattr(one, "shape", ())) for one in (output, labels)]

@@ -1,4 +1,4 @@
-"""PyTorch half of `nnlo train`; it uses the plug-in as a user's script would."""
+"""PyTorch half of `nnlo train`; it uses the plug-in as a user's script does."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = ["forget", "load", "prepare", "seed"]
 
 
 def seed(number: int) -> None:
-    """Seed everything that a script with PyTorch draws from."""
+    """Seed all random generators that a PyTorch script uses."""
     seed_random(number)
     torch.manual_seed(number)
 
 
 def load(path: Path, trusted: bool) -> Any:
-    """Return the module that a file of `torch.save` holds, which the user has said to trust.
+    """Return the module in a file of `torch.save`.
 
     Args:
         path: of the file.
-        trusted: whether it may bring code.
+        trusted: whether it may contain code.
     """
     with running(path, "while it was loaded"):
         model = torch.load(path, map_location="cpu", weights_only=not trusted)
     if isinstance(model, Mapping):
         raise ConfigurationError(
-            f"--model {path} holds weights, but not the model that they are for; give a Python file whose "
-            "get_model() makes it, and loads them"
+            f"--model {path} holds weights without their model; give a Python file whose get_model() makes "
+            "the model and loads them"
         )
     return model
 
 
 def forget() -> None:
-    """Give back what models of before still hold."""
+    """Free the memory of earlier models."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -61,7 +61,7 @@ class TorchTrainer(Trainer):
     """A training with PyTorch.
 
     Args:
-        plan: what it is to be.
+        plan: of the training.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -80,7 +80,7 @@ class TorchTrainer(Trainer):
         self._wrapper: Wrapper | None = None
 
     def join(self) -> None:
-        """Wrap the optimizer, which joins the others."""
+        """Wrap the optimizer, which joins the other ranks."""
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
         settings = self._settings
         options = {"model": self._model, "servers": settings.servers, **settings.algorithm}
@@ -88,20 +88,20 @@ class TorchTrainer(Trainer):
         self.role = self._wrapper.role
 
     def report(self) -> dict[str, Any]:
-        """Return what this rank has seen of the exchanges."""
+        """Return this rank's report on the exchanges."""
         return asdict(self._joined.report())
 
     def train(self, folder: Path) -> dict[str, list[float]]:
-        """Train, and return the scores: a worker's own, elsewhere the workers' means and the centre's."""
+        """Train, and return the scores: on a worker its own, else the workers' means and the centre's."""
         optimizer, settings = self._joined, self._settings
         so_far = _ScoreHistory()
         checkpoint = self._checkpoint(folder / "checkpoint", so_far)
-        told: list[Any] = []
+        callbacks: list[Any] = []
         for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
             if so_far.over:
                 break
-            # Only now it is known how many epochs a checkpoint has had.
-            told = told or self._told(folder, len(so_far.center.get("loss", [])))
+            # `checkpoint.epochs` has now loaded the checkpoint, so the number of its epochs is known.
+            callbacks = callbacks or self._callbacks(folder, len(so_far.center.get("loss", [])))
             sums = self._epoch(so_far, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
             if self._val is not None:
@@ -112,11 +112,11 @@ class TorchTrainer(Trainer):
             _append(so_far.center, scores)
             _append(so_far.own, sums.means())
             so_far.sums = Sums()
-            for one in told:
+            for one in callbacks:
                 one.epoch(scores)
             if self._plan.watch is not None:
                 self._plan.watch(len(so_far.center["loss"]) - 1, scores)
-            found = [reached(scores) for reached in so_far.enough]  # each is to see all scores
+            found = [reached(scores) for reached in so_far.enough]  # a list, so that each sees all scores
             if any(found):
                 so_far.over = True
                 optimizer.stop()
@@ -135,8 +135,8 @@ class TorchTrainer(Trainer):
         assert self._wrapper is not None  # join comes first
         return self._wrapper
 
-    def _told(self, folder: Path, done: int) -> list[Any]:
-        """What is told of each epoch, after so many."""
+    def _callbacks(self, folder: Path, done: int) -> list[Any]:
+        """Return the callbacks of the epochs, after `done` epochs."""
         found: list[Any] = []
         if self._plan.watch is None:
             found.append(nnlo_torch.Progress(self._joined, live=False, initial_epoch=done))
@@ -172,7 +172,7 @@ class TorchTrainer(Trainer):
         return self._model(*x) if isinstance(x, tuple) else self._model(x)
 
     def _moved(self, batch: Any) -> Any:
-        """The batch where the model is, with floats as wide as its own: files have what they have."""
+        """Return the batch on the model's device, with floats of the default type."""
         if isinstance(batch, Mapping):
             return {name: self._moved(one) for name, one in batch.items()}
         if isinstance(batch, tuple | list):
@@ -189,7 +189,7 @@ class TorchTrainer(Trainer):
         x, y = self._moved(_tensors(self._plan.data.first()))
         training = self._model.training
         with self._trying(_shapes(x), _shapes(y)), warnings.catch_warnings(), torch.no_grad():
-            # Of labels that would be broadcast against the output torch only warns.
+            # torch only warns about labels that are broadcast against the output.
             warnings.filterwarnings("error", "Using a target size")
             self._model.eval()
             output = self._output(x)
@@ -200,7 +200,7 @@ class TorchTrainer(Trainer):
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
 
     def _checkpoint(self, folder: Path, so_far: _ScoreHistory) -> nnlo_torch.Checkpoint | None:
-        """Decide what ends the training, and what is saved of it."""
+        """Set the stop conditions, and return the checkpoint, if there is one."""
         settings = self._settings
         also: dict[str, Any] = {"course": so_far}
         if settings.early_stopping is not None:
@@ -216,14 +216,14 @@ class TorchTrainer(Trainer):
 
 
 class _ScoreHistory:
-    """How far a training is.
+    """Progress of a training.
 
     Attributes:
-        center: the scores of each epoch, as all ranks have them.
-        own: those of this worker.
-        sums: of the epoch that is under way.
-        over: it was good enough, or was no longer getting better.
-        enough: whether scores are.
+        center: the scores of each epoch, the same on all ranks.
+        own: the scores of this worker.
+        sums: of the current epoch.
+        over: whether a stop condition was met.
+        enough: the stop conditions, functions of the scores.
     """
 
     def __init__(self) -> None:
@@ -233,11 +233,11 @@ class _ScoreHistory:
         self.enough: list[Callable[[Mapping[str, float]], bool]] = []
 
     def state(self) -> dict[str, Any]:
-        """Return it, to be saved."""
+        """Return the state for a checkpoint."""
         return {"center": self.center, "own": self.own, "sums": self.sums.state(), "over": self.over}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on there."""
+        """Resume from a state."""
         self.center, self.own, self.over = state["center"], state["own"], state["over"]
         self.sums.load(state["sums"])
 
@@ -248,7 +248,7 @@ def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> Non
 
 
 def _tensors(some: Any) -> Any:
-    """Arrays as tensors; several as a tuple."""
+    """Return arrays as tensors; several as a tuple."""
     if isinstance(some, Mapping):
         return {name: _tensors(one) for name, one in some.items()}
     return tuple(map(_tensors, some)) if isinstance(some, tuple | list) else torch.as_tensor(some)

@@ -12,14 +12,14 @@ from nnlo_common.plugin import RunPlan
 
 __all__ = ["Function", "accuracy", "function_of"]
 
-#: Of a model's output and the labels.
+#: A function of a model's output and the labels.
 Function: TypeAlias = Callable[[Any, Any], Any]
 # Losses whose labels are the numbers of classes.
 _OF_CLASSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 
 
 def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The share of samples whose highest output is that of their class, a number or a row of 0 and 1."""
+    """Return the share of samples whose highest output is their class; labels are numbers or one-hot rows."""
     if output.ndim < 2 or output.shape[1] < 2:
         raise ValueError("accuracy needs an output for each of several classes; write one in the Python file")
     classes = labels.argmax(1) if labels.shape == output.shape else labels
@@ -27,7 +27,7 @@ def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def function_of(plan: RunPlan, flag: str, name: str) -> Function:
-    """Return what is called so: in the Python file, or in PyTorch."""
+    """Look up a loss or metric in the Python file, then in PyTorch."""
     functions = {one: getattr(torch.nn.functional, one) for one in dir(torch.nn.functional) if _is_loss(one)}
     classes = {one: getattr(torch.nn, one) for one in dir(torch.nn) if one.endswith("Loss")}
     measures = {} if flag == "--loss" else {"accuracy": accuracy}
@@ -46,7 +46,7 @@ def _is_loss(name: str) -> bool:
 
 
 def _with_classes(loss: Function) -> Function:
-    """Let classes be integers of any width: files have what is narrow, and these losses take int64 only."""
+    """Widen integer labels to int64: these losses take no narrower integers, which files often have."""
 
     def wide(output: Any, labels: Any) -> Any:
         return loss(output, labels if labels.is_floating_point() else labels.long())

@@ -1,6 +1,6 @@
-"""Tools that every other room uses: errors, the flat vector and its layout, state trees, files, arguments.
+"""Tools for every other room: errors, the flat vector and its layout, state trees, files, arguments.
 
-Holds: one exception tree, float32 vectors for whole models, exact saving of objects, whole-or-nothing files,
+Holds: one exception tree, float32 vectors for whole models, exact saving of objects, atomic file writes,
 argument checks, signals, random states, large pages, the folder lock.
 May import: NumPy and the standard library.
 Must not know: any other room.

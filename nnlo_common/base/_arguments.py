@@ -1,4 +1,4 @@
-"""Numbers that people pass."""
+"""Checks of numeric arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["is_number", "is_whole", "whole_number"]
 
 
 def is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Say whether `value` is a whole number of at least `least`; NumPy's are, True and 2.0 are not."""
+    """Return whether `value` is a whole number of at least `least`; NumPy's are, True and 2.0 are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether `value` is a real number; NumPy's are, True is not."""
+    """Return whether `value` is a real number; NumPy scalars are, True is not."""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """Return `value` as an int, or refuse what is not a whole number of at least `least`.
+    """Return `value` as an int; refuse anything but a whole number of at least `least`.
 
     Example:
         >>> whole_number("workers", 2.5, 1)

@@ -1,11 +1,11 @@
-"""Every error that nnlo raises on purpose.
+"""Exceptions that nnlo raises on purpose.
 
     NNLOError
     ├── ConfigurationError   an option, array or layout that cannot work (also a ValueError)
-    ├── MissingExtraError    a feature was asked for whose package is not installed (also an ImportError)
+    ├── MissingExtraError    a feature needs a package that is not installed (also an ImportError)
     ├── StartupError         the launcher, the MPI library and the processes do not fit together
     ├── ProtocolError        a message that the protocol does not allow; carries the recent event log
-    ├── DivergedError        the numbers to be exchanged are not finite any more
+    ├── DivergedError        the numbers to exchange contain NaN or infinity
     └── PeerLostError        another rank died or stopped answering
 
     try:
@@ -13,8 +13,8 @@
     except nnlo_common.NNLOError as error:
         print(error)
 
-Every message says what was asked, what was found and what to do. All errors survive pickling, so that
-they can travel between processes.
+Every message says what was asked, what was found and what to do. All errors can be pickled, to travel
+between processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class NNLOError(Exception):
     """Base of every error that nnlo raises on purpose.
 
     Attributes:
-        collective: all ranks raise the same, so that one of them can speak for all.
-        said: another rank has told of it, so that this one ends without a word.
+        collective: all ranks raise the same error, so one report is enough.
+        said: another rank has already reported the error; this rank exits without a message.
     """
 
     collective: bool = False
@@ -49,7 +49,7 @@ class ConfigurationError(NNLOError, ValueError):
 
 
 class MissingExtraError(NNLOError, ImportError):
-    """A feature was asked for whose package is not installed; the message holds the pip line."""
+    """A feature needs a package that is not installed; the message holds the pip line."""
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
         super().__init__(feature, package, extra)
@@ -71,7 +71,7 @@ class ProtocolError(NNLOError, RuntimeError):
 
     Attributes:
         problem: what was wrong.
-        story: the recent events of the state machine that refused, oldest first.
+        story: the recent events of the state machine that refused the message, oldest first.
     """
 
     def __init__(self, problem: str, story: Sequence[str] = ()) -> None:
@@ -85,7 +85,7 @@ class ProtocolError(NNLOError, RuntimeError):
 
 
 class DivergedError(NNLOError, ArithmeticError):
-    """The numbers to be exchanged are not finite any more; the centre has been kept from them."""
+    """The numbers to exchange contain NaN or infinity; the centre has not been changed by them."""
 
 
 class PeerLostError(NNLOError, RuntimeError):

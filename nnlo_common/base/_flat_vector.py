@@ -1,12 +1,12 @@
-"""One contiguous float32 vector that stands for a whole model, in memory that can be sent as it lies.
+"""One contiguous float32 vector for a whole model, sent without copying.
 
 Requirements that shaped this module:
 
-* a message is one header and one vector in one piece of memory, so a vector is born with room for the
-  header in front of it (`Frame`) and can be sent as it lies;
-* the vector starts on a cache line (64 bytes), so that every numpy and BLAS kernel takes its fast path, and
-  a long one lies in large pages, which a transport copies at twice the speed;
-* arrays are copied once on the way in and once on the way out, never more; views cost nothing.
+* a message is one header and one vector in one piece of memory, so a vector is allocated with room for the
+  header in front of it (`Frame`);
+* the vector starts on a cache line (64 bytes), so that every numpy and BLAS kernel takes its fast path; a
+  long one lies in large pages, which a transport copies at twice the speed;
+* arrays are copied once into the vector and once out of it; views cost nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nnlo_common.base._layout import Layout, Segment, described
 __all__ = ["HEADER_BYTES", "PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
-#: Returns so many zeroed bytes.
+#: Returns the given number of zeroed bytes.
 Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 
-#: What says, behind the gradient of a parameter, that there is one. It is added and scaled along with the
-#: gradient and stays above 0; its square is 0 in float32, so that no norm sees it.
+#: Mark behind the gradient of a parameter that has one. It is added and scaled along with the gradient and
+#: stays above 0; its square is 0 in float32, so no norm sees it.
 PRESENT = np.float32(2.0**-100)
 
 ALIGNMENT = 64
@@ -40,13 +40,13 @@ class Frame:
     """Header room and a zeroed float32 vector in one contiguous, 64-byte-aligned piece of memory.
 
     Attributes:
-        bytes: everything, header first; what a transport sends.
+        bytes: header and vector, in this order; a transport sends them.
         header: the header part, for struct.
         vector: the float32 part; starts on a cache line too.
 
     Args:
-        size: how many numbers the vector has.
-        allocate: returns that many zeroed bytes; for memory of a special kind.
+        size: the number of elements of the vector.
+        allocate: returns the given number of zeroed bytes; for special memory.
 
     Example:
         >>> frame = Frame(3)
@@ -64,14 +64,14 @@ class Frame:
         self.lie_in(raw[start : start + HEADER_BYTES + 4 * size])
 
     def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Be this memory from now on: header room, which may be written to, and numbers."""
+        """Use this memory from now on: writable room for the header, then the numbers."""
         self.bytes = memory
         self.header: memoryview[int] = memory.data[:HEADER_BYTES]
         self.vector: Vector = memory[HEADER_BYTES:].view(np.float32)
 
 
 class FlatVector:
-    """All arrays of a model in one float32 vector, in the order and at the places of its `layout`.
+    """All arrays of a model in one float32 vector, in the order and at the places that `layout` gives.
 
     Attributes:
         layout: the segment table.
@@ -111,21 +111,23 @@ class FlatVector:
         return flat
 
     def part(self, layout: Layout, place: slice = slice(None)) -> FlatVector:
-        """Return a part of the vector, or all of it, with a layout of its own; it lies in the same frame."""
+        """Return a part of the vector, or all of it, with its own layout; it shares the frame."""
         vector = self.vector[place]
         if layout.size != vector.size:
-            raise ConfigurationError(f"{vector.size} numbers cannot be laid out as {layout.size}")
+            raise ConfigurationError(
+                f"a layout of {layout.size} numbers was given for {vector.size}; give one of that size"
+            )
         part = copy(self)
         part.layout, part.vector = layout, vector
         return part
 
     def lie_in(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Be this memory from now on, as `Frame.lie_in` has it; views show what was before."""
+        """Use this memory from now on, see `Frame.lie_in`; earlier views keep the old memory."""
         self.frame.lie_in(memory)
         self.vector = self.frame.vector
 
     def views(self) -> list[Vector]:
-        """Return a view of the vector for each array, in its shape; tied arrays get the same memory."""
+        """Return one view of the vector for each array, in its shape; tied arrays share memory."""
         return [self.vector[segment.place].reshape(segment.shape) for segment in self.layout.segments]
 
     def read_from(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
@@ -140,8 +142,7 @@ class FlatVector:
         for segment, array, _ in matched:
             if not array.flags.writeable:
                 raise ConfigurationError(
-                    f"{segment.name} is read-only, so the vector cannot be written back into it; "
-                    "pass a writable array"
+                    f"{segment.name} is read-only, so it cannot take the vector; pass a writable array"
                 )
         for _, array, view in matched:
             np.copyto(array, view, casting="unsafe")
@@ -149,7 +150,9 @@ class FlatVector:
     def _matched(self, arrays: Sequence[npt.NDArray[Any]]) -> list[tuple[Segment, npt.NDArray[Any], Vector]]:
         segments = self.layout.segments
         if len(arrays) != len(segments):
-            raise ConfigurationError(f"the layout has {len(segments)} arrays but {len(arrays)} were given")
+            raise ConfigurationError(
+                f"{len(arrays)} arrays were given for a layout of {len(segments)}; give one for each segment"
+            )
         for segment, array in zip(segments, arrays, strict=True):
             if not isinstance(array, np.ndarray) or (array.shape, array.dtype.name) != (
                 segment.shape,
@@ -163,16 +166,15 @@ class FlatVector:
 
 
 def looks_finite(vector: Vector, places: npt.NDArray[np.int64]) -> bool:
-    """Say whether the numbers at some places of the vector are finite; see `telling_places`."""
+    """Return whether the numbers at these places of the vector are finite; see `telling_places`."""
     return bool(np.isfinite(vector[places]).all())
 
 
 def telling_places(layout: Layout, part: slice) -> npt.NDArray[np.int64]:
-    """Return the places, counted from the part's start, at which NaN shows if there is any.
+    """Return the places, counted from the part's start, to test for NaN: two in each parameter.
 
-    Where a loss is NaN, so is all of its gradient but that of frozen parameters and of the rows of a table
-    that were not looked up. So two numbers of each parameter tell, and to look at all would take as long as
-    a step of the optimizer.
+    A NaN loss makes its whole gradient NaN, except for frozen parameters and embedding rows that were not
+    looked up. So two numbers of each parameter are enough; testing all takes as long as an optimizer step.
     """
     inside = [layout.segments[index] for index in layout.inside(part) if layout.segments[index].size]
     ends = [place for s in inside for place in (s.offset, s.offset + s.size - 1)]

@@ -1,4 +1,4 @@
-"""One job at a time in the folder of a run, or with the journal of a search."""
+"""Locks that admit one job at a time to the folder of a run or the journal of a search."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from nnlo_common.base._errors import ConfigurationError
 __all__ = ["hold", "hold_lock", "release_lock"]
 
 LOCK = "in-use"
-#: By lock; the system takes the lock away when the process ends, however it does.
+#: Open descriptors by lock file. The system releases a lock when the process ends, even by a crash.
 _held: dict[Path, int] = {}
 
 
 def hold(folder: Path, doing: str = "training") -> None:
-    """Keep other jobs out of a folder for as long as this process lives.
+    """Lock a folder against other jobs until this process ends.
 
-    Where the file system has no locks, or the folder cannot be written to, nothing is held.
+    Does nothing if the file system has no locks or the folder is not writable.
 
     Args:
-        folder: which.
-        doing: what this job does there.
+        folder: to lock.
+        doing: what this job does there, for the other job's error message.
 
     Raises:
-        ConfigurationError: another job has it.
+        ConfigurationError: another job has locked it.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     hold(Path(folder))
-        ...     hold(Path(folder))  # the same job may come again
+        ...     hold(Path(folder))  # the same job may lock it again
     """
     hold_lock(folder / LOCK, f"{doing} in {folder}", "folder")
 
 
 def hold_lock(lock: Path, doing: str, kind: str) -> None:
-    """Keep other jobs away from what a file stands for.
+    """Take a lock file, and keep it until `release_lock` or the end of this process.
 
     Args:
         lock: the file.
-        doing: what the job that has it does, and where.
-        kind: what another job may name another of.
+        doing: what a job does with the lock, and where, for the error message.
+        kind: what the user should choose another of, e.g. "folder", for the error message.
 
     Raises:
-        ConfigurationError: another job has it.
+        ConfigurationError: another job has locked it.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def hold_lock(lock: Path, doing: str, kind: str) -> None:
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
-        return  # what is written there will say why not
+        return  # the first write there raises a better error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -65,18 +65,18 @@ def hold_lock(lock: Path, doing: str, kind: str) -> None:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             return
         raise ConfigurationError(
-            f"another job ({owner or 'that has not said which'}) is {doing} right now; wait for its end, or "
+            f"another job ({owner or 'unknown process'}) is {doing} right now; wait until it ends, or "
             f"name another {kind}"
         ) from None
-    _held[path] = descriptor  # to close it gives the lock back
+    _held[path] = descriptor  # closing it releases the lock
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 def release_lock(lock: Path) -> None:
-    """Let other jobs in again; where nothing is held do nothing.
+    """Release a lock; do nothing if this process does not hold it.
 
-    The file stays: another job may have opened it just now, and would hold what nobody else finds.
+    The file stays: another job may have just opened it, and would then lock a deleted file.
     """
     descriptor = _held.pop(lock.resolve(), None)
     if descriptor is not None:

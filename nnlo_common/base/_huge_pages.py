@@ -1,9 +1,8 @@
-"""Memory in large pages, for the numbers that travel.
+"""Memory in large pages, for vectors that ranks send.
 
 A message between two ranks of a host is one copy out of the sender's memory, for which the system looks up
-each page of both sides. With its usual pages of 4 KiB that takes as long as the copy itself; Linux has pages
-of 2 MiB for whoever asks for them. Several pieces of memory share such a page, so that each costs what it
-needs.
+each page of both sides. With the usual 4 KiB pages the lookups take as long as the copy itself; Linux grants
+2 MiB pages on request. Several pieces of memory share such a page, so a small piece does not occupy 2 MiB.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _SMALL = 1 << 15
 _ALIGNMENT = 64
 
 _lock = threading.Lock()
-_rest: Bytes = np.empty(0, np.uint8)  # what nobody has yet of a page that others have pieces of
+_rest: Bytes = np.empty(0, np.uint8)  # the unused end of the page that small pieces share
 
 
 def zeroed(count: int) -> Bytes:
-    """Return so many bytes that are 0; they are given back when nobody refers to them.
+    """Return `count` zeroed bytes; they are freed with the last reference to them.
 
     Example:
         >>> zeroed(100_000).any()
@@ -48,13 +47,14 @@ def zeroed(count: int) -> Bytes:
 
 
 def _pages(count: int) -> Bytes:
-    """Return so many bytes in pages of their own."""
-    large = max(1, round(count / PAGE)) * PAGE  # what is over stays in small pages, else half of it were idle
+    """Return `count` zeroed bytes in pages that nothing else uses."""
+    # A short rest stays in small pages: it would waste a large one.
+    large = max(1, round(count / PAGE)) * PAGE
     room = max(large, count)
     try:
-        # A page more than needed: a large one begins where its size divides the address.
+        # One page more than needed, because large pages begin at multiples of their size.
         memory = mmap.mmap(-1, room + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # there is none, which numpy says better
+    except OSError:  # out of memory: numpy raises a better error
         return np.zeros(count, np.uint8)
     everything = np.frombuffer(memory, np.uint8)
     start = -everything.ctypes.data % PAGE

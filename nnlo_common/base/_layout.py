@@ -1,4 +1,4 @@
-"""The segment table of a flat vector: which array lies where, and what cannot lie there at all."""
+"""The segment table of a flat vector: the place of each array, and checks of the arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINE = 16  # float32 numbers in a cache line
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Where one array lies in the vector; a tied array lies where the array it is tied to lies."""
+    """The place of one array in the vector; a tied array has the place of the array it is tied to."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,15 +35,15 @@ class Segment:
 
     @property
     def place(self) -> slice:
-        """The part of the vector that is this array."""
+        """The slice of the vector that holds this array."""
         return slice(self.offset, self.offset + self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The segment table: which array lies where in the flat vector.
+    """The segment table: the place of each array in the flat vector.
 
-    Segments may have gaps behind them, for alignment; what lies in a gap travels with the segment before it.
+    Segments may have gaps behind them, for alignment; numbers in a gap are sent with the segment before it.
 
     Example:
         >>> layout = Layout.of([np.zeros((2, 3), "f4"), np.zeros(3, "f4")], names=["w", "b"])
@@ -66,16 +66,16 @@ class Layout:
     ) -> Layout:
         """Lay `arrays` out one after another, in order, without gaps.
 
-        Arrays that are the same memory (tied weights) get one place. Zero-size arrays get an empty one.
+        Arrays that are the same memory (tied weights) share one place. Zero-size arrays get an empty one.
 
         Args:
             arrays: numpy arrays, 0-d allowed, contiguous or not.
-            names: what error messages call them; "array 0", "array 1", ... by default.
-            allow_narrowing: accept float64, whose values float32 rounds.
+            names: used in error messages; "array 0", "array 1", ... by default.
+            allow_narrowing: accept float64, and round it to float32.
 
         Raises:
-            ConfigurationError: a dtype that float32 cannot hold, something that is no array, two names
-                for one place or partly overlapping arrays.
+            ConfigurationError: a dtype that float32 cannot hold, an item that is not an array, a name
+                given twice, or partly overlapping arrays.
         """
         arrays, names = list(arrays), _checked_names(arrays, names)
         segments: list[Segment] = []
@@ -93,12 +93,12 @@ class Layout:
         return cls(tuple(segments), offset)
 
     def marks(self) -> npt.NDArray[np.int64]:
-        """Return the last place before each next segment; where segments are padded it is free."""
+        """Return the last place before each next segment; it is unused if segments are padded."""
         ends = [segment.offset for segment in self.segments[1:]] + [self.size]
         return np.array(ends, np.int64) - 1
 
     def inside(self, place: slice) -> list[int]:
-        """Return which segments lie in a part of the vector, as `cut` makes them."""
+        """Return the indices of the segments in a part of the vector that `cut` made."""
         return [
             index for index, segment in enumerate(self.segments) if place.start <= segment.offset < place.stop
         ]
@@ -117,7 +117,7 @@ class Layout:
         sizes = np.diff([0, *starts[1:], self.size]).tolist() if starts else []
         if not 1 <= parts <= max(1, len(sizes)):
             raise ConfigurationError(
-                f"the centre was to be cut into {parts} parts at parameter boundaries, but the model has "
+                f"the centre cannot be cut into {parts} parts at parameter boundaries: the model has "
                 f"{len(sizes)} non-empty parameters; use at most {max(1, len(sizes))} servers"
             )
         low, high = max(sizes, default=0), self.size
@@ -128,7 +128,7 @@ class Layout:
         return tuple(slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def difference(self, other: Layout) -> str | None:
-        """Say in one line where `other` first differs from this layout; None where they are equal."""
+        """Describe the first difference between `other` and this layout in a line; None if they are equal."""
         for index, (mine, theirs) in enumerate(zip(self.segments, other.segments, strict=False)):
             if mine != theirs:
                 return f"parameter {index} is {_brief(mine)} here and {_brief(theirs)} there"
@@ -149,21 +149,21 @@ class Layout:
         return cls(tuple(rows), table["size"])
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that are equal for equal layouts."""
+        """Return a hash of 16 hexadecimal digits, equal for equal layouts."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
 
 
 def padded(size: int) -> int:
-    """Return how much room a segment gets so that the next begins on a cache line, with one number to spare.
+    """Return the room for a segment: one spare number, and the next segment begins on a cache line.
 
-    Kernels sum in another order where memory is not aligned, and back ends take a piece over without a copy
-    only where it is; the spare number is for a mark.
+    Kernels sum unaligned memory in another order, and back ends wrap a piece without copying only if it is
+    aligned. The spare number holds a mark.
     """
     return _LINE * (size // _LINE + 1)
 
 
 def described(array: object) -> str:
-    """Say what an array is, for an error message."""
+    """Describe an array for an error message."""
     if isinstance(array, np.ndarray):
         return f"{array.dtype.name}{list(array.shape)}"
     return f"a {type(array).__name__}"
@@ -206,7 +206,7 @@ def _check_array(array: object, name: str, allow_narrowing: bool) -> None:
 
 
 def _ties(arrays: Sequence[npt.NDArray[Any]], names: Sequence[str]) -> dict[int, int]:
-    """Map each array that is the very memory of an earlier one to that one; refuse partial overlaps."""
+    """Map each array to the earlier one that has the same memory; refuse partial overlaps."""
     tied: dict[int, int] = {}
     bounds = np.lib.array_utils.byte_bounds
     spans = sorted((*bounds(array), index) for index, array in enumerate(arrays) if array.size)

@@ -1,6 +1,6 @@
-"""Errors for private parts of other projects that have changed: the project, its version and the part.
+"""Errors for changed private parts of other projects; they name the project, its version and the part.
 
-Such parts are touched in modules called `_compat.py` only, one for each package of ours.
+Only modules called `_compat.py` use such parts, one for each of our packages.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _R = TypeVar("_R")
 
 
 class OtherProject:
-    """Another project of which private parts are used.
+    """Another project whose private parts we use.
 
     Args:
-        package: as it is imported.
-        compat: the file in which those parts are touched.
+        package: its import name.
+        compat: our file that uses those parts.
 
     Example:
         >>> numpy = OtherProject("numpy", "example.py")
@@ -40,7 +40,7 @@ class OtherProject:
         self._package, self._compat = package, compat
 
     def changed(self, what: str) -> ConfigurationError:
-        """Return the error that says what is not as it was."""
+        """Return the error for `what` has changed."""
         version = getattr(sys.modules.get(self._package), "__version__", "of an unknown version")
         return ConfigurationError(
             f"{self._package} {version} has changed: {what}, which {self._compat} needs; install a version "
@@ -48,10 +48,10 @@ class OtherProject:
         )
 
     def uses(self, *parts: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-        """Let a function that reads these private attributes name the one that is gone.
+        """Decorate a function that reads these private attributes: it raises `changed` if one is missing.
 
         Args:
-            parts: their names. Any other AttributeError passes: it may be the user's own.
+            parts: their names. Any other AttributeError passes, as it may come from the user's code.
         """
 
         def guard(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,4 @@
-"""The random numbers of Python and NumPy that scripts draw: where they are, and back there."""
+"""Save and restore the global random generators of Python and NumPy, which user scripts draw from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["load_random", "random_states", "seed_random"]
 
 
 def seed_random(number: int) -> None:
-    """Seed the generators that Python and NumPy have for all."""
+    """Seed the global generators of Python and NumPy."""
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002 - user code draws from it
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the generators that Python and NumPy have for all.
+    """Return the states of the global generators of Python and NumPy.
 
     Example:
         >>> states = random_states()
@@ -34,7 +34,7 @@ def random_states() -> dict[str, Any]:
 
 
 def load_random(states: Mapping[str, Any]) -> None:
-    """Go on drawing where `random_states` was called."""
+    """Restore what `random_states` returned."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = states["numpy"]

@@ -1,4 +1,4 @@
-"""Signals that ask a training to end: they are noted, and heeded at the next batch boundary."""
+"""Signals that ask a training to end: recorded at once, obeyed at the next batch boundary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Self
 
 __all__ = ["EXIT_CODE", "Interrupts", "LeftTogether"]
 
-#: The exit status of a training that has saved and wants to be started again: EX_TEMPFAIL of sysexits.h.
+#: Exit status of a training that has saved a checkpoint and is to be restarted: EX_TEMPFAIL of sysexits.h.
 EXIT_CODE = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class LeftTogether(SystemExit):
-    """All ranks of a training have saved, and leave.
+    """All ranks of a training have saved a checkpoint, and exit.
 
     Attributes:
-        recalled: for a search, so that more ranks can go on with it; not at a signal.
+        recalled: the search asked for it, to continue the training on more ranks; False after a signal.
     """
 
     def __init__(self, *, recalled: bool) -> None:
@@ -28,12 +28,12 @@ class LeftTogether(SystemExit):
 
 
 class Interrupts:
-    """Notes SIGTERM and SIGUSR1, which batch systems send before the time is up.
+    """Records SIGTERM and SIGUSR1, which batch systems send before the time limit.
 
-    Nothing is saved in the handler itself: amid a step the numbers are of two minds.
+    The handler itself saves nothing: in the middle of a step the parameters are inconsistent.
 
     Attributes:
-        came: whether one of the signals has come.
+        came: whether one of the signals has arrived.
 
     Example:
         >>> import os
@@ -47,31 +47,31 @@ class Interrupts:
         self.came = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
-            if not _noting:
-                _before.update({number: signal.signal(number, _note) for number in _SIGNALS})
-            _noting.append(self)
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other thread
+            if not _active:
+                _previous.update({number: signal.signal(number, _record) for number in _SIGNALS})
+            _active.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self not in _noting:
+        if self not in _active:
             return
-        _noting.remove(self)
-        if not _noting:
-            for number, handler in _before.items():
-                with contextlib.suppress(TypeError, ValueError):  # set from C, or at the interpreter's end
+        _active.remove(self)
+        if not _active:
+            for number, handler in _previous.items():
+                with contextlib.suppress(TypeError, ValueError):  # set from C, or the interpreter shuts down
                     signal.signal(number, handler)
-            _before.clear()
+            _previous.clear()
 
 
-#: Those between their begin and end: who fails may end long after another has begun.
-_noting: list[Interrupts] = []
-#: What the signals did before the first of them.
-_before: dict[signal.Signals, Any] = {}
+#: Entered and not yet left. Several may overlap: one that fails may be left long after the next is entered.
+_active: list[Interrupts] = []
+#: The handlers before the first of them.
+_previous: dict[signal.Signals, Any] = {}
 
 
-def _note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
-    for one in _noting:
+def _record(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+    for one in _active:
         one.came = True

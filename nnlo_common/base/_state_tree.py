@@ -1,4 +1,4 @@
-"""Exact saving and loading: what an object is, as a plain tree of numbers, text and arrays."""
+"""Exact saving and loading of objects as plain trees of numbers, text and arrays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ State: TypeAlias = dict[str, Any]
 
 
 def require(owner: str, state: object, **patterns: object) -> None:
-    """Refuse a saved `state` that does not look like `patterns`, name by name.
+    """Refuse a saved `state` whose entries do not match `patterns`, name by name.
 
     A pattern is a type; an array, for its shape and dtype; a list with one pattern for all its items; or
-    any other value, for that very value.
+    any other value, for exactly that value.
 
     Raises:
-        ConfigurationError: with the name of what does not fit.
+        ConfigurationError: an entry does not match; the message names it.
 
     Example:
         >>> require("a worker", {"clock": 3, "sum": np.zeros(2)}, clock=int, sum=np.zeros(2))
@@ -29,22 +29,23 @@ def require(owner: str, state: object, **patterns: object) -> None:
     if not isinstance(state, Mapping) or set(state) != set(patterns):
         found = sorted(map(str, state)) if isinstance(state, Mapping) else state
         raise ConfigurationError(
-            f"the saved state of {owner} has to hold {sorted(patterns)}, but it holds {found}; "
-            "was it saved with another algorithm or version, or damaged?"
+            f"the saved state of {owner} must have {sorted(patterns)}, but it has {found}; resume with the "
+            "algorithm and version that saved it, or from an earlier checkpoint if this one is damaged"
         )
     for name, pattern in patterns.items():
         if not _fits(state[name], pattern):
             raise ConfigurationError(
-                f"{name} in the saved state of {owner} has to be {_described(pattern)}, but it is "
-                f"{_described(state[name])}; was it saved with another model, algorithm or number of ranks?"
+                f"{name} in the saved state of {owner} must be {_described(pattern)}, but it is "
+                f"{_described(state[name])}; resume with the model, algorithm and number of ranks that "
+                "saved it"
             )
 
 
 class Stateful:
-    """Gives a class an exact `state()` and `load()` from the names of the attributes that matter.
+    """Gives a class an exact `state()` and `load()` from the names of its attributes.
 
     An attribute may be a number, an array (copied; loaded in place, so that views of it stay valid), a
-    list of arrays, or an object that has `state()` and `load()` itself.
+    list of arrays, or an object with its own `state()` and `load()`.
 
     Attributes:
         saved: the names of the attributes that make up the state.
@@ -53,32 +54,32 @@ class Stateful:
     saved: ClassVar[tuple[str, ...]] = ()
 
     def state(self) -> State:
-        """Return a copy of everything that the next step depends on."""
+        """Return a copy of everything that the next step depends on: the attributes in `saved`."""
         return {"type": type(self).__name__} | {name: _copied(getattr(self, name)) for name in self.saved}
 
     def check(self, state: object) -> None:
-        """Refuse a state that `load` could not take, changing nothing.
+        """Refuse a state that `load` cannot use; change nothing.
 
         Raises:
-            ConfigurationError: it is of another class, or a number or an array in it does not fit.
+            ConfigurationError: it is of another class, or a number or an array in it does not match.
         """
         owner = type(self).__name__
         patterns = {name: _pattern(getattr(self, name)) for name in self.saved}
         require(f"a {owner}", state, type=owner, **patterns)
-        assert isinstance(state, Mapping)  # require has seen to it
+        assert isinstance(state, Mapping)  # checked by require
         for name in self.saved:
             mine = getattr(self, name)
             if self._ours(name):
                 mine.check(state[name])
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where the object that gave `state` stood.
+        """Restore exactly the object that returned `state`.
 
         Raises:
-            ConfigurationError: see `check`; nothing was changed then.
+            ConfigurationError: see `check`; nothing has changed then.
         """
         self.check(state)
-        # Optimizers of others have no `check` and may still refuse, so they come first.
+        # Foreign optimizers have no `check` and may still refuse, so they load first.
         others = {name: hasattr(getattr(self, name), "load") and not self._ours(name) for name in self.saved}
         for name in sorted(self.saved, key=lambda name: not others[name]):
             mine = getattr(self, name)
@@ -94,7 +95,7 @@ class Stateful:
 
 
 def _pattern(value: Any) -> object:
-    """What a saved value has to look like, to be loaded in place of `value`."""
+    """Return the pattern that a saved value must match to replace `value`."""
     if isinstance(value, np.ndarray):
         return value
     return Mapping if hasattr(value, "load") else type(value)

@@ -1,4 +1,4 @@
-"""Warnings without the line of ours that has noticed it, which says nothing to a user."""
+"""Warnings without one of our source lines, which mean nothing to a user."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 __all__ = ["warn"]
 
-#: Which were shown: each text is shown once, if filters do not say otherwise.
+#: Warnings already shown: each text is shown once, unless filters say otherwise.
 _SHOWN: dict[str | tuple[Any, ...], int] = {}
 
 
 def warn(text: str) -> None:
-    """Warn of what a training goes on in spite of.
+    """Warn of a problem that does not stop the training.
 
     Example:
         >>> import warnings

@@ -1,4 +1,4 @@
-"""Files that ranks write: each its own, and whole or not at all."""
+"""Files that ranks write: one for each rank, complete or absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["of_rank", "usable", "whole"]
 
 
 def of_rank(path: str | Path, rank: int) -> Path:
-    """Return a path with the rank in its name, so that every rank writes a file of its own.
+    """Return a path with the rank in its name, so that every rank writes its own file.
 
     Example:
         >>> of_rank("monitor.jsonl", 2).name
@@ -24,11 +24,11 @@ def of_rank(path: str | Path, rank: int) -> Path:
 
 
 def usable(asked: str, path: Path) -> Path:
-    """Return a path whose folder exists and can be written to, or refuse it before a training is spent.
+    """Make the folder of `path` and return `path`; refuse it before the training if it is not writable.
 
     Args:
-        asked: how the user asked for it.
-        path: the file's.
+        asked: the option that named the file, for the error message.
+        path: of the file.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,9 +43,9 @@ def usable(asked: str, path: Path) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a name to write to, which becomes `path` when all is written: nobody ever sees half a file.
+    """Yield a temporary path to write to, and rename it to `path` at the end: no reader sees half a file.
 
-    Where that fails nothing is left of it.
+    An error removes the temporary file.
 
     Example:
         >>> import tempfile
@@ -58,7 +58,7 @@ def whole(path: Path) -> Iterator[Path]:
     fresh = path.with_name(f"{path.stem}.part{path.suffix}")
     try:
         yield fresh
-        with fresh.open("rb") as file:  # or a power cut may leave the new name with nothing behind it
+        with fresh.open("rb") as file:  # otherwise a power cut may leave the new name on an empty file
             os.fsync(file.fileno())
         fresh.replace(path)
     except BaseException:

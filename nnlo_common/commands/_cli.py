@@ -27,14 +27,14 @@ Train a model on lists of HDF5 files:
   nnlo train --model net.json --train train.list --loss categorical_crossentropy
   mpiexec -n 3 nnlo train --config run.toml --mode easgd --every 5
 
-One process trains plainly; of several the first serves the centre, and the others
-train. All options may as well stand in one file, TOML or YAML, by the same names
-(learning_rate = 0.01); a flag counts more than the file.
+One process trains plainly. With several, the first serves the centre and the others
+train. All options may be in a TOML or YAML file, by the same names
+(learning_rate = 0.01); a flag overrides the file.
 """
 AFTER_TRAIN = """\
 The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
-config.toml, which --config takes. The exit status is 2 for what is refused before the
-training, 1 for what fails in it. docs/train.md has more.
+config.toml, which --config takes. The exit status is 2 if the command is refused before the
+training, 1 if the training fails. docs/train.md has more.
 """
 TUNE = """\
 Search for the best options of `nnlo train`, and parameters of the model:
@@ -42,13 +42,13 @@ Search for the best options of `nnlo train`, and parameters of the model:
   nnlo tune --model net.py --train train.list --loss cross_entropy --n-fold 3
   mpiexec -n 13 nnlo tune --config run.toml --block-size 6 --n-fold 2 --epochs 5
 
-Of several processes the first coordinates, and the others are cut into blocks, each of
-which trains one trial at a time. All options of `nnlo train` are options here. What is
-searched the Python file says in get_space(), or a file: --space space.toml
+With several processes, the first coordinates and the others form blocks; each block trains
+one trial at a time. All options of `nnlo train` are options here. Define the search space in
+get_space() of the Python file, or in a file: --space space.toml
 """
 AFTER_TUNE = """\
 The folder of a search has report.html, search.json, and trials/, a folder of a run for each
-trial. With --run the same command goes on where it was killed. docs/tune.md has more.
+trial. With --run, rerun the same command to resume a killed search. docs/tune.md has more.
 """
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
     Args:
-        arguments: the words after `nnlo`; None means those of the process.
+        arguments: the words after `nnlo`; None: those of the process.
     """
     parser, words = _parser(), sys.argv[1:] if arguments is None else [*arguments]
     try:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
-    if vars(options).pop("version"):  # what is left are the options of the command
+    if vars(options).pop("version"):  # pop it: the rest are the options of the command
         if parser.speaks:
             print(f"nnlo {__version__}")
         parser.exit()
@@ -90,8 +90,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     doctor = commands.add_parser(
         "doctor",
-        help="look at the machine, the MPI library and the installation, and say what to mend",
-        description="Look at the machine, the MPI library and the installation, and say what to mend. Run it "
+        help="look at the machine, the MPI library and the installation, and say what to fix",
+        description="Look at the machine, the MPI library and the installation, and say what to fix. Run it "
         "alone, and as you train: `mpiexec -n 3 nnlo doctor`. The exit status is 1 if training would fail.",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -133,7 +133,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str]]:
-    """What was given to flags, by their names, and the words that are none."""
+    """Return the values of the flags, by name, and the words that the parser does not know."""
     flags = vars(options).copy()
     unknown = flags.pop("unknown")
     for name in ("command", "run_command"):

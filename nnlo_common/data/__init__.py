@@ -1,7 +1,7 @@
-"""Samples: which of them a worker takes, and how they are read.
+"""Samples: reading them, and distributing them among the workers.
 
-Holds: sources and lists of files, `hdf5/`, `leasing/` (who takes which part of an epoch), shuffling,
-staging, prefetch.
+Holds: sources and lists of files, `hdf5/`, `leasing/` (leases of parts of an epoch), shuffling, staging,
+prefetch.
 May import: `base`, `algorithms`; h5py where a file is opened.
 Must not know: models, training, MPI.
 """

@@ -1,4 +1,4 @@
-"""Batches of a source: blocks in the order of an epoch, mixed in memory, read ahead."""
+"""Batches of a source: read ahead in blocks, and shuffled in memory."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from nnlo_common.data.leasing._ranges import Range, Ranges
 
 __all__ = ["Batches"]
 
-# A slice of this size is read about as fast as a longer one.
+# Reading longer slices is hardly faster.
 _BLOCK_BYTES = 2**18
-# How many blocks come together in a window; a batch then has samples of about as many places in the files.
+# Blocks in a window; a batch then has samples from about as many places in the files.
 _MIXED = 64
 _WINDOW_BYTES = 2**26
-# Of how many windows at least an epoch is that is leased by the window, if it has as many batches. More than
-# the workers, for all to end together; and the same for any number of them, as the order depends on it.
+# Least number of windows in a leased epoch, if it has as many batches. More than the workers, so that all
+# end together; the same for any number of workers, because the order depends on it.
 _LEASED, _LEASED_LARGE = 16, 256
 
-# Epoch, the positions of a window, and of which of them batches are wanted.
+# Epoch, the positions of a window, and the positions of it to return batches of.
 _Window: TypeAlias = tuple[int, Range, Range]
 
 
 class Batches:
     """The batches of a range of positions of each epoch, every sample once.
 
-    Blocks of samples are read as they lie in the files, in the order of `Blocks`. With `shuffle` the samples
-    of a *window*, some whole batches in a row, are permuted in memory. While the batches of one window are
-    used, a thread reads and assembles those of the next; so about three windows are in memory at most,
-    however large the data are.
+    Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
+    a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
+    one window, a thread reads and assembles the next; so at most about three windows are in memory, however
+    large the data are.
 
     Args:
         source: of the samples.
-        batch_size: how many samples a batch has; the last one may have fewer.
-        shuffle: let blocks change places, and mix windows; otherwise all stays as it lies.
+        batch_size: samples in a batch; the last one may have fewer.
+        shuffle: permute the blocks, and the samples in each window; otherwise keep the order of the source.
         seed: of the permutations.
-        block: how many samples are read in a row; None: about 256 KB, in whole chunks of the files.
-        window: how many batches are mixed; None: so many that 64 blocks come together, up to 64 MB.
+        block: samples read in a row; None: about 256 KB, in whole chunks of the files.
+        window: batches in a window; None: enough for 64 blocks, up to 64 MB.
         part: the positions; None: all.
-        leased: choose smaller blocks and windows, since windows are what workers lease.
+        leased: choose smaller blocks and windows, because workers lease whole windows.
 
     Example:
         >>> from nnlo_common.data import Arrays
@@ -84,34 +84,34 @@ class Batches:
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
 
     def take_part(self, part: Range) -> None:
-        """Take other positions from now on."""
+        """Return batches of these positions from now on."""
         if part != self._part:
             self._ahead.close()
             self._part = part
 
     @property
     def order(self) -> str:
-        """What the order of an epoch depends on besides the files."""
+        """The options that determine the order of an epoch, besides the files."""
         shuffle, seed = self._order.shuffle, self._order.seed
         return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, windows of {self.window_size}"
 
     @property
     def size(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return self._order.size
 
     @property
     def window_size(self) -> int:
-        """How many samples a whole window has."""
+        """The number of samples in a whole window."""
         return self.window * self.batch_size
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         start, stop = self._part
         return math.ceil((stop - start) / self.batch_size)
 
     def size_of(self, index: int) -> int:
-        """Return how many samples a batch has."""
+        """Return the number of samples in a batch."""
         start, stop = self._part
         return min(self.batch_size, stop - start - index * self.batch_size)
 
@@ -120,15 +120,15 @@ class Batches:
         return (self.get(epoch, index) for index in range(len(self)))
 
     def get(self, epoch: int, index: int, *, then: int | None = None) -> Any:
-        """Return one batch; fast for those who ask for one after another.
+        """Return one batch; fast if batches are requested in order.
 
         Args:
             epoch: its number.
             index: of the batch.
-            then: the epoch that will come next: its first batches are read while these last ones are used.
+            then: the next epoch; its first window is read ahead during the last window of this one.
 
         Raises:
-            IndexError: there is no such batch.
+            IndexError: the epoch has no such batch.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
@@ -141,14 +141,14 @@ class Batches:
         return self._ahead.get(self._window(epoch, number), then=following)[place]
 
     def leased(self, lease: Lease, then: Lease | None) -> list[Any]:
-        """Return the batches of a lease that lies in one window; those of another one are read meanwhile.
+        """Return the batches of a lease that lies in one window; read those of lease `then` ahead.
 
-        What is left of a window has exactly those samples that were not in the batches before.
+        The rest of a window has exactly the samples that earlier batches of it did not have.
         """
         return self._ahead.get(self._around(lease), then=None if then is None else self._around(then))
 
     def close(self) -> None:
-        """Forget what was read, when nothing is read any more."""
+        """Wait until the reading thread has ended, and drop the windows in memory."""
         self._ahead.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,11 +170,11 @@ class Batches:
         return lease.epoch, whole, (lease.start, lease.stop)
 
     def _read(self, window: _Window) -> list[Any]:
-        """Read a window, and make batches of it."""
+        """Read a window, and return its batches."""
         epoch, (start, stop), (first, last) = window
         arrays = [np.empty((stop - start, *field.shape), field.dtype) for field in self.source.fields]
         at = 0
-        # Mixed they are afterwards: till then as they lie, so that the files are gone through once.
+        # Read in the order of the files, so that each file is read once; the permutation comes after.
         for begin, end in Ranges(self._order.ranges(epoch, start, stop)):
             self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
             at += end - begin
@@ -192,8 +192,8 @@ class Batches:
 
 
 def _good_block(source: Source, row_bytes: int, parts: int) -> int:
-    """Return a size of blocks that reads fast, but lets a small data set have many."""
+    """Return a block size that reads fast, but cuts a small data set into about `parts` blocks."""
     rows = max(min(_BLOCK_BYTES // row_bytes, sum(source.lengths) // parts), 1)
-    if source.grain * row_bytes > _WINDOW_BYTES // 4:  # chunks as large as that are cut, or nothing would mix
+    if source.grain * row_bytes > _WINDOW_BYTES // 4:  # cut chunks this large: a window needs several blocks
         return rows
     return math.ceil(rows / source.grain) * source.grain

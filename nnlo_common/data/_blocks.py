@@ -1,4 +1,4 @@
-"""The order of an epoch of data that is read in contiguous slices, and fixed shares of it."""
+"""The order of an epoch for data read in contiguous slices, and each worker's fixed part of it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _Indices = npt.NDArray[np.int64]
 
 
 class Blocks:
-    """Which samples are at which positions of an epoch, where whole blocks of samples change places.
+    """The order of the samples in an epoch that permutes whole blocks of them.
 
-    A block is a slice of one part of the data, e.g. of one file, so that it can be read at once. The order
-    depends on nothing but the arguments: it is the same on every rank, for any number of workers, and after a
-    restart. Workers take ranges of *positions*: fixed ones (`portion`), or leases of them.
+    A block is a slice of one part of the data, e.g. of one file, so that one read returns it. The order
+    depends on the arguments only: it is the same on every rank, for any number of workers, and after a
+    restart. Workers take ranges of *positions*: fixed ones (`portion`), or leases.
 
     Args:
-        lengths: how many samples each part of the data has.
-        block: how many samples a block has; the last one of a part may have fewer.
-        shuffle: let the blocks change places, anew in each epoch.
+        lengths: the number of samples in each part of the data.
+        block: samples in a block; the last one of a part may have fewer.
+        shuffle: permute the blocks, differently in each epoch.
         seed: of the permutations.
 
     Example:
@@ -44,11 +44,15 @@ class Blocks:
         parts = [(start, stop) for start, stop in pairwise(ends.tolist()) if start < stop]
         cuts = [np.zeros(0, np.int64), *(np.arange(start, stop, block) for start, stop in parts)]
         self._starts: _Indices = np.concatenate(cuts)
-        self._stops: _Indices = np.append(self._starts, self.size)[1:]  # each block ends where one begins
-        self._last: tuple[int, _Indices, _Indices] | None = None  # epoch, order, ends: one for all threads
+        self._stops: _Indices = np.append(self._starts, self.size)[
+            1:
+        ]  # each block ends where the next begins
+        self._last: tuple[int, _Indices, _Indices] | None = (
+            None  # epoch, order, ends; replaced whole, for threads
+        )
 
     def ranges(self, epoch: int, start: int, stop: int) -> list[Range]:
-        """Return the samples at the positions [start, stop) of an epoch, as ranges in their order."""
+        """Return the samples at the positions [start, stop) of an epoch, as ranges in the epoch's order."""
         if start >= stop:
             return []
         if not self.shuffle:
@@ -63,7 +67,7 @@ class Blocks:
         return found
 
     def _epoch(self, epoch: int) -> tuple[_Indices, _Indices]:
-        """The order of the blocks in an epoch, and the position behind each."""
+        """Return the order of the blocks in an epoch, and the end position of each."""
         if self._last is None or self._last[0] != epoch:
             order = np.asarray(epoch_order(len(self._starts), seed=self.seed, epoch=epoch, shuffle=True))
             self._last = epoch, order, np.cumsum((self._stops - self._starts)[order])
@@ -71,9 +75,9 @@ class Blocks:
 
 
 def portion(size: int, worker: int, workers: int) -> Range:
-    """Return the positions of an epoch that a worker takes where all take as many, in a row.
+    """Return the range of positions that a worker takes of an epoch divided equally.
 
-    Their portions differ by at most one.
+    The portions differ by at most one position.
 
     Example:
         >>> [portion(10, worker, 3) for worker in range(3)]

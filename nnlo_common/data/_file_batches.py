@@ -1,4 +1,4 @@
-"""Batches of HDF5 files for one rank, as each framework's data set hands them out."""
+"""Batches of HDF5 files for one rank; the data sets of the framework packages return them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class BatchOptions(Reading, total=False):
     """Options of `FileBatches`, besides `features`, `labels` and the others of `HDF5Source`.
 
     Attributes:
-        batch_size: how many samples a batch has (32); the last one of an epoch may have fewer.
-        shuffle: in another order in each epoch (True). False: as they lie in the files.
+        batch_size: samples in a batch (32); the last one of an epoch may have fewer.
+        shuffle: use another order in each epoch (True). False: keep the order of the files.
         seed: of the orders (0); equal on all ranks.
-        block: how many samples are read in a row; None: about 256 KB.
-        window: how many batches are mixed in memory; None: 64 blocks, up to 64 MB.
+        block: samples read in a row; None: about 256 KB.
+        window: batches shuffled together in memory; None: enough for 64 blocks, up to 64 MB.
         assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
             from the server as they need them, so that a slow worker gets less, all end at about the same
-            time, and what a dead worker had is given out again. Blocks and windows are smaller then.
+            time, and the leases of a dead worker go to others. Blocks and windows are smaller then.
     """
 
     batch_size: int
@@ -37,17 +37,17 @@ class BatchOptions(Reading, total=False):
 
 
 class FileBatches(Batches):
-    """The batches of HDF5 files that are one rank's: a fixed share of each epoch, or what it leases.
+    """One rank's batches of HDF5 files: a fixed share of each epoch, or leases.
 
-    Each epoch deals out all samples anew, each to one worker, in an order that depends on the seed and the
-    epoch only. The files are read in slices, never sample by sample, by a thread that is ahead of the
-    training, into the next epoch, too; only a few of their blocks are in memory.
+    Each epoch distributes all samples again, each to one worker, in an order that depends on the seed and
+    the epoch only. A thread reads the files ahead of the training, also across the end of an epoch, in slices
+    and never sample by sample; only a few blocks are in memory.
 
     Args:
         files: paths, a pattern or a list file; see `list_files`.
-        kind: what the user calls these batches, for errors.
-        trained_on: whether they are; else they cannot be leased.
-        assignment: see `BatchOptions`, which has the other options, too.
+        kind: the user's name for these batches, for errors.
+        trained_on: whether the training uses them; otherwise they cannot be leased.
+        assignment: see `BatchOptions`, also for the other options.
     """
 
     def __init__(
@@ -78,42 +78,41 @@ class FileBatches(Batches):
         )
 
     def take_share(self, worker: int, workers: int) -> None:
-        """Take the fixed share of one of several from now on; of the first, where that is negative."""
+        """Use the fixed share of this worker from now on; a negative index means the first worker."""
         self.take_part(portion(self.size, max(worker, 0), workers))
 
     def like(self) -> Any:
-        """Return a batch of one sample, to see what they are like."""
+        """Return a batch of one sample, to show shapes and types."""
         return self._files.take(0, 1)
 
     def position(self, **facts: Any) -> dict[str, Any]:
-        """Return what has to be equal, besides these facts, or a saved position would mean another sample."""
+        """Return all that determines the sample at a position: these `facts`, the size and the options."""
         assignment = "dynamic" if self.dynamic else "static"
         own = {"size": self.size, "order": self.order, "batch_size": self.batch_size}
         return {**own, "assignment": assignment, **facts}
 
     def check(self, state: Mapping[str, Any], **facts: Any) -> None:
-        """Refuse a saved state whose `position` is another."""
+        """Refuse a saved state with a different `position`."""
         check_position(state, self.position(**facts), self._kind)
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files, and release staged copies."""
         super().close()
         self._files.close()
 
 
 def check_assignment(assignment: str, *, trained_on: bool) -> None:
-    """Refuse what is no way to deal samples out."""
+    """Refuse an unknown assignment, or "dynamic" for data that is not trained on."""
     if assignment not in ("static", "dynamic") or (assignment == "dynamic" and not trained_on):
         raise ConfigurationError(
-            f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' for what is "
-            "trained on"
+            f"assignment={assignment!r} is not possible: it must be 'static', or 'dynamic' for training data"
         )
 
 
 def check_position(state: Mapping[str, Any], here: Mapping[str, Any], kind: str) -> None:
-    """Refuse a saved state that was not of the data, options and workers that are here now."""
+    """Refuse a saved state of other data, options or workers than the present ones."""
     if (found := {name: state.get(name) for name in here}) != here:
         raise ConfigurationError(
-            f"a state of {found} was saved, but this {kind} is of {here}; resume with the same data set, "
+            f"the saved state is for {found}, but this {kind} has {here}; resume with the same data set, "
             "options and number of workers"
         )

@@ -1,4 +1,4 @@
-"""Lists of files: resolve one to the same files, in the same order, on every rank."""
+"""Lists of files, resolved to the same paths in the same order on every rank."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import TypeAlias
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["Files", "list_files", "refuse_one_twice"]
+__all__ = ["Files", "list_files", "refuse_duplicates"]
 
 Files: TypeAlias = str | Path | Iterable[str | Path]
 
 _LISTS = (".txt", ".list", ".lst")
 _PATTERN = frozenset("*?[")
-_LONGEST = 4096  # characters of a path, as Linux has it
-_SHOWN = 200  # of those that are none
+_LONGEST = 4096  # characters in a path, on Linux
+_SHOWN = 200  # characters of an invalid path in a message
 
 
 def list_files(files: Files) -> tuple[str, ...]:
-    """Return the paths that are meant, sorted, each once; whether there are such files is not asked here.
+    """Return the absolute paths of `files`, sorted, each once; do not check that the files exist.
 
     Args:
-        files: the path of one file; a pattern such as ``"run/*.h5"``, in which ``**`` stands for any folders;
-            the path of a list file (.txt, .list or .lst), which has such an entry in each line, relative to
-            its own folder, besides blank lines and comments (``#``); or several of these. What has a ``://``
-            in it is left as it is, for a copy command.
+        files: the path of one file; a pattern such as ``"run/*.h5"``, in which ``**`` matches any folders;
+            the path of a list file (.txt, .list or .lst), with one path or pattern in each line, relative to
+            the list's folder, besides blank lines and comments (``#``); or several of these. An entry with
+            ``://`` stays unchanged, for a copy command.
 
     Raises:
-        ConfigurationError: it means no file, or one of them twice; or a list file cannot be read.
+        ConfigurationError: no file is named, or one is named twice; or a list file cannot be read.
 
     Example:
         >>> list_files(["/data/b.h5", "/data/more/../a.h5"])
@@ -43,7 +43,7 @@ def list_files(files: Files) -> tuple[str, ...]:
     entries: Sequence[str | Path] = list(files) if several else [files]  # type: ignore[arg-type, list-item]
     if wrong := [entry for entry in entries if not isinstance(entry, str | Path) or not str(entry).strip()]:
         raise ConfigurationError(
-            f"files has {wrong[0]!r} in it, which is no path; give paths, patterns or list files"
+            f"files has {wrong[0]!r} in it, which is not a path; give paths, patterns or list files"
         )
     found = sorted(path for entry in entries for path in _expand(str(entry)))
     if not found:
@@ -57,11 +57,11 @@ def list_files(files: Files) -> tuple[str, ...]:
     return tuple(found)
 
 
-def refuse_one_twice(paths: Iterable[str]) -> None:
-    """Refuse one file under two names, as a pattern finds it that goes through a link to a folder."""
+def refuse_duplicates(paths: Iterable[str]) -> None:
+    """Refuse one file under two names, e.g. a pattern's matches through a link to a folder."""
     known: dict[tuple[int, int], str] = {}
     for path in paths:
-        with suppress(OSError):  # whether it is there is not asked here
+        with suppress(OSError):  # a missing file is reported where it is opened
             status = os.stat(path)  # noqa: PTH116 - there may be a million
             first = known.setdefault((status.st_dev, status.st_ino), path)
             if first != path and stat.S_ISREG(status.st_mode):
@@ -85,51 +85,53 @@ def _matching(entry: str, where: str) -> list[str]:
     if "://" in entry:
         return [entry]
     if len(entry) > _LONGEST or "\0" in entry:
-        zeros = " and zeros in it" if "\0" in entry else ""
+        zeros = " and zero bytes" if "\0" in entry else ""
         raise ConfigurationError(
-            f"{where[:_SHOWN]} is no path: it has {len(entry)} characters{zeros}; give the path of a file"
+            f"{where[:_SHOWN]} is not a path: it has {len(entry)} characters{zeros}; give the path of a file"
         )
     try:
-        # On texts, as there may be a million of them; abspath takes ".." away, too.
+        # Strings, not Path objects, as there may be a million of them; abspath also removes "..".
         path = os.path.abspath(str(Path(entry).expanduser()) if entry.startswith("~") else entry)  # noqa: PTH100
     except RuntimeError as error:
-        raise ConfigurationError(f"{where} has no such folder ({error}); write the whole path") from None
+        raise ConfigurationError(f"{where}: no such home folder ({error}); write the whole path") from None
     if not _PATTERN & set(path) or os.path.lexists(path):
         return [path]
-    matches = glob.glob(path, recursive=True)  # noqa: PTH207 - which takes absolute patterns, too
+    matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
     if not matches:
         raise ConfigurationError(
-            f"{where} matches nothing: no such file as {path}; mend the pattern, or make the files first"
+            f"{where} matches nothing: no such file as {path}; correct the pattern, or make the files first"
         )
     return matches
 
 
 def _lines(path: Path) -> list[str]:
-    """The entries of a list file."""
+    """Return the paths that a list file names."""
     try:
         path = path.expanduser()
         text = None if path.exists() and not path.is_file() else path.read_text("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
-            f"the list file {path} cannot be read ({error.strerror}); write a path into each line of it"
+            f"the list file {path} cannot be read ({error.strerror}); give a text file with one path in each "
+            "line"
         ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(
-            f"the list file {path} is no text; give a text file with a path in each line, in UTF-8, or "
-            "rename what has data in it to end in .h5"
+            f"the list file {path} is not text; give a UTF-8 text file with a path in each line, or rename a "
+            "data file to end in .h5"
         ) from None
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(f"the list file {path} cannot be found ({error}); write its path") from None
     if text is None:  # a pipe would hang
         raise ConfigurationError(
-            f"the list file {path} cannot be read: it is no ordinary file; write a path into each line of one"
+            f"the list file {path} cannot be read: it is not an ordinary file; give a text file with one "
+            "path in each line"
         )
     lines = text.splitlines()
     found, folder = list[str](), str(path.parent)
     for number, line in enumerate(lines, 1):
         entry = line.split("#", 1)[0].strip()
         if entry:
-            # Within its folder: what is absolute, or remote, stays as it is.
+            # Relative to the list's folder; absolute and remote paths stay unchanged.
             entry = entry if "://" in entry or entry.startswith("~") else os.path.join(folder, entry)  # noqa: PTH118
             found += _matching(entry, f"{path}, line {number}: {line.strip()!r}")
     if not found:

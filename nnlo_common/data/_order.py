@@ -1,4 +1,4 @@
-"""The order of an epoch, the same on all ranks without a message, and each worker's fixed share of it."""
+"""The order of an epoch, equal on all ranks without communication, and each worker's fixed share of it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["epoch_order", "share"]
 
 
 def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]:
-    """Return which sample is at which position of an epoch.
+    """Return the index of the sample at each position of an epoch.
 
-    It depends on nothing but the arguments, so that it is the same on every rank, for any number of
-    workers, and after a restart in mid-epoch.
+    The order depends on the arguments only: it is the same on every rank, for any number of workers, and
+    after a restart in mid-epoch.
 
     Args:
         size: of the data set.
         seed: of the permutations; equal on all ranks.
         epoch: its number, from 0.
-        shuffle: permute the samples anew in each epoch; otherwise they stay as they are.
+        shuffle: permute the samples, differently in each epoch; otherwise keep their order.
 
     Raises:
-        ConfigurationError: a size, seed or epoch that is no whole number of at least 0.
+        ConfigurationError: a size, seed or epoch that is not a whole number of at least 0.
 
     Example:
         >>> epoch_order(5, seed=0, epoch=1, shuffle=True), epoch_order(3, seed=0, epoch=1, shuffle=False)
@@ -33,25 +33,25 @@ def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]
     key = [whole_number("seed", seed, 0), whole_number("epoch", epoch, 0)]
     if not shuffle:
         return list(range(size))
-    # A list: an array's numbers would be turned into integers one by one while the model waits.
+    # A list, because indexing an array converts each number to an integer while the model waits.
     order: list[int] = np.random.default_rng(key).permutation(size).tolist()
     return order
 
 
 def share(size: int, worker: int, workers: int, *, done: int = 0) -> range:
-    """Return the positions of an epoch that a worker takes where the assignment is fixed.
+    """Return the positions of an epoch that a worker takes under static assignment.
 
     Worker w of p takes every p-th position, beginning with the w-th: together they take each position
     once, and their shares differ by at most one.
 
     Args:
-        size: how many positions the epoch has.
+        size: the number of positions in the epoch.
         worker: its index among the workers, from 0; not its rank.
-        workers: how many there are.
-        done: how many positions of its share it has taken before, to go on in mid-epoch.
+        workers: the number of workers.
+        done: the number of positions of its share already taken, to resume in mid-epoch.
 
     Raises:
-        ConfigurationError: no such worker, or a number that is no whole number.
+        ConfigurationError: no such worker, or a number that is not whole.
 
     Example:
         >>> list(share(10, 1, 3)), list(share(10, 1, 3, done=2))

@@ -1,4 +1,4 @@
-"""Reading ahead in a thread while what was read before is used."""
+"""Reading ahead in a thread while the training uses the item read before."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _Item = TypeVar("_Item")
 
 
 class Prefetch(Generic[_Key, _Item]):
-    """Has the next item read while this one is used; at most these two are in memory.
+    """Reads the next item while this one is used; at most these two are in memory.
 
-    One thread at a time: HDF5 has one lock for all, so several would only wait for each other. It ends by
-    itself with what it reads, so nothing has to be stopped. What goes wrong in it is raised by the `get` that
-    asks for its item. In a forked process it begins anew.
+    One thread at a time, because HDF5 has one lock for all threads. The thread ends after one item, so it
+    needs no stopping. An error in it is raised by the `get` for its item. A forked process starts without it.
 
     Args:
         read: returns the item of a key.
@@ -33,42 +32,42 @@ class Prefetch(Generic[_Key, _Item]):
         self._read = read
         self._pid = os.getpid()
         self._held: tuple[_Key, _Item] | None = None
-        self._errand: _Errand[_Key, _Item] | None = None
+        self._pending: _PendingRead[_Key, _Item] | None = None
 
     def get(self, key: _Key, *, then: _Key | None = None) -> _Item:
-        """Return the item of `key`, and have that of `then` read meanwhile."""
-        if self._pid != os.getpid():  # the thread has stayed behind
-            self._pid, self._errand = os.getpid(), None
+        """Return the item of `key`, and start reading that of `then`."""
+        if self._pid != os.getpid():  # forked: the thread exists in the parent only
+            self._pid, self._pending = os.getpid(), None
         if self._held is None or self._held[0] != key:
-            self._held = None  # before the next one comes
+            self._held = None  # frees memory before the next item is read
             self._held = key, self._take(key)
-        if then is not None and (self._errand is None or self._errand.key != then):
+        if then is not None and (self._pending is None or self._pending.key != then):
             self.wait()
-            self._errand = _Errand(self._read, then)
+            self._pending = _PendingRead(self._read, then)
         return self._held[1]
 
     def wait(self) -> None:
-        """Return when nothing is read any more, and forget what was read ahead."""
-        errand, self._errand = self._errand, None
-        if errand is not None and self._pid == os.getpid():
-            errand.wait()
+        """Wait until the thread has ended, and drop the item read ahead."""
+        pending, self._pending = self._pending, None
+        if pending is not None and self._pid == os.getpid():
+            pending.wait()
 
     def close(self) -> None:
-        """Forget everything, when nothing is read any more."""
+        """Wait until the thread has ended, and drop both items."""
         self.wait()
         self._held = None
 
     def _take(self, key: _Key) -> _Item:
-        errand = self._errand
-        if errand is not None and errand.key == key:
-            self._errand = None
-            return errand.result()
+        pending = self._pending
+        if pending is not None and pending.key == key:
+            self._pending = None
+            return pending.result()
         self.wait()
         return self._read(key)
 
 
-class _Errand(Generic[_Key, _Item]):
-    """One item that a thread of its own reads."""
+class _PendingRead(Generic[_Key, _Item]):
+    """One item, being read in its own thread."""
 
     def __init__(self, read: Callable[[_Key], _Item], key: _Key) -> None:
         self.key = key
@@ -80,7 +79,7 @@ class _Errand(Generic[_Key, _Item]):
     def _run(self, read: Callable[[_Key], _Item]) -> None:
         try:
             self._found.append(read(self.key))
-        except BaseException as error:  # is raised where the item is asked for
+        except BaseException as error:  # raised by `result`
             self._error = error
 
     def wait(self) -> None:

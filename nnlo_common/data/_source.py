@@ -1,4 +1,4 @@
-"""Source of batches: samples in a row, of which any slice can be read."""
+"""Source of batches: a sequence of samples that is read in slices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One array of which each sample has a row.
+    """One array with a row for each sample.
 
     Attributes:
-        name: what it is called in errors.
+        name: used in errors.
         shape: of one sample.
         dtype: of its numbers, in the byte order of this machine.
 
@@ -34,7 +34,7 @@ class Field:
 
     @property
     def row_bytes(self) -> int:
-        """How many bytes a sample takes of it."""
+        """The bytes of one sample's row."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -43,21 +43,21 @@ class Source(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """How many samples each part has, in order."""
+        """The number of samples in each part, in order."""
 
     @property
     def fields(self) -> Sequence[Field]:
-        """What each sample is of."""
+        """The arrays that make up a sample."""
 
     @property
     def grain(self) -> int:
-        """How many samples are cheapest read together, from the beginning of a part on."""
+        """The number of samples to read together for the least cost, counted from the start of a part."""
 
     def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read the samples [start, stop) into arrays of that length, one for each field."""
 
     def assemble(self, arrays: Sequence[Array]) -> Any:
-        """Make of the arrays of some samples what a training is given."""
+        """Return a batch for the training, made from the arrays of some samples."""
 
 
 class Arrays:
@@ -65,7 +65,7 @@ class Arrays:
 
     Args:
         arrays: of equal length.
-        lengths: of the parts that they are thought to have; None: they are one.
+        lengths: of the parts to treat them as; None: one part.
 
     Example:
         >>> source, out = Arrays(np.arange(5)), [np.zeros(2, int)]
@@ -89,5 +89,5 @@ class Arrays:
             into[:] = array[start:stop]
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return them as they are."""
+        """Return the arrays unchanged, as a tuple."""
         return tuple(arrays)

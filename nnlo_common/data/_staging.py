@@ -1,4 +1,4 @@
-"""Copies of files on the host that reads them: one for all its ranks, without a message between them."""
+"""Copies of files on a local disk: one for all ranks of the host, coordinated by file locks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _TRASH = "trash-"
 
 
 class Staging:
-    """Copies files to a folder of this host, each once, whichever of its ranks comes first.
+    """Copies files to a folder of this host; the first of its ranks to need a file copies it.
 
-    Who uses the copies holds a lock on them; the last one that lets go deletes them. Of a process that dies
-    the system takes the locks away: then the others delete them, or whoever stages anything there next.
+    Each user of the copies holds a lock on them; the last to release it deletes them. The system releases the
+    locks of a dead process; then another user deletes the copies, or the next process to stage files there.
     Two jobs of one user with the same files share the copies.
 
     Args:
         folder: on a disk of this host, e.g. "/tmp" or os.environ["TMPDIR"]; a folder is made in it.
-        command: what copies, as arguments in which "{src}" and "{dst}" are replaced, e.g.
-            ["xrdcp", "{src}", "{dst}"]; no shell reads them. None: an ordinary copy.
+        command: the copy command, as a list of arguments in which "{src}" and "{dst}" are replaced, e.g.
+            ["xrdcp", "{src}", "{dst}"]; it runs without a shell. None: an ordinary copy.
 
     Example:
         >>> import tempfile
@@ -61,15 +61,15 @@ class Staging:
         self._release: weakref.finalize[..., Staging] | None = None
 
     def stage(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Copy what is not there yet, and return the paths of the copies, in order.
+        """Copy the files that are not there yet, and return the paths of the copies, in order.
 
         Raises:
-            ConfigurationError: a file cannot be copied, or not locked there.
+            ConfigurationError: a file cannot be copied, or the folder has no locks.
         """
         self.close()
         try:
             self._base.mkdir(parents=True, exist_ok=True)
-            _sweep(self._base)
+            _delete_leftovers(self._base)
             folder = self._base / f"{_PREFIX}{os.getuid()}-{_fingerprint(paths)}"
             users = _join(folder)
         except OSError as error:
@@ -77,11 +77,11 @@ class Staging:
                 f"stage_to={str(self._base)!r} cannot be used ({error.strerror}); name a writable folder on "
                 "a disk of this host"
             ) from None
-        # Also at the end of the script; but not where a process is forked, which has the lock, too.
+        # Also runs at the end of the script. A forked process shares the lock; there `_leave` only closes it.
         self._release = weakref.finalize(self, _leave, folder, users, os.getpid())
         copies = [folder / f"{index:05}-{path.rpartition('/')[2]}" for index, path in enumerate(paths)]
         try:
-            for wait in (False, True):  # at first what nobody copies, then what others were about to
+            for wait in (False, True):  # first copy the unlocked files, then wait for those that others copy
                 for path, copy in zip(paths, copies, strict=True):
                     self._copy_once(path, copy, wait=wait)
         except BaseException:
@@ -90,7 +90,7 @@ class Staging:
         return tuple(map(str, copies))
 
     def close(self) -> None:
-        """Let go of the copies."""
+        """Release the copies."""
         if self._release is not None:
             self._release()
             self._release = None
@@ -101,7 +101,7 @@ class Staging:
         with _locked(copy.with_name(f"{copy.name}.lock"), wait=wait) as mine:
             if mine and not copy.exists():
                 fresh = copy.with_name(f"{copy.name}.part")
-                fresh.unlink(missing_ok=True)  # of one who died
+                fresh.unlink(missing_ok=True)  # left by a process that died
                 try:
                     self._copy(path, fresh)
                     fresh.replace(copy)
@@ -121,8 +121,8 @@ class Staging:
             ) from None
         if Path(path).is_file() and Path(path).stat().st_size != fresh.stat().st_size:
             raise ConfigurationError(
-                f"{path} has {Path(path).stat().st_size} bytes, but its copy {fresh.stat().st_size}; it is "
-                "being written, or the copying has failed: try again when it is complete"
+                f"{path} has {Path(path).stat().st_size} bytes, but its copy has {fresh.stat().st_size}; the "
+                "copy failed, or the file is still being written: try again when it is complete"
             )
 
     def _run(self, path: str, fresh: Path, command: Sequence[str]) -> None:
@@ -132,13 +132,13 @@ class Staging:
             line, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
         )
         if done.returncode or not fresh.is_file():
-            said = "; ".join(done.stderr.strip().splitlines()[-3:]) or "it said nothing"
-            result = f"ended with {done.returncode}" if done.returncode else "has made no such file"
+            said = "; ".join(done.stderr.strip().splitlines()[-3:]) or "no error output"
+            result = f"ended with {done.returncode}" if done.returncode else "did not make the file"
             raise ConfigurationError(f"{path}: {line} {result} ({said}); try the command by hand")
 
 
 def _fingerprint(paths: Sequence[str]) -> str:
-    """Files that are changed are copied anew."""
+    """Return a hash of paths, sizes and times, so that changed files are copied again."""
     facts = []
     for path in paths:
         known = Path(path).stat() if Path(path).is_file() else None
@@ -151,13 +151,13 @@ def _free(folder: Path) -> str:
 
 
 def _join(folder: Path) -> int:
-    """Become one of those who use a folder; return the open lock."""
+    """Make a folder if needed, take a shared lock on it, and return the lock's open file."""
     while True:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         try:
             users = os.open(folder / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # deleted in between
+        except FileNotFoundError:  # another process has just deleted the folder
             continue
         fcntl.flock(users, fcntl.LOCK_SH)
         if _is_still(users, folder / _USERS):
@@ -167,7 +167,7 @@ def _join(folder: Path) -> int:
 
 
 def _is_still(file: int, path: Path) -> bool:
-    """Whether an open file is the one at a path: it may have been deleted while one waited for its lock."""
+    """Return whether an open file is still at a path: it may be deleted while we wait for its lock."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _is_still(file: int, path: Path) -> bool:
 
 
 def _leave(folder: Path, users: int, owner: int) -> None:
-    """Use a folder no more; delete it if nobody does."""
+    """Release a folder; delete it if nobody else uses it."""
     if os.getpid() == owner:
         _delete_if_unused(folder, users)
     os.close(users)
@@ -186,17 +186,17 @@ def _delete_if_unused(folder: Path, users: int) -> None:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return
-    # Another may have deleted it just before, and a third have made one anew under its name.
+    # Another process may have just deleted it, and a third made a new one under its name.
     if not _is_still(users, folder / _USERS):
         return
-    # At first the name, at once: who comes now makes a folder of its own, and does not lose what is in it.
+    # Rename first, which is atomic: a process that comes now makes its own folder, and we do not delete that.
     trash = folder.with_name(f"{_PREFIX}{os.getuid()}-{_TRASH}{uuid.uuid4().hex}")
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def _sweep(base: Path) -> None:
-    """Delete what the dead have left; others' folders cannot be opened, and stay."""
+def _delete_leftovers(base: Path) -> None:
+    """Delete the folders of dead processes; folders of other users cannot be opened, and stay."""
     for folder in base.glob(f"{_PREFIX}{os.getuid()}-*"):
         if _TRASH in folder.name:
             shutil.rmtree(folder, ignore_errors=True)
@@ -211,7 +211,7 @@ def _sweep(base: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock; or, if somebody else does and one is not to wait, do not."""
+    """Take a lock and yield True; without `wait`, yield False if another process has it."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

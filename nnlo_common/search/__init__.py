@@ -1,4 +1,4 @@
-"""Hyper-parameter search over blocks of ranks, each of which trains one trial; needs Optuna.
+"""Hyper-parameter search over blocks of ranks, one trial per block; needs Optuna.
 
 Holds: `coordinator/` (a state machine that hands out trials), `block/` (the ranks that train them),
 `messages/` between the two, `samplers/`, `journal/` (results on disk).

@@ -1,4 +1,4 @@
-"""One search over all ranks of a job: a coordinator, and blocks of ranks that train its trials."""
+"""Search over all ranks of a job: a coordinator, and blocks of ranks that train its trials."""
 
 from __future__ import annotations
 
@@ -43,44 +43,44 @@ def optimize(
 ) -> optuna.Study:
     """Search for the best parameters: `study.optimize` over blocks of ranks.
 
-    The same script runs on every rank. Started with `python` trials are trained one after another; with
-    `mpiexec -n 7` and `block_size=3` the first rank coordinates, and two blocks of three ranks train a trial
+    The same script runs on every rank. Started with `python`, it trains one trial after another. With
+    `mpiexec -n 7` and `block_size=3`, the first rank coordinates and two blocks of three ranks train a trial
     each. `objective(trial)` runs on all ranks of a block with the same parameters. A distributed training in
-    it has the block for its world without being told; what it leaves open is closed when it returns.
+    it uses the block as its world automatically; trainings left open are closed when the objective returns.
 
     Args:
-        study: an Optuna study, in memory, made alike on all ranks; its pruner runs on the first.
-        objective: returns the value, or several; that of the block's first rank (its server) counts.
-        n_trials: how many trials are to be finished; with a journal, over all starts of the job.
-        block_size: how many ranks train one trial.
+        study: an Optuna study, in memory, created alike on all ranks; the first rank's pruner judges.
+        objective: returns one value or several; the value from the block's first rank (its server) counts.
+        n_trials: how many trials to finish; with a journal, over all starts of the job.
+        block_size: ranks per trial.
         search_ranks: how many ranks, after the first, only choose parameters, each for another trial at the
-            same time: for samplers that take longer than blocks can wait.
-        folds: how often each trial is trained, each time with another part of the data to validate (see
+            same time: for samplers too slow for the blocks.
+        folds: trains each trial once per fold, each time validating on another part of the data (see
             `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
         sampler: "bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any
             Optuna sampler; None: the study's own.
-        seed: of the named samplers, and of `trial.seed`, which is the same whichever block trains a trial.
-        lockstep: whether the search is to repeat bit for bit with as many blocks, whatever their pace: each
-            trial is chosen with the same results known. A block that is ahead of the others waits for them.
-        elastic: whether blocks that are idle when nothing is left to begin help those that train: they train
-            folds that wait, and go on with trainings that have a checkpoint, together with who began them.
-        retries: how often a trial is tried again, with the same parameters, when its objective has failed.
-        failures: what a failed trial tells the sampler: "ignore" nothing, "worst" that its value is the worst
-            so far, "constraint" that it breaks a constraint besides.
-        target_objective: the search ends, and running trials are broken off, once a value is as good.
-        until: when the search is to be over: seconds from now, a time, or "slurm" for the end of its job. No
-            trial is begun that would take longer, as far as the trials so far can tell.
-        journal: a file from which the same command goes on after the job was killed.
-        export: a file, .db (SQLite) or .log, that follows the study, for Optuna's dashboard.
+        seed: seeds the named samplers and `trial.seed`, which is the same whichever block trains a trial.
+        lockstep: whether the search repeats bit for bit with as many blocks, at any pace: each trial is
+            chosen with the same results known. A block that is ahead waits for the others.
+        elastic: whether idle blocks help running trials when nothing is left to begin: they train waiting
+            folds, and join trainings that have a checkpoint, which resume on more ranks.
+        retries: how often to retry a trial, with the same parameters, when its objective failed.
+        failures: what the sampler learns of a failed trial: "ignore": nothing; "worst": the worst value so
+            far; "constraint": that value and a violated constraint.
+        target_objective: the search ends, and running trials are interrupted, once a value reaches it.
+        until: when the search must end: seconds from now, a time, or "slurm" for the end of its job. No trial
+            begins that would take longer, judging by the trials so far.
+        journal: a file from which a rerun of the same command resumes.
+        export: a file, .db (SQLite) or .log, that mirrors the study, for Optuna's dashboard.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Returns:
         The study, on all ranks with all trials.
 
     Raises:
-        ConfigurationError: the ranks cannot be cut into blocks, or do not agree on what is asked.
+        ConfigurationError: the ranks cannot be split into blocks, or their arguments differ.
         MissingExtraError: Optuna is not installed.
-        SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on from the journal.
+        SystemExit: with status 75, after SIGTERM or SIGUSR1; rerun the command to resume from the journal.
 
     Example:
         >>> import optuna
@@ -121,7 +121,7 @@ def optimize(
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
-        return _unless(search.alone(), study)
+        return _study_or_exit(search.alone(), study)
     release = world.engage()
     try:
         blocks = agree(world, block_size, {"n_trials": n_trials, **search.facts}, search_ranks)
@@ -132,11 +132,11 @@ def optimize(
         raise
     interrupted = search.over(world, blocks)
     release()
-    return _unless(interrupted, study)
+    return _study_or_exit(interrupted, study)
 
 
-def _unless(interrupted: bool, study: optuna.Study) -> optuna.Study:
-    """Return the study, unless this process is expected to end."""
+def _study_or_exit(interrupted: bool, study: optuna.Study) -> optuna.Study:
+    """Return the study, or exit if a signal interrupted the search."""
     if interrupted:
         raise SystemExit(EXIT_CODE)
     return study

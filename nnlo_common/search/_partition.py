@@ -18,7 +18,7 @@ __all__ = ["agree", "cut_blocks", "cut_teams"]
 def agree(
     world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0
 ) -> list[tuple[int, ...]]:
-    """Cut the ranks into blocks; refuse, on all ranks alike, what does not fit."""
+    """Check that all ranks agree and split them into blocks; all ranks raise the same error."""
     mine = {"facts": {"block_size": block_size, **facts}, "here": describe_here()}
     everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
     for rank, other in enumerate(everyone):
@@ -36,13 +36,13 @@ def agree(
 
 
 def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> list[tuple[int, ...]]:
-    """Cut all ranks into blocks but the first, which coordinates, and the search ranks, which follow it.
+    """Split the ranks into blocks, except the first, which coordinates, and the search ranks after it.
 
-    As many blocks as possible lie on one host each; what is left over on the hosts makes up the others.
+    As many blocks as possible lie on a single host; ranks left over on the hosts form the other blocks.
 
     Args:
         hosts: the host of every rank.
-        block_size: how many ranks each block has.
+        block_size: ranks per block.
         search_ranks: how many ranks choose parameters.
 
     Raises:
@@ -68,7 +68,7 @@ def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> 
 
 
 def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, ...]]:
-    """Cut every block into as many teams as there are folds; one team if it cannot be cut evenly.
+    """Split every block into one team per fold; keep it one team if it does not divide evenly.
 
     Example:
         >>> cut_teams([(1, 2, 3, 4), (5, 6, 7, 8)], 2), cut_teams([(1, 2, 3)], 2)
@@ -80,7 +80,7 @@ def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, 
 
 
 def _arithmetic(size: int, block_size: int, search_ranks: int) -> str:
-    """Say why the ranks cannot be cut so, and what could be done."""
+    """Explain why the ranks cannot be split, and suggest numbers that can."""
     ranks = size - 1 - search_ranks
     below = ranks // block_size
     sizes = sorted({1 + search_ranks + max(count, 1) * block_size for count in (below, below + 1)})

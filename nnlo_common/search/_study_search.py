@@ -1,4 +1,4 @@
-"""A search under way: on one process, as the coordinator, or as a rank of a block."""
+"""Search of an Optuna study: on one process, as the coordinator, or as a rank of a block."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ALIKE = ("folds", "seed", "failures", "retries", "lockstep", "elastic", "search
 
 @dataclass
 class StudySearch:
-    """What all ranks bring to a search; the attributes are the arguments of `optimize`."""
+    """One rank's part in a search; the attributes are the arguments of `optimize`."""
 
     study: optuna.Study
     objective: Objective
@@ -65,19 +65,21 @@ class StudySearch:
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        """Refuse what does not go together.
+        """Refuse conflicting arguments.
 
         Raises:
-            ConfigurationError: two arguments do not.
+            ConfigurationError: two arguments conflict.
         """
         study, target = self.study, self.target
         if not isinstance(study, optuna.Study):
             raise ConfigurationError(
-                f"optimize({study!r}, ...): give it a study first: optimize(optuna.create_study(), objective)"
+                f"optimize({study!r}, ...): the first argument must be a study: "
+                "optimize(optuna.create_study(), objective)"
             )
         if target is not None and len(study.directions) > 1:
             raise ConfigurationError(
-                f"target_objective={target!r} with {len(study.directions)} objectives; it is for one"
+                f"target_objective={target!r} with {len(study.directions)} objectives: it needs a single "
+                "one; leave it out"
             )
         chosen = self._chosen
         refuse_conflicts(
@@ -97,7 +99,7 @@ class StudySearch:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must be the same on all ranks."""
+        """Arguments that must be equal on all ranks."""
         chosen = self._chosen
         return {
             "sampler": chosen if isinstance(chosen, str) else type(chosen).__name__,
@@ -109,21 +111,21 @@ class StudySearch:
         }
 
     def check(self, blocks: Sequence[tuple[int, ...]]) -> None:
-        """Refuse what these blocks cannot do.
+        """Refuse arguments that conflict with these blocks.
 
         Raises:
-            ConfigurationError: it would not repeat.
+            ConfigurationError: the search would not repeat.
         """
         side_by_side = len(cut_teams(blocks, self.folds)) > len(blocks)
         if self.lockstep and side_by_side and isinstance(self.study.pruner, WilcoxonPruner):
             raise ConfigurationError(
                 f"lockstep=True with WilcoxonPruner and {self.folds} folds side by side: it judges folds as "
-                "they end, and which ends first is chance. Take another pruner, or a block_size that is no "
-                f"multiple of {self.folds}, with which folds are trained in turn"
+                "they end, and which ends first is chance. Use another pruner, or a block_size that is not a "
+                f"multiple of {self.folds}, so that folds train one after another"
             )
 
     def alone(self) -> bool:
-        """Train all trials here, one after another; say whether a signal has ended that."""
+        """Train all trials in this process, one after another; return whether a signal ended the search."""
         with self._files() as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record, searching=False)
             waiting = coordinator.begin()
@@ -140,15 +142,15 @@ class StudySearch:
         return coordinator.interrupted == SIGNAL
 
     def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
-        """Do this rank's part, and say whether a signal has ended the search (collective).
+        """Do this rank's part; return whether a signal ended the search (collective).
 
         Args:
             world: the ranks.
-            blocks: the ranks of every block; rank 0 and the search ranks, which follow it, are in none.
+            blocks: the ranks of every block; rank 0 and the search ranks after it are in none.
         """
         searchers = [(rank,) for rank in range(1, 1 + self.search_ranks)]
         teams = [*cut_teams(blocks, self.folds), *searchers]
-        with connect_search(world, teams, goes_on=self._goes_on) as here:
+        with connect_search(world, teams, hint=self._resume_hint) as here:
             if world.rank == 0:
                 each = (len(teams) - len(searchers)) // len(blocks)
                 with self._files() as record:
@@ -160,15 +162,15 @@ class StudySearch:
                 end = choose_for_others(here.channel, Replica(self.study, self._engine(), self.seed), where)
             else:
                 end = run_block(here.channel, world, self.objective)
-            take_over(self.study, end.trials)  # a study in a storage that all ranks share has them by now
+            take_over(self.study, end.trials)  # no-op with a storage that all ranks share
             return end.interrupted == SIGNAL
 
     @property
-    def _goes_on(self) -> str:
-        """What the same command would do."""
+    def _resume_hint(self) -> str:
+        """Advice on a rerun, for errors that end the job."""
         if self.journal is None:
-            return "The same command begins anew; with journal= it would go on"
-        return f"The same command goes on from the journal {str(self.journal)!r}"
+            return "A rerun starts anew; add journal=FILE to resume"
+        return f"Rerun the same command to resume from the journal {str(self.journal)!r}"
 
     def _engine(self) -> optuna.samplers.BaseSampler:
         """Return this rank's sampler."""
@@ -182,7 +184,7 @@ class StudySearch:
 
     @contextmanager
     def _files(self) -> Iterator[SearchRecord]:
-        """Open the files that are asked for, and give the study what the journal holds."""
+        """Open the journal and the export, and load the journal's trials into the study."""
         self._known, self._counted, record = known_to_all(self.study), 0, SearchRecord()
         with ExitStack() as files:
             if self.journal is not None:
@@ -212,7 +214,7 @@ class StudySearch:
             known=self._known,
             lockstep=self.lockstep,
             elastic=self.elastic,
-            # On one process there are none.
+            # A single process has none.
             search_ranks=self.search_ranks if searching else 0,
         )
 

@@ -1,4 +1,4 @@
-"""A search over blocks of ranks: what each rank does in it."""
+"""Search over blocks of ranks: this rank's part in it."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def search_over(
     time_left: TimeLeft,
     train: Callable[[Any], float],
 ) -> None:
-    """Do this rank's part in a search; on return all ranks have its results (collective).
+    """Do this rank's part in a search; on return all ranks have the results (collective).
 
     Args:
-        tuner: this rank's; that of rank 0 has the oracle which counts.
+        tuner: this rank's tuner; rank 0's has the oracle that counts.
         world: the ranks.
         block_size: how many ranks train one trial.
-        folds: how many folds it has.
-        lockstep: whether the search is to repeat, whatever the pace of the blocks.
-        time_left: how long there is.
+        folds: folds per trial.
+        lockstep: whether the search must repeat, at any pace of the blocks.
+        time_left: the time limit.
         train: trains one fold of a trial on this rank.
 
     Raises:
-        ConfigurationError: the ranks cannot be cut into blocks, do not agree on what is asked, or another job
-            has the directory.
-        PeerLostError: the first rank has died, or with another one the last block.
+        ConfigurationError: the ranks cannot be split into blocks, their arguments differ, or another job uses
+            the directory.
+        PeerLostError: the first rank or the last block died.
         SystemExit: with status 75, after SIGTERM or SIGUSR1.
     """
     release = world.engage()
@@ -65,8 +65,8 @@ def search_over(
         raise
     teams = cut_teams(blocks, folds)
     failure: Exception | None
-    goes_on = f"The same command goes on from {tuner.project_dir}"
-    with connect_search(world, teams, goes_on=goes_on) as here:
+    hint = f"Rerun the same command to resume from {tuner.project_dir}"
+    with connect_search(world, teams, hint=hint) as here:
         if world.rank == 0:
             each = len(teams) // len(blocks)
             source = OracleTrials(tuner, folds)
@@ -87,7 +87,7 @@ def search_over(
 
 
 def _claim(tuner: Any, world: DivisibleWorld) -> None:
-    """Keep other jobs out of the directory; all ranks refuse what the one that has it does (collective)."""
+    """Lock the directory against other jobs; an error of rank 0 is raised on all ranks (collective)."""
     problem = ""
     if world.rank == 0:
         try:
@@ -99,7 +99,7 @@ def _claim(tuner: Any, world: DivisibleWorld) -> None:
 
 
 def _take_over(tuner: Any, end: End) -> Exception | None:
-    """Give this rank's oracle all that the search has found; return what has ended it before its time."""
+    """Load the results into this rank's oracle; return the error that ended the search early, or None."""
     (summary,) = end.trials
     oracle = tuner.oracle
     oracle.trials = {state["trial_id"]: Trial.from_state(state) for state in summary["trials"]}

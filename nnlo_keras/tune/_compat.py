@@ -1,7 +1,7 @@
-"""Parts of keras-tuner that are not public, all in one place, each in a function that says what it gives.
+"""Private parts of keras-tuner, all in one place, each in a function named by what it returns.
 
-What is missing in another version of keras-tuner raises a `ConfigurationError` that names the part and the
-version. `test_tuner_compat.py` says it before users find it.
+A part missing in another version of keras-tuner raises a `ConfigurationError` that names the part and the
+version; `test_tuner_compat.py` finds it before users do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TESTED = "1.4.8"
 
 
 def _part(owner: Any, name: str) -> Any:
-    """Return a part that is not public."""
+    """Return a private part."""
     try:
         return getattr(owner, name)
     except AttributeError:
@@ -52,7 +52,7 @@ def _part(owner: Any, name: str) -> Any:
 
 
 def _utility(name: str) -> Any:
-    """Return a function or class of the module in which keras-tuner keeps what its tuners share."""
+    """Return a function or class of keras-tuner's shared utilities."""
     try:
         module = importlib.import_module("keras_tuner.src.engine.tuner_utils")
     except ImportError:
@@ -60,16 +60,16 @@ def _utility(name: str) -> Any:
     return _part(module, name)
 
 
-# -- what a trial has found ----------------------------------------------------------------------------
+# -- results of a trial --------------------------------------------------------------------------------
 
 
 def validate_results(results: Any, objective: Any, caller: str) -> None:
-    """Refuse what a `fit` or a `run_trial` must not return."""
+    """Check the return value of a `fit` or a `run_trial`."""
     _utility("validate_trial_results")(results, objective, caller)
 
 
 def metrics_of(results: Any, objective: Any) -> dict[str, float]:
-    """Return the metrics in what a `run_trial` has returned."""
+    """Return the metrics in the results of a `run_trial`."""
     found = _utility("convert_to_metrics_dict")(results, objective)
     return {name: float(value) for name, value in found.items()}
 
@@ -80,7 +80,7 @@ def mean_metrics(found: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def best_step(results: Any, objective: Any) -> int:
-    """Return the epoch that was the best in what a `run_trial` has returned."""
+    """Return the best epoch in the results of a `run_trial`."""
     return int(_utility("get_best_step")(results, objective))
 
 
@@ -90,7 +90,7 @@ def best_epoch_saver(objective: Any, file: str) -> Any:
 
 
 def hook_callback(tuner: Any, trial: Any) -> Any:
-    """Return a callback that calls the tuner's `on_epoch_end` and its like."""
+    """Return a callback that calls the tuner's `on_epoch_end` and similar hooks."""
     return _utility("TunerCallback")(tuner, trial)
 
 
@@ -108,24 +108,24 @@ def trial_file(oracle: Any, trial_id: str) -> str:
 
 
 def redirect_saves(oracle: Any, save: Callable[[], None], save_trial: Callable[[Any], None]) -> None:
-    """Let an oracle call these instead of writing its file, and that of a trial."""
+    """Make an oracle call these instead of writing its file and those of trials."""
     _part(oracle, "_save_trial")
     oracle.save, oracle._save_trial = save, save_trial
 
 
 def waiting_retries(oracle: Any) -> list[str]:
-    """Return the trials that are to be tried again."""
+    """Return the trials queued for a retry."""
     return list(_part(oracle, "_retry_queue"))
 
 
 def replace_retries(oracle: Any, trial_ids: Iterable[str]) -> None:
-    """Let these trials be tried again, and no others."""
+    """Queue these trials for a retry, and no others."""
     _part(oracle, "_retry_queue")
     oracle._retry_queue = list(trial_ids)
 
 
 def refill_grid(oracle: Any) -> None:
-    """Let a grid know which of its points have been tried, which keras-tuner does not keep on disk."""
+    """Restore which points a grid has tried; keras-tuner does not save them."""
     compare, ordered = _part(oracle, "_compare"), _part(oracle, "_ordered_ids")
 
     def compared(one: str, other: str) -> int:
@@ -140,23 +140,23 @@ def refill_grid(oracle: Any) -> None:
 
 
 def set_seed(oracle: Any, seed: int) -> None:
-    """Let an oracle have a seed, also 0, for which keras-tuner draws another."""
+    """Set an oracle's seed, also to 0, which keras-tuner would replace by a random one."""
     _part(oracle, "_seed_state")
     oracle.seed = oracle._seed_state = seed
 
 
 def most_collisions(oracle: Any) -> int:
-    """Return how often values may be chosen that have been tried, before the space counts as used up."""
+    """Return how many already tried choices in a row mark the space as used up."""
     return int(_part(oracle, "_max_collisions"))
 
 
 def is_duplicate(oracle: Any, values: dict[str, Any]) -> bool:
-    """Say whether a trial has had these values."""
+    """Return whether a trial had these values."""
     return bool(_part(oracle, "_duplicate")(values))
 
 
 def random_values(oracle: Any) -> dict[str, Any] | None:
-    """Return values by chance that no trial has had; None: there seem to be none."""
+    """Return random values that no trial had; None: there seem to be none."""
     found: dict[str, Any] | None = _part(oracle, "_random_values")()
     return found
 
@@ -165,10 +165,10 @@ def random_values(oracle: Any) -> dict[str, Any] | None:
 
 
 class HookedTuner(keras_tuner.Tuner):
-    """A tuner of keras-tuner whose private steps `MPITuner` changes and calls by names of ours.
+    """A keras-tuner tuner whose private steps `MPITuner` calls and overrides under nnlo's names.
 
     Attributes:
-        has_directory: whether this rank has the directory; to be set before `__init__`.
+        has_directory: whether this rank owns the directory; set it before `__init__`.
     """
 
     has_directory = True
@@ -179,11 +179,11 @@ class HookedTuner(keras_tuner.Tuner):
         self._made = True
 
     def _finished_model(self, hp: Any, model: Any) -> Any:  # noqa: ARG002
-        """Change a model that was built; the model is returned."""
+        """Change a built model; return it."""
         return model
 
     def _built_model(self, hp: Any) -> Any:
-        """Build a model, and refuse one that is none or too large."""
+        """Build a model; refuse one that is not a model or too large."""
         return _part(self, "_try_build")(hp)
 
     @property
@@ -196,11 +196,11 @@ class HookedTuner(keras_tuner.Tuner):
         return str(_part(self, "_get_checkpoint_fname")(trial_id))
 
     def _build_config_file(self, trial_id: str) -> str:
-        """Return the path of what a trial's model is built from."""
+        """Return the path of a trial's build configuration."""
         return str(_part(self, "_get_build_config_fname")(trial_id))
 
     def _copied_callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """Return copies for one trial, or refuse what cannot be copied."""
+        """Return copies for one trial; refuse callbacks that cannot be copied."""
         copies: list[Any] = _part(self, "_deepcopy_callbacks")(callbacks)
         return copies
 
@@ -216,5 +216,5 @@ class HookedTuner(keras_tuner.Tuner):
             _part(super(), "_populate_initial_space")()
 
     def _get_tuner_fname(self) -> str:
-        # There is none to begin with for a rank that does not have the directory.
+        # A rank without the directory must not find a file there while it is constructed.
         return self.state_file if self._made or self.has_directory else ""

@@ -1,4 +1,4 @@
-"""Data of `search`: this fold's samples, held-out ones, and this rank's share."""
+"""Data passed to `search`: this fold's samples, held-out ones, and this rank's share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NAMES = ("x", "y")  # as the first arguments of fit()
 
 
 class Folds:
-    """How samples are split into folds.
+    """Splits samples into folds.
 
     Args:
-        asked: how many, or the indices of the training and of the validation samples of each.
+        asked: the number of folds, or each fold's training and validation indices.
 
     Attributes:
-        count: how many there are.
+        count: the number of folds.
 
     Example:
         >>> training, validation = Folds(3).split(6, 0, seed=0)
@@ -39,19 +39,20 @@ class Folds:
         self.count = asked if isinstance(asked, int) else len(asked)
 
     def split(self, samples: int, fold: int, seed: int) -> tuple[Any, Any]:
-        """Return the indices of the training and of the validation samples of a fold.
+        """Return the training and the validation indices of a fold.
 
         Args:
-            samples: how many there are.
-            fold: which fold.
-            seed: of the splitting, where the indices are not given.
+            samples: the number of samples.
+            fold: the fold, from 0.
+            seed: seeds the split, unless the indices are given.
         """
         if isinstance(self._asked, int):
             return split(samples, self._asked, fold, seed=seed)
         training, validation = map(np.asarray, self._asked[fold])
         if max(training.max(), validation.max()) >= samples:
             raise ConfigurationError(
-                f"folds=: fold {fold} names sample {max(training.max(), validation.max())} of {samples}"
+                f"folds=: fold {fold} has index {max(training.max(), validation.max())}, but there are "
+                f"{samples} samples; give indices from 0 to {samples - 1}"
             )
         return training, validation
 
@@ -62,11 +63,11 @@ def held_out(
     """Return the arguments of `fit` with the validation samples set apart.
 
     Args:
-        args: as given to `search`.
-        options: the same, by name.
-        folds: how samples are split.
-        fold: which fold trains; None: there are none.
-        seed: of the splitting.
+        args: the positional arguments of `search`.
+        options: its keyword arguments.
+        folds: the split into folds.
+        fold: the fold to train; None: there are none.
+        seed: seeds the split.
     """
     options = dict(options)
     part = options.pop("validation_split", 0.0)
@@ -74,10 +75,10 @@ def held_out(
         return args, options
     asked = f"validation_split={part}" if fold is None else f"folds={folds.count}"
     if options.get("validation_data") is not None or (part and fold is not None):
-        raise ConfigurationError(f"{asked} holds samples back, so leave other validation data out")
+        raise ConfigurationError(f"{asked} sets validation samples apart; leave other validation data out")
     given = _given(args, options)
     samples = _samples(given.get("x"), asked)
-    if fold is None:  # as Keras does: the last ones
+    if fold is None:  # like Keras: the last samples
         border = math.floor(samples * (1 - part))
         training, validation = np.arange(border), np.arange(border, samples)
     else:
@@ -94,8 +95,8 @@ def shared(
     given = _given(args, options)
     if isinstance(given.get("x"), H5Sequence):
         raise ConfigurationError(
-            "search() was given an H5Sequence, which was made before the ranks of a block were known; make "
-            "it in the fit() of a HyperModel, and give MPITuner shard=False"
+            "search() was given an H5Sequence made before the ranks of a block were known; make it in the "
+            "fit() of a HyperModel, and give MPITuner shard=False"
         )
     if not given:
         return args, dict(options)
@@ -105,7 +106,7 @@ def shared(
 
 
 def _given(args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what there is of features, targets and weights."""
+    """Return the features, targets and weights that were given."""
     found = dict(zip(_NAMES, args, strict=False))
     names = (*_NAMES, "sample_weight")
     found |= {name: options[name] for name in names if options.get(name) is not None}
@@ -115,7 +116,7 @@ def _given(args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
 def _put(
     args: tuple[Any, ...], options: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with these values, each where it was."""
+    """Return the arguments with these values in their places."""
     placed = [parts.get(name, value) for name, value in zip(_NAMES, args, strict=False)]
     kept = {name: parts.get(name, value) for name, value in options.items()}
     return (*placed, *args[len(placed) :]), kept
@@ -125,7 +126,7 @@ def _samples(features: Any, asked: str) -> int:
     leaves = [] if features is None else keras.tree.flatten(features)
     if not leaves or not all(getattr(leaf, "shape", ()) for leaf in leaves):
         raise ConfigurationError(
-            f"{asked} needs arrays, not a {type(features).__name__}, of which samples cannot be taken"
+            f"{asked} needs arrays to take samples from, not a {type(features).__name__}"
         )
     return int(leaves[0].shape[0])
 

@@ -1,10 +1,10 @@
-"""The directory of a search: one rank writes it, every file whole or not at all, and goes on from it.
+"""Directory of a search: one rank writes every file whole or not at all, and resumes from them.
 
-Keras-tuner rewrites its files in place, and goes by all of them when it goes on. A job that is killed leaves
+Keras-tuner rewrites its files in place, and reads all of them to resume. A killed job leaves
 
-* half of a file: here each is written beside, and then takes the old one's place;
-* a trial that was chosen, but that `oracle.json` does not know yet: it is forgotten, and chosen again;
-* a trial that has ended while `oracle.json` still has it running: it stays ended.
+* half of a file: prevented by writing a new file beside the old one, which it then replaces;
+* a chosen trial that `oracle.json` does not have yet: dropped, and chosen again;
+* a finished trial that `oracle.json` still lists as running: kept as finished.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write(path: str, content: Any) -> None:
 
 
 def keep_whole(oracle: Any) -> None:
-    """Let an oracle write its files whole or not at all."""
+    """Make an oracle write its files whole or not at all."""
     redirect_saves(
         oracle,
         lambda: write(file_of_oracle(oracle), oracle.get_state()),
@@ -45,32 +45,32 @@ def keep_whole(oracle: Any) -> None:
 
 
 def keep_nothing(oracle: Any) -> None:
-    """Let an oracle write nothing: the directory is another rank's."""
+    """Make an oracle write nothing, because another rank owns the directory."""
     redirect_saves(oracle, lambda: None, lambda trial: None)
 
 
 def read(tuner: Any) -> None:
-    """Let a tuner's oracle go on with what is in the directory.
+    """Resume a tuner and its oracle from the directory.
 
     Raises:
-        ConfigurationError: a file is not whole; one of ours always is.
+        ConfigurationError: a file is damaged; files written by nnlo are whole.
     """
     state = Path(tuner.state_file)
     try:
         tuner.oracle.reload()
-        if state.exists():  # not if the tuner is not ours
+        if state.exists():  # missing if another kind of tuner made the directory
             tuner.set_state(json.loads(state.read_text()))
     except json.JSONDecodeError as error:
         raise ConfigurationError(
-            f"the search in {tuner.project_dir} cannot go on: a file of it is not JSON ({error}). Mend or "
-            "remove it, give another project_name, or overwrite=True to begin anew"
+            f"the search in {tuner.project_dir} cannot resume: one of its files is not JSON ({error}). "
+            "Repair or remove that file, give another project_name, or overwrite=True to start anew"
         ) from error
     mend(tuner.oracle)
 
 
 def mend(oracle: Any) -> None:
-    """Make of what was read in, perhaps after a kill, a state from which an oracle goes on."""
-    found = oracle.trials  # in whatever order the file system has them
+    """Repair an oracle's state that was read after a kill, so that it can resume."""
+    found = oracle.trials  # in the file system's order
     oracle.trials = {one: found[one] for one in dict.fromkeys(oracle.start_order) if one in found}
     ended = set(oracle.end_order)
     retries = dict.fromkeys(waiting_retries(oracle))

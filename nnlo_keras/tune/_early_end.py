@@ -13,15 +13,15 @@ __all__ = ["EarlyEnd", "OutOfTimeError"]
 
 
 class OutOfTimeError(BaseException):
-    """The search is to end here; no fault of a trial, which keras-tuner would take an `Exception` for."""
+    """Ends the search; a `BaseException`, because keras-tuner takes an `Exception` for a trial's failure."""
 
 
 class EarlyEnd(keras.callbacks.Callback):
-    """Leaves a trial; the directory has all that the same command needs to go on.
+    """Callback that leaves a trial; a rerun of the same command resumes from the directory.
 
     Args:
         interrupts: the signals.
-        time_left: how long there is.
+        time_left: the time limit.
     """
 
     def __init__(self, interrupts: Interrupts, time_left: TimeLeft) -> None:
@@ -29,7 +29,7 @@ class EarlyEnd(keras.callbacks.Callback):
         self._interrupts, self._time_left = interrupts, time_left
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' signature
-        """Leave, if it is time to; a `Checkpoint` has been asked before, and has saved."""
+        """Leave after a signal or at the time limit; a `Checkpoint` runs first and has saved."""
         if self._interrupts.came:
             raise SystemExit(EXIT_CODE)
         if self._time_left.over(time.time()):

@@ -1,4 +1,4 @@
-"""The `fit` of a trial that several ranks train together: each on its share, with the same history."""
+"""Joint `fit` of a trial by several ranks, each on its share, with the same history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["fit_together"]
 
 
 class _Fatal(ConfigurationError, keras_tuner.errors.FatalValueError):
-    """What keras-tuner ends a search at."""
+    """Error at which keras-tuner ends a search."""
 
 
 def fit_together(
@@ -31,18 +31,18 @@ def fit_together(
     block_size: int,
     shard: bool,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what `fit` of a trial's model is to be given on this rank; its history will be the first rank's.
+    """Return the arguments for this rank's `fit`, and make `fit` return the first rank's history.
 
     Args:
-        model: as it was built.
-        world: who trains it.
-        args: as given to `search`.
-        options: the same, by name, with the callbacks.
-        block_size: how many ranks the user has asked for.
+        model: the built model.
+        world: the ranks that train it.
+        args: the positional arguments of `search`.
+        options: its keyword arguments, with the callbacks.
+        block_size: the ranks per trial that the user asked for.
         shard: whether to deal out the samples.
 
     Raises:
-        ConfigurationError: the model's optimizer is not wrapped; it ends the search.
+        ConfigurationError: the model's optimizer is not wrapped; this ends the search.
     """
     wrapper = any_wrapper_in(model)
     if wrapper is None:
@@ -55,23 +55,23 @@ def fit_together(
     callbacks = options["callbacks"]
     if not any(isinstance(one, Distribute) for one in callbacks):
         callbacks = [*callbacks, Distribute()]
-    _tell_history(model, world)
+    _share_history(model, world)
     options = {**options, "callbacks": callbacks}
     return shared(args, options, wrapper.servers) if shard else (args, options)
 
 
-def _tell_history(model: Any, world: RankWorld) -> None:
-    """Let `fit` return the history of the first rank, which has validated, on all ranks."""
+def _share_history(model: Any, world: RankWorld) -> None:
+    """Make `fit` return the first rank's history on all ranks; the first rank validates."""
     fit: Callable[..., Any] = model.fit
 
-    def fit_and_tell(*args: Any, **options: Any) -> Any:
+    def fit_and_share(*args: Any, **options: Any) -> Any:
         history = fit(*args, **options)
         mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
-        told = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
-        history.epoch, history.history = told["epoch"], told["history"]
+        answer = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
+        history.epoch, history.history = answer["epoch"], answer["history"]
         return history
 
-    model.fit = fit_and_tell
+    model.fit = fit_and_share
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The samplers of `nnlo_keras.optimize` as an oracle of keras-tuner."""
+"""Oracle of keras-tuner that chooses by the samplers of `nnlo_keras.optimize`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nnlo_keras.tune._sampler_space import distribution, from_sampler, to_sample
 
 __all__ = ["SamplerOracle"]
 
-# Where `max_trials` is not given, for samplers that go by how long the search is to be.
+# Stands for a missing `max_trials`, for samplers that need the length of the search.
 _MANY = 300
 
 
 class SamplerOracle(keras_tuner.Oracle):
-    """Lets a sampler choose: by name as in `nnlo_keras.optimize`, or any of Optuna's.
+    """Oracle that lets a sampler choose: a name as in `nnlo_keras.optimize`, or any Optuna sampler.
 
     Parameters in conditional scopes are chosen where they are active. `seed=0` is a seed like any other.
 
@@ -30,8 +30,8 @@ class SamplerOracle(keras_tuner.Oracle):
         sampler: a name, as in `nnlo_keras.optimize`, or a sampler.
         objective: as for any oracle.
         max_trials: as for any oracle.
-        seed: of the sampler; None: another one each time.
-        options: what else oracles take.
+        seed: seeds the sampler; None: a new seed each time.
+        options: other arguments of oracles.
 
     Example:
         >>> oracle = SamplerOracle("evolutionary", objective="val_loss", max_trials=20, seed=0)
@@ -64,23 +64,23 @@ class SamplerOracle(keras_tuner.Oracle):
                 self._asked[trial_id] = asked
                 return {"status": "RUNNING", "values": values}
             self._study.tell(asked, state=TrialState.FAIL)
-        # The sampler insists on what has been tried; chance may find what is left.
+        # The sampler repeats tried values; random ones may find what is left.
         found = random_values(self)
         return {"status": "STOPPED"} if found is None else {"status": "RUNNING", "values": found}
 
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
-        """Tell the sampler what has become of a trial."""
+        """Report a trial's result to the sampler."""
         super().end_trial(trial)
         ended = self.trials[trial.trial_id]
         if ended.status in {"COMPLETED", "FAILED"}:
             self._tell(ended)
 
     def set_state(self, state: Any) -> None:
-        """Go on with a search: the sampler learns of its trials."""
+        """Resume a search: report its trials to the sampler."""
         super().set_state(state)
         self._asked.clear()
-        # A sampler that began with the same random numbers would choose the first points again.
+        # Use another seed: with the same one the sampler would choose the first points again.
         self._study = self._begun(len(self.trials))
         for trial_id in dict.fromkeys(self.end_order):
             if trial_id in self.trials:
@@ -117,7 +117,7 @@ class SamplerOracle(keras_tuner.Oracle):
             self._study.add_trial(self._known(trial))
 
     def _known(self, trial: Any) -> Any:
-        """Return a trial that the sampler has not chosen, as it would have chosen it."""
+        """Return a trial that the sampler did not choose, in the sampler's form."""
         params, distributions = {}, {}
         hyperparameters = trial.hyperparameters
         for hp in hyperparameters.space:

@@ -1,6 +1,6 @@
-"""The trials of an oracle, handed out by the coordinator of any search.
+"""Trials of an oracle, handed out by the coordinator that runs every search.
 
-The oracle lives on the first rank only, and hears of a trial what it hears of one in a search without blocks.
+The oracle lives on the first rank only, and is called as in a search without blocks.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from nnlo_keras.tune._compat import mean_metrics
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "OracleTrials", "averaged"]
 
-#: The attribute of a run that holds what it has found.
+#: Attribute of a run: its results.
 RESULT = "nnlo:result"
-#: What the traceback of an error holds that ends the search, or that ends its trial for good.
+#: Notes in the traceback of an error that ends the search, and of one that ends its trial for good.
 FATAL = "(keras-tuner ends a search at an error like this)"
 NOT_AGAIN = "(keras-tuner does not try a trial again after an error like this)"
 
-# How often an oracle may answer that it waits though no trial runs: it may compute, but not for ever.
+# How often an oracle may answer that it waits while no trial runs: it may be computing, but not for ever.
 _PATIENCE = 250
 
 
 @dataclass(eq=False)
 class _OracleTrial:
-    """A trial that a block has been given.
+    """A trial given to a block.
 
     Attributes:
-        number: counts the trials of this job, one that is tried again each time.
-        trial: the oracle's.
-        name: of who trains it, as the oracle knows them.
-        results: what the folds have found.
+        number: counts the trials of this job, retries too.
+        trial: the oracle's trial.
+        name: the tuner name given to the oracle for this trial.
+        results: the results of the folds.
     """
 
     number: int
@@ -50,22 +50,22 @@ class _OracleTrial:
 
 
 class OracleTrials(TrialSource):
-    """The trials of an oracle; an error of the oracle, or of the disk, ends the search on all ranks.
+    """The trials of an oracle; an error of the oracle or the disk ends the search on all ranks.
 
     Args:
-        tuner: whose oracle it is, and whose `on_trial_...` methods are called.
-        folds: how many folds each trial has.
+        tuner: owns the oracle; its `on_trial_...` methods are called.
+        folds: folds per trial.
 
     Attributes:
-        failure: what has ended the search before its time.
+        failure: the error that ended the search early.
     """
 
     def __init__(self, tuner: Any, folds: int = 1) -> None:
         self._tuner, self._folds = tuner, folds
         self._numbers = itertools.count()
-        self._untold: list[_OracleTrial] = []  # of which the oracle does not know what has become
+        self._unreported: list[_OracleTrial] = []  # trials whose result the oracle does not have
         self._withdrawn = self._idle = False
-        self._asked_in_vain = 0.0
+        self._idle_answers = 0.0
         self.failure: Exception | None = None
 
     @property
@@ -74,22 +74,22 @@ class OracleTrials(TrialSource):
 
     @property
     def pending(self) -> bool:
-        """Whether the oracle wants to be asked again, though nobody trains."""
+        """Whether the oracle must be asked again although no trial runs."""
         return self._idle and self.open
 
     def left(self) -> float:
-        """Return whether there is another trial; the oracle knows only when it is asked."""
+        """Return infinity if the oracle gives another trial, else 0; only asking it tells."""
         return math.inf if self.open and self._ask() != "STOPPED" else 0
 
     def take(self, block: int, *, first: bool, living: int) -> _OracleTrial | None:  # noqa: ARG002
-        """Return the oracle's next trial, if it has one now."""
-        if len(self._untold) >= living:  # in lock-step blocks wait for the oldest trial
+        """Return the oracle's next trial; None if it has none now."""
+        if len(self._unreported) >= living:  # in lock-step idle blocks wait for the oldest trial
             return None
         status = self._ask()
-        self._asked_in_vain += 1 / living if self._idle else -self._asked_in_vain
-        if self._asked_in_vain > _PATIENCE:
-            self._fail(RuntimeError("the oracle waits for a trial, but none is running; it cannot go on"))
-        return self._untold[-1] if status == "RUNNING" else None
+        self._idle_answers += 1 / living if self._idle else -self._idle_answers
+        if self._idle_answers > _PATIENCE:
+            self._fail(RuntimeError("the oracle waits for a trial, but none is running; it cannot continue"))
+        return self._unreported[-1] if status == "RUNNING" else None
 
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:
         trial = running.trial.trial
@@ -105,8 +105,8 @@ class OracleTrials(TrialSource):
         return []
 
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:  # noqa: ARG002
-        """Tell the oracle how a trial has ended; one that was broken off is trained again by the next job."""
-        self._untold.remove(running.trial)
+        """Report a trial's result to the oracle; the next job trains an interrupted trial again."""
+        self._unreported.remove(running.trial)
         if running.result.state != "halted" and self.failure is None:
             self._guarded(self._tell, running)
 
@@ -114,14 +114,14 @@ class OracleTrials(TrialSource):
         self._withdrawn = True
 
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:  # noqa: ARG002
-        """Return the oracle's state, its trials, and what has ended the search before its time."""
+        """Return the oracle's state, its trials, and the error that ended the search early."""
         oracle, failure = self._tuner.oracle, self.failure
         content = {
             "oracle": oracle.get_state(),
             "trials": [trial.get_state() for trial in oracle.trials.values()],
             "failure": None if failure is None else [type(failure).__name__, str(failure)],
         }
-        return (json.loads(json.dumps(content)),)  # as it is written to files
+        return (json.loads(json.dumps(content)),)  # convert as for files
 
     def warn(self, text: str) -> None:
         warn(text)
@@ -131,18 +131,18 @@ class OracleTrials(TrialSource):
     def _guarded(self, call: Callable[..., str], *args: Any) -> str:
         try:
             return call(*args)
-        except Exception as error:  # raised again, on all ranks, when nobody trains any more
+        except Exception as error:  # raised again on all ranks once no trial runs
             self._fail(error)
             return "STOPPED"
 
     def _fail(self, error: Exception) -> None:
-        self.failure, self.stop_reason = error, f"the search has ended: {error}"
+        self.failure, self.stop_reason = error, f"the search failed: {error}"
         self._withdrawn = True
 
     def _ask(self) -> str:
         """Ask the oracle for a trial; return its status."""
         status = self._guarded(self._create)
-        self._idle = status == "IDLE" and not self._untold
+        self._idle = status == "IDLE" and not self._unreported
         return status
 
     def _create(self) -> str:
@@ -150,16 +150,16 @@ class OracleTrials(TrialSource):
         oracle = self._tuner.oracle
         for trial in oracle.trials.values():
             if trial.status in {"FAILED", "INVALID"}:
-                # Perhaps before it had all parameters, which a grid wants.
+                # It may have failed before it had all parameters, which a grid requires.
                 trial.hyperparameters.merge(oracle.get_space(), overwrite=False)
                 trial.hyperparameters.ensure_active_values()
-        # The oracle would give a name's trial again until it has heard what became of it.
-        taken = {one.name for one in self._untold}
+        # The oracle repeats a name's trial until that trial's result is reported.
+        taken = {one.name for one in self._unreported}
         name = next(name for index in itertools.count() if (name := f"block{index}") not in taken)
         trial = oracle.create_trial(name)
         if trial.status == "RUNNING":
             trial.metrics = type(trial.metrics)()  # of an earlier try
-            self._untold.append(_OracleTrial(next(self._numbers), trial, name))
+            self._unreported.append(_OracleTrial(next(self._numbers), trial, name))
             self._tuner.on_trial_begin(trial)
         return str(trial.status)
 
@@ -186,15 +186,15 @@ class OracleTrials(TrialSource):
             trial.status, trial.message = "INVALID", f"the objective {oracle.objective.name} is {score}"
             return
         try:
-            # Folds have their best epochs at several steps, so their means are of none.
+            # Folds have their best epochs at different steps, so a mean belongs to none.
             oracle.update_trial(trial.trial_id, metrics, step=results[0]["step"] if self._folds == 1 else 0)
             trial.status = "COMPLETED"
-        except Exception as error:  # as keras-tuner has it: the trial is at fault
+        except Exception as error:  # like keras-tuner, blame the trial
             trial.status, trial.message = "INVALID", "".join(traceback.format_exception(error))
 
 
 def averaged(found: Sequence[dict[str, float]], objective: str) -> dict[str, float]:
-    """Return the means of the folds' metrics, and each fold's value of the objective as a metric of its own.
+    """Return the means of the folds' metrics, and each fold's objective as a metric of its own.
 
     Example:
         >>> averaged([{"val_loss": 0.5}, {"val_loss": 0.25}], "val_loss")

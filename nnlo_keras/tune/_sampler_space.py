@@ -1,7 +1,7 @@
-"""Hyper-parameters of keras-tuner as the parameters of an Optuna sampler, and back.
+"""Conversion of keras-tuner's hyper-parameters to an Optuna sampler's parameters, and back.
 
-Where a parameter goes in steps, or is a choice in an order, the sampler sees the number of the step:
-neighbours stay neighbours. Choices without an order are categories.
+For a parameter with steps, or an ordered choice, the sampler sees the index of the step, so neighbours stay
+neighbours. Unordered choices are categories.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["distribution", "from_sampler", "to_sampler"]
 
 
 def distribution(hp: Any) -> BaseDistribution | None:
-    """Return what the sampler chooses from; None where there is nothing to choose.
+    """Return the sampler's distribution for a parameter; None if there is nothing to choose.
 
     Example:
         >>> distribution(kinds.Int("width", 8, 32, step=8))
@@ -44,7 +44,7 @@ def distribution(hp: Any) -> BaseDistribution | None:
 
 
 def from_sampler(hp: Any, chosen: Any) -> Any:
-    """Return the value of a parameter that the sampler has chosen so.
+    """Convert a sampler's choice to the parameter's value.
 
     Example:
         >>> from_sampler(kinds.Int("width", 8, 32, step=8), 2)
@@ -62,7 +62,7 @@ def from_sampler(hp: Any, chosen: Any) -> Any:
 
 
 def to_sampler(hp: Any, value: Any) -> Any:
-    """Return what the sampler would have to choose for this value.
+    """Convert a parameter's value to the sampler's choice.
 
     Example:
         >>> to_sampler(kinds.Int("width", 8, 32, step=8), 24)
@@ -87,7 +87,7 @@ def _counted(hp: Any) -> bool:
 
 
 def _steps(hp: Any) -> int | None:
-    """How many values there are, where they stand in a row."""
+    """Return the number of values of a stepped or ordered parameter; None for others."""
     if isinstance(hp, kinds.Choice):
         return len(hp.values)
     if hp.step is None:

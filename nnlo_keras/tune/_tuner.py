@@ -1,10 +1,10 @@
-"""A tuner of keras-tuner whose trials train on blocks of ranks.
+"""Tuner of keras-tuner whose trials train on blocks of ranks.
 
-    python          BaseTuner.search: trial after trial, here
-    rank 0          the oracle and the directory; hands out trials, and trains none
-    other ranks     train what rank 0 hands out: run_trial, on every rank of a block
+    python          BaseTuner.search: one trial after another in this process
+    rank 0          owns the oracle and the directory, hands out trials, and trains none
+    other ranks     train rank 0's trials: run_trial, on every rank of a block
 
-Keras-tuner's own classes do the rest; nothing of its gRPC service is used.
+Keras-tuner's own classes do the rest, except its gRPC service, which is not used.
 """
 
 from __future__ import annotations
@@ -60,34 +60,33 @@ _HOOKS = ("on_batch_begin", "on_batch_end", "on_epoch_begin", "on_epoch_end")
 
 
 class MPITuner(HookedTuner):
-    """A tuner of keras-tuner over blocks of ranks; with `python` it is an ordinary one.
+    """A keras-tuner tuner over blocks of ranks; started with `python` it is an ordinary one.
 
-    The same script runs on every rank. With `mpiexec -n 7` and `block_size=3` the first rank has the oracle
-    and the directory, and two blocks of three ranks train a trial each: what `search` is given is dealt out
-    to a block's workers, `Distribute()` is added to the callbacks where it is missing, and the history that
-    `fit` returns is that of the block's first rank, its server, on all of its ranks. After `search` all ranks
-    have all results.
+    The same script runs on every rank. With `mpiexec -n 7` and `block_size=3` the first rank owns the oracle
+    and the directory, and two blocks of three ranks train a trial each. The samples given to `search` are
+    dealt out to a block's workers, `Distribute()` is added to the callbacks if missing, and all ranks of a
+    block get the history of its first rank, its server. After `search` all ranks have all results.
 
     Args:
         hypermodel: a function that builds a model, or a `HyperModel`.
         oracle: one of `keras_tuner.oracles`, or a sampler as in `nnlo_keras.optimize`: "bayesian",
-            "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any of Optuna's.
-        objective: what a sampler is to better, as for any oracle; one of keras-tuner has its own.
-        max_trials: how many trials a sampler has.
-        seed: of a sampler.
-        block_size: how many ranks train one trial.
-        folds: into how many folds the samples are split, or for each fold the indices of its training and of
-            its validation samples, as scikit-learn's splitters give them. They train side by side where their
-            number divides the block, else one after another; a trial's score is their mean.
-        distribute: wraps the optimizer of every model that is built: "downpour", "easgd", ... or e.g.
-            `lambda optimizer: nk.EASGD(optimizer, every=5)`. None: the model has a wrapped one.
-        shard: deal out what `search` is given; False: the HyperModel's `fit` does it.
-        lockstep: whether the search is to repeat with as many blocks, whatever their pace: the oracle hears
-            of trials in the order in which it has chosen them. It takes a seed.
-        until: when a search is to be over: seconds from its beginning, a time, or "slurm" for the end of its
-            job. No trial is begun that would take longer, as far as the trials so far can tell.
+            "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any Optuna sampler.
+        objective: the objective of a sampler, as for any oracle; an oracle of keras-tuner has its own.
+        max_trials: the number of trials of a sampler.
+        seed: seeds a sampler.
+        block_size: ranks per trial.
+        folds: the number of folds, or for each fold its training and validation indices, as scikit-learn's
+            splitters give them. Folds train side by side if their number divides the block, else one after
+            another; a trial's score is their mean.
+        distribute: wraps the optimizer of every built model: "downpour", "easgd", ... or e.g.
+            `lambda optimizer: nk.EASGD(optimizer, every=5)`. None: the model's optimizer is wrapped already.
+        shard: whether to deal out the samples given to `search`; False: the HyperModel's `fit` does it.
+        lockstep: whether the search repeats with as many blocks, at any pace: results reach the oracle in the
+            order in which it chose the trials. Needs a seed.
+        until: when the search must end: seconds from its start, a time, or "slurm" for the end of its job. No
+            trial begins that would take longer, judging by the trials so far.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        options: what any tuner takes: `directory`, `project_name`, `overwrite`, `executions_per_trial`, ...
+        options: other tuner arguments: `directory`, `project_name`, `overwrite`, `executions_per_trial`, ...
 
     Example:
         >>> import keras, numpy, tempfile
@@ -126,7 +125,7 @@ class MPITuner(HookedTuner):
         if isinstance(folds, int):
             whole_number("folds", folds, 1)
         if lockstep and seed is None and not isinstance(oracle, keras_tuner.Oracle):
-            raise ConfigurationError("MPITuner(lockstep=True) without seed=, so that nothing would repeat")
+            raise ConfigurationError("MPITuner(lockstep=True) without seed= would not repeat; give a seed")
         oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
         self._lockstep, self._until, self._time_left = lockstep, until, TimeLeft(end_of(until, time.time()))
         self._world = world
@@ -135,22 +134,21 @@ class MPITuner(HookedTuner):
         self._interrupts = Interrupts()
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
-        self._fold: int | None = None  # the one that this rank trains; None: all, one after another
+        self._fold: int | None = None  # the fold this rank trains; None: all, one after another
         (_directory.keep_whole if self.has_directory else _directory.keep_nothing)(oracle)
         if not self.has_directory:
-            options["overwrite"] = False  # the directory is another rank's to empty
+            options["overwrite"] = False  # only the rank that owns the directory may empty it
         super().__init__(oracle, hypermodel, **options)
 
     def search(self, *args: Any, **options: Any) -> None:
-        """Search for the best hyper-parameters; what is given goes to `fit` (collective).
+        """Search for the best hyper-parameters; all arguments go to `fit` (collective).
 
-        Where there are several ranks, `fit` shows no progress: trials would mix. Keras-tuner's table is
-        printed once.
+        With several ranks `fit` shows no progress, as trials would mix. Keras-tuner's table is printed once.
 
         Raises:
-            ConfigurationError: the ranks cannot be cut into blocks, do not agree on what is asked, or another
-                job has the directory.
-            SystemExit: with status 75, after SIGTERM or SIGUSR1; the same command goes on.
+            ConfigurationError: the ranks cannot be split into blocks, their arguments differ, or another job
+                uses the directory.
+            SystemExit: with status 75, after SIGTERM or SIGUSR1; rerun the same command to resume.
         """
         world = self._world or launched()
         self._time_left = TimeLeft(end_of(self._until, time.time()), self._time_left.longest_s)
@@ -179,17 +177,17 @@ class MPITuner(HookedTuner):
             self.on_search_end()
 
     def claim(self) -> None:
-        """Keep other jobs out of the directory, and begin it.
+        """Lock the directory against other jobs, and write its first state.
 
         Raises:
-            ConfigurationError: another job has it.
+            ConfigurationError: another job uses it.
         """
         hold(Path(self.project_dir), "searching")
-        self.save()  # or a job that is killed before its first trial has ended begins anew
+        self.save()  # else a job killed before its first result would start anew
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must be the same on all ranks."""
+        """Arguments that must be equal on all ranks."""
         return {
             "oracle": type(self.oracle).__name__,
             "objective": str(self.oracle.objective),
@@ -206,7 +204,7 @@ class MPITuner(HookedTuner):
     # -- a trial, on any rank -------------------------------------------------------------------------
 
     def run_trial(self, trial: Any, *args: Any, **options: Any) -> Any:
-        """Train a trial, or the fold of it that is this rank's, as often as it is to be executed."""
+        """Train a trial, or this rank's fold of it, `executions_per_trial` times."""
         values = trial.hyperparameters.values
         if "tuner/epochs" in values:  # Hyperband's
             options |= {name: values[f"tuner/{name}"] for name in ("epochs", "initial_epoch")}
@@ -221,7 +219,7 @@ class MPITuner(HookedTuner):
         return averaged(found, objective.name)
 
     def _keeps_files(self) -> bool:
-        """Whether this rank writes the trial's files: of folds side by side only the first does."""
+        """Whether this rank writes the trial's files: only the first of folds side by side does."""
         return _first_of_block() and not self._fold
 
     def _executed(
@@ -240,7 +238,7 @@ class MPITuner(HookedTuner):
             if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
                 callbacks.append(hook_callback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
-            # A block's ranks leave together, when the coordinator says so.
+            # Without blocks only: a block's ranks leave together, when the coordinator halts them.
             callbacks += [EarlyEnd(self._interrupts, self._time_left)] if self._alone else []
             results.append(self._build_and_fit(trial, *args, **{**options, "callbacks": callbacks}))
         return results
@@ -259,8 +257,8 @@ class MPITuner(HookedTuner):
         return results
 
     def _finished_model(self, hp: Any, model: Any) -> Any:
-        """Go on from a checkpoint, as Hyperband's later rounds do, and wrap the optimizer."""
-        if "tuner/trial_id" in hp.values:  # Hyperband goes on with a trial of the round before
+        """Load an earlier trial's weights, as Hyperband's later rounds require, and wrap the optimizer."""
+        if "tuner/trial_id" in hp.values:  # Hyperband resumes a trial of the round before
             before = hp.values["tuner/trial_id"]
             if not model.built:
                 model.build_from_config(json.loads(Path(self._build_config_file(before)).read_text()))
@@ -270,7 +268,7 @@ class MPITuner(HookedTuner):
         return model
 
     def _train(self, run: Any, args: tuple[Any, ...], options: dict[str, Any]) -> float:
-        """Train what rank 0 has handed out; the first rank of a team tells it what was found."""
+        """Train a trial from rank 0; the team's first rank sends the results."""
         order, objective = run.user_attrs, self.oracle.objective
         self.oracle.seed = run.seed
         self._fold = run.fold if self._folds.count > 1 else None
@@ -294,27 +292,27 @@ class MPITuner(HookedTuner):
             run.set_user_attr(RESULT, found)
         return 0.0
 
-    # -- the directory and the oracle, which are rank 0's ---------------------------------------------
+    # -- the directory and the oracle, owned by rank 0 ------------------------------------------------
 
     def pre_create_trial(self) -> None:
-        """End a search without blocks when there is no time for another trial; blocks are asked elsewhere."""
+        """End a search without blocks if no time is left for another trial; else the coordinator does."""
         super().pre_create_trial()
         if self._alone and not self._time_left.suffices(time.time(), []):
-            warn(f"no more trials are begun: {self._time_left.told}")
+            warn(f"no more trials begin: {self._time_left.told}")
             raise OutOfTimeError
         self._asked_s = time.time()
 
     def get_state(self) -> dict[str, Any]:
-        """Return what the directory keeps of this tuner."""
+        """Return the state of this tuner to save in the directory."""
         return {**super().get_state(), "longest_s": self._time_left.longest_s}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on with what the directory has kept."""
+        """Resume from the state saved in the directory."""
         super().set_state(state)
         self._time_left.took(state.get("longest_s", 0.0))
 
     def on_trial_end(self, trial: Any) -> None:
-        """Tell the oracle what has become of a trial; a score that is not finite is none."""
+        """Report a trial's result to the oracle; a score that is not finite makes it invalid."""
         if trial.status == "COMPLETED":
             tracked = self.oracle.get_trial(trial.trial_id).metrics
             score = tracked.get_best_value(self.oracle.objective.name)
@@ -326,13 +324,13 @@ class MPITuner(HookedTuner):
         super().on_trial_end(trial)
 
     def save(self) -> None:
-        """Write the state of the search, on the rank that has the directory."""
+        """Write the state of the search, on the rank that owns the directory."""
         if self.has_directory:
             self.oracle.save()
             _directory.write(self.state_file, self.get_state())
 
     def reload(self) -> None:
-        """Go on with the search that is in the directory, on the rank that has it."""
+        """Resume the search in the directory, on the rank that owns it."""
         if self.has_directory:
             _directory.read(self)
 
@@ -348,24 +346,24 @@ class MPITuner(HookedTuner):
 
 
 def _first_of_block() -> bool:
-    """Whether this rank speaks for those that it trains with."""
+    """Whether this rank is the first of its block, or alone."""
     world = launched()
     return world is None or world.rank == 0
 
 
 def _made(oracle: Any, *, objective: Any, max_trials: int | None, seed: int | None) -> Any:
-    """Return the oracle that was asked for."""
+    """Return the oracle, or make one from a sampler."""
     given = {"objective": objective, "max_trials": max_trials, "seed": seed}
     if isinstance(oracle, keras_tuner.Oracle):
         if named := [name for name, value in given.items() if value is not None]:
             raise ConfigurationError(
-                f"MPITuner({', '.join(named)}=...) with an oracle that has its own; give them to "
+                f"MPITuner({', '.join(named)}=...) with an oracle, which has its own; give them to "
                 f"{type(oracle).__name__}(...)"
             )
         return oracle
     if isinstance(oracle, str | BaseSampler):
         return SamplerOracle(oracle, **given)
     raise ConfigurationError(
-        f"oracle={oracle!r} is no oracle: give one of keras_tuner.oracles, a sampler of Optuna, or the name "
-        f"of one: {quoted_samplers()}"
+        f"oracle={oracle!r} is not an oracle: give one of keras_tuner.oracles, an Optuna sampler, or a "
+        f"sampler's name: {quoted_samplers()}"
     )

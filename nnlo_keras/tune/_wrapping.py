@@ -20,7 +20,7 @@ _BY_NAME: dict[str, Wrap] = {name.lower(): getattr(_wrappers, name) for name in 
 
 
 def wrapping(asked: str | Wrap | None) -> Wrap | None:
-    """Return what wraps an optimizer, asked for by the name of the algorithm or as it is.
+    """Return the function that wraps an optimizer, given as itself or by the algorithm's name.
 
     Example:
         >>> wrapping("easgd").__name__
@@ -40,13 +40,13 @@ def wrap_in(model: Any, wrap: Wrap) -> None:
     """Wrap the optimizer that a model was compiled with."""
     if (found := any_wrapper_in(model)) is not None:
         raise ConfigurationError(
-            f"distribute= was asked for, but the model has {type(found).__name__} as its optimizer already; "
+            f"distribute= was given, but the model's optimizer is already a {type(found).__name__}; "
             "leave one of the two out"
         )
     optimizer = model.optimizer
     if optimizer is None:
         raise ConfigurationError(
-            "distribute= was asked for, but the model is not compiled; compile it in build()"
+            "distribute= was given, but the model is not compiled; compile it in build()"
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # Keras's own, under mixed_float16
         config = optimizer.get_config() | {"inner_optimizer": wrap(optimizer.inner_optimizer)}

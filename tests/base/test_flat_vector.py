@@ -1,4 +1,4 @@
-"""Flat vectors: exact on the way in and out, aligned, cut at parameter boundaries, refused by name."""
+"""Flat vectors: exact copies in and out, alignment, cuts at parameter boundaries, errors by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(shape: tuple[int, ...], dtype: Any = F4, start: float = 1.0) -> np.n
 
 
 def strided() -> Iterator[tuple[str, np.ndarray]]:
-    """Arrays of every kind of memory order."""
+    """Return arrays of every memory order."""
     base = numbers((4, 6))
     yield "contiguous", base
     yield "every second", numbers((9,))[::2]
@@ -195,7 +195,7 @@ def test_tied_arrays_get_one_place_and_are_written_together() -> None:
 
 
 def test_every_array_of_a_tied_layout_is_written_also_where_it_is_a_copy() -> None:
-    """Frameworks hand out copies: what was tied in the model need not be tied in what is written to."""
+    """Frameworks return copies: arrays tied in the model need not be tied in the target of write_to."""
     matrix = numbers((2, 3))
     flat = FlatVector.of([matrix, matrix])
     copies = [np.zeros_like(matrix), np.zeros_like(matrix)]
@@ -328,10 +328,10 @@ def test_names_must_fit(names: list[str], problem: str) -> None:
 @pytest.mark.parametrize(
     ("arrays", "problem"),
     [
-        ([np.zeros((2, 3), F4)], "the layout has 2 arrays but 1 were given"),
+        ([np.zeros((2, 3), F4)], "1 arrays were given for a layout of 2; give one"),
         (
             [np.zeros((2, 3), F4), np.zeros(3, F4), np.zeros(1, F4)],
-            "the layout has 2 arrays but 3 were given",
+            "3 arrays were given for a layout of 2; give one",
         ),
         (
             [np.zeros((3, 2), F4), np.zeros(3, F4)],

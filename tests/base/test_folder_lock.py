@@ -1,4 +1,4 @@
-"""One job at a time in a folder, or with a journal."""
+"""Locks that admit one job at a time to a folder or a journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that has the folder."""
+    """Start another process that holds the folder's lock."""
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"

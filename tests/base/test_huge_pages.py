@@ -1,4 +1,4 @@
-"""Memory in large pages: zeroed, nobody else's, given back, and no more of it than needed."""
+"""Memory in large pages: zeroed, not shared, freed after use, and not wasted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_threads_get_pieces_of_their_own() -> None:
 
 
 def test_small_models_share_pages() -> None:
-    """64 workers with two messages of 90 000 numbers each take little more than these."""
+    """64 workers with two messages of 90 000 numbers each need little more memory than the messages."""
     frames = [Frame(90_000) for _ in range(128)]
     pages = {address // PAGE for frame in frames for address in place(frame.bytes)}
     assert len(pages) * PAGE < 1.25 * sum(frame.bytes.nbytes for frame in frames)
@@ -83,7 +83,7 @@ def test_small_models_share_pages() -> None:
 
 def test_memory_is_given_back() -> None:
     def mapped() -> int:
-        """Bytes of address space."""
+        """Return the address space in bytes."""
         return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
     gc.collect()

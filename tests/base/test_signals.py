@@ -1,4 +1,4 @@
-"""Signals that are noted, also where who noted them has not ended in order."""
+"""Recorded signals, also with `Interrupts` that are left out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact state: saving copies, loading keeps the memory, and what does not fit is refused."""
+"""Exact state: saving copies, loading keeps the memory, and a state that does not match is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inner(Stateful):
 
 
 class Outer(Stateful):
-    """Holds everything that a state may hold, and a scratch buffer that it may not."""
+    """Has every kind of attribute that can be saved, and a scratch buffer that is not saved."""
 
     saved = ("clock", "rate", "vector", "waiting", "inner", "optimizer")
 
@@ -95,22 +95,22 @@ def test_arrays_are_loaded_in_place_so_that_views_of_them_stay_valid() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"clock": None}, r"Outer has to hold \['clock', .*it holds \['inner'"),
-        ({"extra": 1}, "saved with another algorithm or version"),
-        ({"clock": 1.5}, "clock in .* Outer has to be a int, but it is 1.5"),
-        ({"clock": "3"}, "clock in .* Outer has to be a int, but it is '3'"),
-        ({"waiting": 3}, "waiting in .* Outer has to be a list, but it is 3"),
-        ({"vector": np.zeros(4, np.float32)}, r"vector .* has to be float32\[3\], but it is float32\[4\]"),
-        ({"vector": np.zeros(1, np.float32)}, r"it is float32\[1\]; was it saved with another model"),
+        ({"clock": None}, r"Outer must have \['clock', .*it has \['inner'"),
+        ({"extra": 1}, "resume with the algorithm and version"),
+        ({"clock": 1.5}, "clock in .* Outer must be a int, but it is 1.5"),
+        ({"clock": "3"}, "clock in .* Outer must be a int, but it is '3'"),
+        ({"waiting": 3}, "waiting in .* Outer must be a list, but it is 3"),
+        ({"vector": np.zeros(4, np.float32)}, r"vector .* must be float32\[3\], but it is float32\[4\]"),
+        ({"vector": np.zeros(1, np.float32)}, r"it is float32\[1\]; resume with the model"),
         ({"vector": np.zeros((3, 1), np.float32)}, r"it is float32\[3, 1\]"),
-        ({"vector": np.zeros(3)}, r"has to be float32\[3\], but it is float64\[3\]"),
-        ({"vector": [0.0, 0.0, 0.0]}, r"has to be float32\[3\], but it is a list"),
-        ({"vector": 0.0}, r"has to be float32\[3\], but it is 0.0"),
-        ({"inner": {"type": "Inner", "vector": np.zeros(2, np.float32)}}, r"Inner has to hold \['count'"),
+        ({"vector": np.zeros(3)}, r"must be float32\[3\], but it is float64\[3\]"),
+        ({"vector": [0.0, 0.0, 0.0]}, r"must be float32\[3\], but it is a list"),
+        ({"vector": 0.0}, r"must be float32\[3\], but it is 0.0"),
+        ({"inner": {"type": "Inner", "vector": np.zeros(2, np.float32)}}, r"Inner must have \['count'"),
         ({"inner": {"type": "Inner", "vector": np.zeros(3, np.float32), "count": 1}}, "vector in .* Inner"),
         ({"inner": {"type": "Other", "vector": np.zeros(2, np.float32), "count": 1}}, "type in .* Inner"),
         ({"inner": None}, "inner"),
-        ({"type": "Other"}, "type in .* Outer has to be 'Outer', but it is 'Other'"),
+        ({"type": "Other"}, "type in .* Outer must be 'Outer', but it is 'Other'"),
         ({"optimizer": {"learning_rate": 0.1}}, "SGD"),
         ({"optimizer": None}, "optimizer"),
     ],

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders made for them."""
+"""Files that are complete or absent, and folders made for them."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ CASES = {
     "locks unused": (
         on_machine.check_locks(report(locks=NO_LOCKS, environment={"HDF5_USE_FILE_LOCKING": "FALSE"})),
         Status.OK,
-        "do without",
+        "HDF5 works without",
     ),
     "read-only": (
         on_machine.check_locks(report(locks={"/ro": "no writing: Read-only file system"})),
@@ -271,7 +271,7 @@ Checks
                              mpiexec -n 2 python train.py
                            instead.
 
-Verdict: not ready; 1 problem to mend first"""
+Verdict: not ready; 1 problem to fix first"""
 
 
 def test_the_page_is_calm_and_aligned() -> None:
@@ -300,7 +300,7 @@ def test_the_verdict_counts() -> None:
     note_, problem_ = note("x", "y", "z"), problem("x", "y", "z")
     assert verdict([]) == "ready"
     assert verdict([note_, note_]) == "ready; 2 notes above"
-    assert verdict([problem_, note_, problem_]) == "not ready; 2 problems to mend first, 1 note above"
+    assert verdict([problem_, note_, problem_]) == "not ready; 2 problems to fix first, 1 note above"
 
 
 def test_the_command_says_its_version_and_its_use(capsys: pytest.CaptureFixture[str]) -> None:

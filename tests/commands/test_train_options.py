@@ -25,12 +25,12 @@ from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._devices import share_host, train_turns
-from nnlo_common.commands.train._job import Job, _said_together, brief
+from nnlo_common.commands.train._job import Job, _joint_problem, brief
 from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
 from nnlo_common.commands.train._option import Given, OptionKind
 from nnlo_common.commands.train._option_files import as_toml, read_config
 from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
-from nnlo_common.commands.train._run_folder import claim, config_text, give_back, write_json
+from nnlo_common.commands.train._run_folder import claim, config_text, remove_unused, write_json
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 from nnlo_common.commands.train._trainer import rises, stop_rules
@@ -75,7 +75,7 @@ GOOD = ["--model", "net.json", "--train", "a.h5", "--loss", "mse"]
 WRONG_FLAGS = {
     "unknown": (["--epoch", "3"], "no option --epoch; did you mean '--epochs'?"),
     "misspelt": (["--learnin-rate=3"], "did you mean '--learning-rate'?"),
-    "far from all": (["--xyzzy"], "no option --xyzzy (nnlo train --help"),
+    "far from all": (["--xyzzy"], "no option --xyzzy (see nnlo train --help"),
     "a word too many": (["--batch", "3", "b.h5"], "'b.h5' belongs to no option"),
     "without its value": (["--epochs"], "--epochs: expected one argument"),
     "no number": (
@@ -112,7 +112,7 @@ WRONG_FLAGS = {
     "a condition of NaN": (["--target-metric", "loss < nan"], "finite"),
     "unknown level": (["--log-level", "inf"], "did you mean 'info'?"),
     "copies to nowhere": (["--copy-command", "cp {src} {dst}"], "add --cache FOLDER"),
-    "half a quote": (["--cache", "c", "--copy-command", "cp '{src}"], "mend its quotes"),
+    "half a quote": (["--cache", "c", "--copy-command", "cp '{src}"], "fix its quotes"),
     "stops by, never": (["--early-stopping-metric", "loss"], "add --early-stopping EPOCHS"),
     "checkpoint nowhere": (["--checkpoint"], "--checkpoint needs --run"),
     "checkpoint never": (["--checkpoint", "0", "--run", "r"], "at least 1"),
@@ -120,7 +120,7 @@ WRONG_FLAGS = {
     "two folders": (["--checkpoint", "a", "--run", "r"], "--checkpoint 'a' is not possible"),
     "no pairs": (["--optimizer-option", "nesterov"], "pairs like depth=3"),
     "a pair twice": (["--optimizer-option", "a=1", "a=2"], "'a' twice"),
-    "params for a JSON": (["--model-params", "depth=3"], "net.json is none"),
+    "params for a JSON": (["--model-params", "depth=3"], "net.json is not one"),
     "no such folder": (["--train", "no/a.h5"], "there is no such file"),
     "a pattern of nothing": (["--train", "no*.h5"], "matches nothing"),
     "a list that is missing": (["--train", "no.list"], "no.list cannot be read"),
@@ -146,7 +146,7 @@ def test_lists_are_looked_at_early(capsys):
     Path("up.list").write_text("../../none/../a.h5\n")
     assert "there is no such file" in refusal(capsys, *GOOD, "--val", "up.list")
     Path("binary.list").write_bytes(b"\xff\xfe\x00")
-    assert "is no text" in refusal(capsys, *GOOD, "--val", "binary.list")
+    assert "is not text" in refusal(capsys, *GOOD, "--val", "binary.list")
 
 
 WRONG_FILES = {
@@ -156,13 +156,13 @@ WRONG_FILES = {
     "an alias": (
         "a.yaml",
         "batch: &a 3\nepochs: *a\n",
-        "line 2 is no YAML of options: aliases are not taken",
+        "line 2 is not valid YAML for options: aliases are not allowed",
     ),
-    "laughs": ("a.yaml", "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "aliases are not taken"),
+    "laughs": ("a.yaml", "a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "aliases are not allowed"),
     "twice in YAML": (
         "a.yaml",
         "epochs: 3\nepochs: 4\n",
-        "line 2 is no YAML of options: 'epochs' is there twice",
+        "line 2 is not valid YAML for options: 'epochs' is there twice",
     ),
     "twice, spelt apart": ("a.yaml", "max-gpus: 3\nmax_gpus: 4\n", "'max_gpus' twice"),
     "merged": ("a.yaml", "a: &x {b: 1}\nc:\n  <<: *x\n", "aliases"),
@@ -170,12 +170,12 @@ WRONG_FILES = {
     "a text": ("a.yaml", "epochs\n", "no names of options in it, but str data"),
     "numbers as names": ("a.yaml", "3: epochs\n", "no names of options"),
     "empty YAML": ("a.yaml", "# nothing\n", "is empty"),
-    "two documents": ("a.yaml", "epochs: 3\n---\nbatch: 3\n", "is no YAML of options"),
-    "an open bracket": ("a.yaml", "metrics: [accuracy\n", "is no YAML of options"),
+    "two documents": ("a.yaml", "epochs: 3\n---\nbatch: 3\n", "is not valid YAML for options"),
+    "an open bracket": ("a.yaml", "metrics: [accuracy\n", "is not valid YAML for options"),
     "no date": ("a.yaml", "run: 2020-13-45\n", "month must be"),
     "a date": ("a.yaml", "run: 2020-12-05\n", "run = datetime.date"),
     "deep YAML": ("a.yaml", "a: " + "[" * 999, "nested too deeply"),
-    "no UTF-8": ("a.yaml", b"epochs: \xff", "is no UTF-8"),
+    "no UTF-8": ("a.yaml", b"epochs: \xff", "is not UTF-8"),
     "a list for a number": (
         "a.yaml",
         "epochs: [3]\n",
@@ -195,8 +195,8 @@ WRONG_FILES = {
     "no list at all": ("a.toml", "val = []\n", "a text or a list of texts"),
     "a date in a table": ("a.toml", "[model_params]\na = 2020-01-01\n", "'a', whose value"),
     "a table in a table": ("a.toml", "[model_params.a]\nb = 1\n", "'a', whose value"),
-    "twice in TOML": ("a.toml", "epochs = 3\nepochs = 4\n", "is no TOML"),
-    "no TOML": ("a.toml", "epochs: 3\n", "is no TOML"),
+    "twice in TOML": ("a.toml", "epochs = 3\nepochs = 4\n", "is not valid TOML"),
+    "no TOML": ("a.toml", "epochs: 3\n", "is not valid TOML"),
     "an unknown name": ("a.toml", "epoch = 3\n", "a.toml has no option 'epoch'; did you mean 'epochs'?"),
     "itself": ("a.toml", "config = 'a.toml'\n", "has no option 'config'"),
     "deep TOML": ("a.toml", "a = " + "[" * 3000, "a.toml"),
@@ -224,15 +224,15 @@ WRONG_MODELS = {
     "no such file": (None, "no.json", "No such file"),
     "a folder": (None, ".", "it is a folder"),
     "empty": ("", "m.json", "it is empty"),
-    "no JSON": ("{", "m.json", "is no JSON"),
-    "cut off": (net(LAYER)[:-9], "m.json", "is no JSON"),
-    "a list": ("[1, 2]", "m.json", "describes no Keras model"),
-    "other JSON": ('{"weights": [1]}', "m.json", "describes no Keras model"),
+    "no JSON": ("{", "m.json", "is not valid JSON"),
+    "cut off": (net(LAYER)[:-9], "m.json", "is not valid JSON"),
+    "a list": ("[1, 2]", "m.json", "so not a Keras model"),
+    "other JSON": ('{"weights": [1]}', "m.json", "so not a Keras model"),
     "deep": ("[" * 10_000, "m.json", "nested too deeply"),
-    "no text": (b"\xff\xfe\xfd{", "m.json", "is no JSON"),
+    "no text": (b"\xff\xfe\xfd{", "m.json", "is not valid JSON"),
     "a Lambda": (net(LAYER, LAMBDA), "m.json", "the layer 'plus' is a Lambda"),
     "a foreign class": (net(FOREIGN), "m.json", "has a 'Net' of os.path"),
-    "no archive": ("text", "m.keras", "is no whole .keras file"),
+    "no archive": ("text", "m.keras", "is not a complete .keras file"),
     "a pickle": (b"\x80\x04N.", "m.pkl", "add --allow-pickle"),
     "a whole module": (b"PK", "m.pt", "add --allow-pickle"),
     "old weights": (b"\x89HDF", "m.h5", "ends in .h5"),
@@ -254,7 +254,7 @@ def test_files_that_are_no_models_are_refused(content, name, expected, capsys):
     ("entry", "text", "expected"),
     [
         ("other.json", "{}", "no config.json in it"),
-        ("config.json", "{", "is no JSON"),
+        ("config.json", "{", "is not valid JSON"),
         ("config.json", net(LAMBDA), "is a Lambda"),
     ],
 )
@@ -289,8 +289,8 @@ WRONG_MODULES = {
         "def get_model():\n    raise SystemExit('bye')\n",
         "sys.exit('bye') was called by get_model()",
     ),
-    "returns nothing": ("def get_model(): pass\n", "has returned None"),
-    "returns a number": ("def get_model(): return 3\n", "has returned 3, of the type int"),
+    "returns nothing": ("def get_model(): pass\n", "returned None"),
+    "returns a number": ("def get_model(): return 3\n", "returned 3, of the type int"),
     "is a number": ("get_model = 3\n", "cannot be called"),
     "wants parameters": ("def get_model(depth): pass\n", "missing a required argument: 'depth'"),
     "raises much": ("def get_model():\n    raise ValueError('line\\n' * 500)\n", "ValueError"),
@@ -461,19 +461,19 @@ def test_a_folder_is_numbered_and_never_anothers():
     second, resumes = claim(settings(), "net", "a = 1\n")
     assert (first.name, second.name, resumes) == ("net-1", "net-2", False)
     assert (second / "config.toml").read_text() == "a = 1\n"
-    give_back(second)
+    remove_unused(second)
     assert not second.exists()
     (first / "history.json").write_text("{}")
-    give_back(first)
+    remove_unused(first)
     assert first.exists()
 
 
 def test_a_folder_that_is_there_is_refused():
     Path("r").mkdir()
     claim(settings(run="r"), "net", "a = 1\n")  # an empty one is nobody's
-    with pytest.raises(ConfigurationError, match="r is there already"):
+    with pytest.raises(ConfigurationError, match="r exists already"):
         claim(settings(run="r"), "net", "a = 1\n")
-    with pytest.raises(ConfigurationError, match=r"a\.h5 is there already"):
+    with pytest.raises(ConfigurationError, match=r"a\.h5 exists already"):
         claim(settings(run="a.h5"), "net", "")
     with pytest.raises(ConfigurationError, match=r"cannot be written \(Not a directory\)"):
         claim(settings(run="a.h5/r"), "net", "")
@@ -487,13 +487,13 @@ def test_with_checkpoints_the_same_training_goes_on():
     with pytest.raises(ConfigurationError, match="only there is 'b = 2'"):
         claim(ours, "net", "a = 1\nb = 3\n")
     write_json(folder / "history.json", {})
-    with pytest.raises(ConfigurationError, match="a training that is complete"):
+    with pytest.raises(ConfigurationError, match="a complete training"):
         claim(ours, "net", "a = 1\nb = 2\n")
     (folder / "history.json").unlink()
     (folder / "config.toml").unlink()
     with whole(folder / "other") as fresh:
         fresh.write_text("")
-    with pytest.raises(ConfigurationError, match="no folder of a run"):
+    with pytest.raises(ConfigurationError, match="not the folder of a run"):
         claim(ours, "net", "a = 1\n")
 
 
@@ -544,7 +544,7 @@ def test_a_python_file_that_answers_wrongly_is_refused(function, expected, tmp_p
     loaded = Loaded(
         model=None, framework="keras", name="m", path=tmp_path / "m.py", module=import_file(tmp_path / "m.py")
     )
-    with pytest.raises(ConfigurationError, match=f"{function}.. has returned .*{expected}"):
+    with pytest.raises(ConfigurationError, match=f"{function}.. returned .*{expected}"):
         data_of(settings(train=("a.h5",)) if function != "get_train" else settings(), loaded)
 
 
@@ -585,8 +585,8 @@ def test_without_gpus_nothing_is_set():
 
 
 def test_what_is_wrong_on_some_ranks_is_said_with_their_names():
-    assert _said_together([["a", "h"], ["a", "h"]]) == "a"
-    assert _said_together([["", "h"], ["a", "g"], ["b", "h"]]) == "rank 1 on g: a\nrank 2 on h: b"
+    assert _joint_problem([["a", "h"], ["a", "h"]]) == "a"
+    assert _joint_problem([["", "h"], ["a", "g"], ["b", "h"]]) == "rank 1 on g: a\nrank 2 on h: b"
 
 
 def test_a_job_of_one_agrees_with_itself():
@@ -621,7 +621,9 @@ def test_a_plan_knows_the_wrapper(tmp_path):
         settings=settings(mode="localsgd"), loaded=loaded, data=data_of(settings(train=("a",)), loaded)
     )
     assert plan.wrapper == "LocalSGD"
-    assert "PyTorch has none of that name; did you mean 'mse'?" in str(plan.unknown("--loss", "mes", ["mse"]))
+    assert "--loss mes: not found in PyTorch; did you mean 'mse'?" in str(
+        plan.unknown("--loss", "mes", ["mse"])
+    )
 
 
 # What is said about it.

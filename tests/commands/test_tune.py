@@ -29,7 +29,15 @@ from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
-from nnlo_common.commands.tune._search_folder import JOURNAL, SEARCH, TRIAL, Found, claim_search, leave, look
+from nnlo_common.commands.tune._search_folder import (
+    JOURNAL,
+    SEARCH,
+    TRIAL,
+    Found,
+    claim_search,
+    inspect_folder,
+    remove_unused,
+)
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.commands.tune._svg import AxisScale
@@ -55,28 +63,28 @@ def _folder(tmp_path, monkeypatch):
 # -- spaces --------------------------------------------------------------------------------------------
 
 WRONG_SPACES = {
-    "nothing": ({}, "give a table of what is searched"),
-    "a list": (["width"], "give a table of what is searched"),
+    "nothing": ({}, "give a table of parameters by name"),
+    "a list": (["width"], "give a table of parameters by name"),
     "an unknown name": ({"widthh": (1, 2)}, "did you mean 'width'?"),
     "one that is both": ({"learning_rate": (0.1, 0.2)}, "write 'model_params.learning_rate'"),
-    "a fixed option": ({"seed": (1, 2)}, "an option that cannot be searched"),
+    "a fixed option": ({"seed": (1, 2)}, "it is not a searchable option"),
     "an unknown parameter": ({"model_params.depth": (1, 2)}, "has no such parameter"),
     "a number": ({"width": 3}, "neither a list of choices nor a table"),
     "half a range": ({"width": {"low": 3}}, "needs low and high, or choices"),
     "an unknown key": ({"width": {"low": 1, "hihg": 2}}, "did you mean 'high'?"),
     "both": ({"width": {"low": 1, "high": 2, "choices": [1]}}, "give one of the two"),
-    "reversed": ({"width": (3, 2)}, "high has to be above low"),
-    "empty": ({"width": (3, 3)}, "high has to be above low"),
-    "texts": ({"width": ("a", "b")}, "it has to be a number"),
+    "reversed": ({"width": (3, 2)}, "high must be above low"),
+    "empty": ({"width": (3, 3)}, "high must be above low"),
+    "texts": ({"width": ("a", "b")}, "it must be a number"),
     "infinity": ({"width": (0.0, float("inf"))}, "a finite number"),
     "a logarithm of 0": ({"width": (0, 2, "log")}, "give one above 0"),
     "no truth": ({"width": {"low": 1, "high": 2, "log": "yes"}}, "true or false"),
     "a step too far": ({"width": {"low": 1, "high": 2, "step": 3}}, "step is 3"),
-    "half a step": ({"width": {"low": 1, "high": 9, "step": 0.5}}, "of the kind of low"),
+    "half a step": ({"width": {"low": 1, "high": 9, "step": 0.5}}, "of the type of low"),
     "two steps": ({"width": {"low": 1, "high": 9, "step": 2, "log": True}}, "leave out step, or log"),
-    "no choice": ({"width": []}, "give a list of some"),
+    "no choice": ({"width": []}, "give a list that is not empty"),
     "a choice twice": ({"width": [1, 2, 1]}, "twice"),
-    "a table of choice": ({"width": [{}]}, "no text, finite number"),
+    "a table of choice": ({"width": [{}]}, "is not a text, a finite number"),
     "a range of texts": ({"kind": (1, 2)}, "takes no number; give a list of choices"),
     "a range of optimizers": ({"optimizer": (1, 2)}, "give a list of choices"),
     "half an epoch": ({"epochs": (0.5, 2)}, "whole number"),
@@ -129,13 +137,13 @@ def test_what_is_searched_reaches_the_options_and_the_model():
 def test_a_space_is_tried_with_the_options_before_anything_starts():
     every = space_of({"mode": ["easgd", "synchronous"], "every": (1, 5)}, "get_space()")
     with pytest.raises(
-        ConfigurationError, match=r"with mode = synchronous, every = 1 the search would try: .*'every'"
+        ConfigurationError, match=r"the search would try mode = synchronous, every = 1: .*'every'"
     ):
         every.check(GIVEN)
     space_of(
         {"mode": ["easgd", "synchronous"], "every": {"low": 1, "high": 5, "when": {"mode": "easgd"}}}, "x"
     ).check(GIVEN)
-    with pytest.raises(ConfigurationError, match="'epochs' is searched, and given, too"):
+    with pytest.raises(ConfigurationError, match="'epochs' is both searched and given"):
         space_of({"epochs": (1, 5)}, "get_space()").check(GIVEN)
 
 
@@ -179,8 +187,8 @@ WRONG_FLAGS = {
     "no fold": (["--n-fold", "0"], "at least 1"),
     "folds and a list": (["--n-fold", "2", "--val", "a.h5"], "leave --val out, or --n-fold"),
     "labels of no folds": (["--fold-labels", "labels"], "there are none; add --n-fold, e.g. --n-fold 5"),
-    "groups of no folds": (["--fold-groups", "run"], "--fold-groups says by what"),
-    "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its end says how to write it"),
+    "groups of no folds": (["--fold-groups", "run"], "--fold-groups splits samples"),
+    "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its suffix gives the format"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
     "one fold": (["--fold", "1/2"], "there is no option --fold"),
     "elastic without a checkpoint": (
@@ -189,7 +197,7 @@ WRONG_FLAGS = {
     ),
     "no time": (["--until", "soon"], "seconds from now, a time such as"),
     "a space that is missing": (["--space", "no.toml"], "--space no.toml cannot be read"),
-    "nothing to search": ([], "nothing is searched: write get_space()"),
+    "nothing to search": ([], "there is no search space: write get_space()"),
     "a model that is missing": (["--model", "no.py"], "no.py cannot be read"),
 }
 
@@ -260,7 +268,7 @@ def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
     ("options", "expected"),
     [
         ({"fold_labels": "kind"}, r"--fold-labels kind: .*has no 'kind'.*labels"),
-        ({"fold_labels": "both"}, r"--fold-labels both is a group of 2 datasets; name one with"),
+        ({"fold_labels": "both"}, r"--fold-labels both is a group of 2 datasets; name a dataset with"),
         (
             {"fold_groups": "features"},
             r"--fold-groups features has rows of shape \[2\], which are not one-hot",
@@ -278,7 +286,7 @@ def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
 
 
 def test_a_fold_is_asked_for_with_what_cuts_it():
-    with pytest.raises(ConfigurationError, match=r"--fold-groups is for parts; add --fold, e\.g\. 1/5"):
+    with pytest.raises(ConfigurationError, match=r"--fold-groups needs --fold; add it, e\.g\. --fold 1/5"):
         settings_of({**GIVEN, "fold_groups": Given("run")})
     search = SearchSettings(n_fold=4, fold_groups="run")
     given = search.folded(GIVEN, 1)
@@ -327,8 +335,8 @@ def test_ranks_are_cut_into_blocks_and_these_into_folds():
     layout = BlockLayout.of(ranks(13), 6, 2)
     assert [layout.block_of(rank) for rank in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
     assert [list(layout.cell_of(rank)) for rank in (0, 5, 7)] == [[0], [4, 5, 6], [7, 8, 9]]
-    assert layout.told(1, 2) == "1 coordinator, 2 blocks of 2 folds, each 1 serving and 2 training"
-    assert BlockLayout.of(ranks(7), 3, 2).told(1, 2).endswith("1 serving and 2 training, fold after fold")
+    assert layout.summary(1, 2) == "1 coordinator, 2 blocks of 2 folds, each 1 serving and 2 training"
+    assert BlockLayout.of(ranks(7), 3, 2).summary(1, 2).endswith("1 serving and 2 training, fold after fold")
     assert BlockLayout.of(ranks(4), None, 1).cell_size == 3
 
 
@@ -364,7 +372,7 @@ def test_what_does_not_go_together_is_refused_in_flags(asked, said):
 def test_search_ranks_are_in_no_block_and_take_no_gpu():
     layout = BlockLayout.of(ranks(9), 3, 1, 2)
     assert [list(block) for block in layout.blocks] == [[3, 4, 5], [6, 7, 8]]
-    assert layout.told(1, 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
+    assert layout.summary(1, 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
     with pytest.raises(ConfigurationError, match=r"- 2 search ranks = 5 ranks.* or --search-ranks 1"):
         BlockLayout.of(ranks(8), 3, 1, 2)
     seen = []
@@ -409,11 +417,11 @@ def test_a_search_goes_on_in_its_own_folder_only():
     with pytest.raises(ConfigurationError, match=r"only there is 'space\.width\.low = 1'"):
         claim_search("s", "net", "[space.width]\nlow = 2\n")
     (folder / SEARCH).write_text("a = \n")
-    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is no TOML"):
+    with pytest.raises(ConfigurationError, match=r"--run .*search\.toml is not valid TOML"):
         claim_search("s", "net", "a = 1\n")
     Path("t").mkdir()
     Path("t/other").write_text("")
-    with pytest.raises(ConfigurationError, match="there already, and no search"):
+    with pytest.raises(ConfigurationError, match="exists already, without a search"):
         claim_search("t", "net", "")
 
 
@@ -430,11 +438,11 @@ def test_a_folder_that_another_job_searches_in_is_refused(monkeypatch):
 
 def test_what_has_not_begun_leaves_nothing():
     folder, _ = claim_search("s", "net", "a = 1\n")
-    leave(folder)
+    remove_unused(folder)
     assert not folder.exists()
     folder, _ = claim_search("s", "net", "a = 1\n")
     (folder / JOURNAL).write_text('{"study": []}\n')
-    leave(folder)
+    remove_unused(folder)
     (folder / JOURNAL).write_text('{"study": []}\n{"trial": 0}\n')
     assert (folder / SEARCH).exists()
 
@@ -445,10 +453,10 @@ def test_what_was_broken_off_is_removed_or_goes_on():
     trial("0002", history="{}", value='{"value": 3}')
     done = {"trial": 0, "state": "COMPLETE", "user": {"nnlo:folder": "0000"}}
     Path("s", JOURNAL).write_text(json.dumps(done) + '\n{"trial": 1, "sta')
-    found = look(Path("s"), goes_on=True)
+    found = inspect_folder(Path("s"), goes_on=True)
     assert found == Found(("0000",), (("0001", {"x": 1}, 7), ("0002", {"x": 1}, 7)))
     assert sorted(path.name for path in Path("s", TRIAL).glob("*/")) == ["0000", "0002"]
-    assert look(Path("s"), goes_on=False) == Found(("0000",))
+    assert inspect_folder(Path("s"), goes_on=False) == Found(("0000",))
     assert sorted(path.name for path in Path("s", TRIAL).glob("*")) == ["0000", "0000.json"]
 
 
@@ -580,7 +588,7 @@ def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
         finished(1, 0.75, params={"kind": "deep", "width": 8}, folds=(0.7, 0.8)),
     ]
     text = page(facts, trials, trials[1], {}, "")
-    assert "0.75 ± 0.05 over 2 folds; the defaults have come to 0.5, in trial 0" in text
+    assert "0.75 ± 0.05 over 2 folds; the defaults gave 0.5, in trial 0" in text
     assert text.count(">unused</text>") == 1
     threads = re.findall(r'<polyline class="thread.*?" points="(.*?)"', text)
     assert sorted(thread.count(" ") for thread in threads) == [2, 2]

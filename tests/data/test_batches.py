@@ -1,4 +1,4 @@
-"""Batches of any source: each sample once over all workers, in an order that all ranks know; read ahead."""
+"""Batches of any source: each sample goes to one worker, in the same order on all ranks; reading ahead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEW = settings(deadline=None, derandomize=True, max_examples=40)
 
 
 def numbered(lengths):
-    """Samples that are their own numbers, in parts of these lengths."""
+    """Return samples equal to their numbers, in parts of these lengths."""
     return Arrays(np.arange(sum(lengths)), lengths=lengths)
 
 
@@ -34,7 +34,7 @@ def samples(batches, epoch=0):
 
 
 def test_an_order_is_what_it_has_always_been():
-    """A training that is resumed under a newer NumPy has to find the same samples."""
+    """A training that resumes under a newer NumPy must find the same samples."""
     blocks = Blocks([5, 0, 4], block=2, shuffle=True, seed=3)
     assert blocks.ranges(0, 0, 9) == [(7, 9), (4, 5), (2, 4), (5, 7), (0, 2)]
     batches = Batches(numbered([5, 4]), batch_size=4, shuffle=True, seed=3, block=2, window=1)
@@ -57,7 +57,7 @@ def test_an_epoch_has_each_sample_once_in_slices_of_one_part(lengths, block, see
 @MANY
 @given(LENGTHS, st.integers(1, 9), st.booleans(), st.lists(st.integers(0, 180), max_size=4))
 def test_the_parts_of_an_order_are_the_order(lengths, block, shuffle, cuts):
-    """Whoever has positions [a, b), by a portion or by a lease, has those samples and no others."""
+    """Positions [a, b) give the same samples, as a portion or as a lease."""
     size = sum(lengths)
     blocks = Blocks(lengths, block=block, shuffle=shuffle, seed=1)
     whole = [number for part in blocks.ranges(2, 0, size) for number in range(*part)]
@@ -86,7 +86,7 @@ def test_portions_are_even_and_leave_nothing_out(size, workers):
 
 
 def test_leases_are_ranges_of_the_same_positions():
-    """What a server leases can be read as well as a fixed portion."""
+    """Leases can be read as well as a fixed portion."""
     blocks, leases = Blocks([13, 8], block=3, shuffle=True), Leases(21, workers=[1, 2], unit=2, patient=False)
     read = []
     for rank in itertools.cycle([1, 2, 2]):
@@ -134,7 +134,7 @@ def test_over_all_workers_each_sample_comes_once_in_each_epoch(
 
 
 def test_what_lies_side_by_side_is_spread():
-    """Of data that are sorted by class each batch has its share of every class."""
+    """If data are sorted by class, each batch still has a share of every class."""
     labels = np.repeat(np.arange(10), 2000)
     batches = Batches(Arrays(labels, lengths=[2000] * 10), batch_size=100, shuffle=True)
     shares = np.array([np.bincount(batch, minlength=10) for (batch,) in batches.epoch(0)])
@@ -189,7 +189,7 @@ def test_batches_may_go_into_another_process():
 
 
 def test_the_next_is_read_while_this_one_is_used():
-    """By events, not by times: the reading of 1 ends while 0 is in use, or the test does not end."""
+    """Uses events, not times: item 1 is read while item 0 is in use, or the test hangs."""
     begun, go_on = threading.Event(), threading.Event()
     readers = []
 
@@ -276,7 +276,7 @@ def test_breaking_off_leaves_no_thread_behind():
 
 
 def test_a_forked_process_reads_by_itself():
-    """The thread that reads ahead is not in the copy, which must not wait for it."""
+    """A copy has no reading thread, and must not wait for it."""
     go_on = threading.Event()
 
     def read(key):
@@ -295,7 +295,7 @@ def test_a_forked_process_reads_by_itself():
 
 
 class Noted(Arrays):
-    """Says which reads have begun."""
+    """Reports the reads that have begun."""
 
     def __init__(self, size, window):
         super().__init__(np.arange(size))

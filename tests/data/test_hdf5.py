@@ -1,4 +1,4 @@
-"""Lists of HDF5 files: what is read is what is in them, and what cannot be read is named before training."""
+"""Lists of HDF5 files: samples are read exactly, and unreadable files are named before the training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py
 
 
 def write(path, **contents):
-    """A file with these datasets; a dictionary is a group, a function makes what it likes."""
+    """Write a file with these datasets; a dictionary makes a group, a function writes its own content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         fill(file, contents)
@@ -48,13 +48,13 @@ def fill(group, contents):
 
 
 def rows(start, stop, width=2):
-    """Samples that begin with their own number."""
+    """Return samples that begin with their number."""
     return np.stack([np.arange(start, stop, dtype="f4")] * width, axis=1)
 
 
 @pytest.fixture
 def three(tmp_path):
-    """Three files of 4, 0 and 5 samples."""
+    """Write three files of 4, 0 and 5 samples."""
     for name, start, stop in [("a", 0, 4), ("b", 4, 4), ("c", 4, 9)]:
         write(tmp_path / f"{name}.h5", x=rows(start, stop), y=np.arange(start, stop))
     return tmp_path
@@ -138,9 +138,7 @@ def test_adaptors_make_of_a_batch_what_the_model_is_given(three):
     ],
 )
 def test_an_adaptor_that_does_not_keep_the_samples_is_refused(three, adaptor, found):
-    with pytest.raises(
-        ConfigurationError, match=f"adapt_labels was given 1 samples and has returned {found};"
-    ):
+    with pytest.raises(ConfigurationError, match=f"adapt_labels got 1 samples and returned {found};"):
         HDF5Source(three / "*.h5", features="x", labels="y", adapt_labels=adaptor)
 
 
@@ -172,7 +170,7 @@ def test_over_all_workers_each_sample_comes_once(
 
 
 def test_only_slices_are_read(three, monkeypatch):
-    """Of single samples in a random order HDF5 is slower by a hundred times."""
+    """HDF5 reads single samples in random order a hundred times slower."""
     slices = []
     read = h5py.Dataset.read_direct
 
@@ -300,7 +298,7 @@ def cut(folder):
 
 
 def other(folder, **contents):
-    """A good file, and one that differs."""
+    """Write a good file, and one that differs."""
     good(folder)
     write(folder / "b.h5", **contents)
     return folder / "*.h5"
@@ -357,7 +355,7 @@ def circle(group, name):
 
 
 def exotic(group, name):
-    """Compressed by what nobody has."""
+    """Write a dataset compressed with a filter that does not exist."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_chunk((6, 2))
     properties.set_filter(32765, h5py.h5z.FLAG_OPTIONAL, ())
@@ -393,29 +391,44 @@ HOSTILE = {
         "truncated|cannot be opened.*h5ls",
     ),
     "empty": (lambda f: text(f / "a.h5", ""), XY, "a.h5", "is empty .*make it again"),
-    "text": (lambda f: text(f / "a.h5", "1 2 3\n"), XY, "a.h5", r"is no HDF5 file.*b'1 2 3\\n'.*Convert"),
-    "zeros": (lambda f: text(f / "a.h5", bytes(4096)), XY, "a.h5", "is no HDF5 file"),
-    "a pickle": (lambda f: text(f / "a.h5", pickle.dumps([1])), XY, "a.h5", "is no HDF5 file"),
-    "a zip file": (lambda f: text(f / "a.h5", b"PK\3\4" + bytes(99)), XY, "a.h5", "is no HDF5 file"),
+    "text": (
+        lambda f: text(f / "a.h5", "1 2 3\n"),
+        XY,
+        "a.h5",
+        r"is not an HDF5 file.*b'1 2 3\\n'.*convert it",
+    ),
+    "zeros": (lambda f: text(f / "a.h5", bytes(4096)), XY, "a.h5", "is not an HDF5 file"),
+    "a pickle": (lambda f: text(f / "a.h5", pickle.dumps([1])), XY, "a.h5", "is not an HDF5 file"),
+    "a zip file": (lambda f: text(f / "a.h5", b"PK\3\4" + bytes(99)), XY, "a.h5", "is not an HDF5 file"),
     "missing": (lambda f: f / "a.h5", XY, "a.h5", "does not exist.*correct the path"),
     "in a missing folder": (lambda f: f / "no" / "a.h5", XY, "no/a.h5", "does not exist.*correct the path"),
     "missing among others": (lambda f: [good(f), f / "b.h5"], XY, "b.h5", "does not exist"),
     "a folder": (lambda f: f, XY, "", r"is a folder; name its files, e\.g\. '.*\*\.h5'"),
-    "a pipe": (pipe, XY, "a.h5", "is no ordinary file"),
-    "a dangling link": (lambda f: link_file(f, "gone.h5"), XY, "a.h5", r"is a link to gone\.h5.*mend"),
-    "a circle of links": (lambda f: link_file(f, "a.h5"), XY, "a.h5", r"is a link to a\.h5.*mend"),
+    "a pipe": (pipe, XY, "a.h5", "is not an ordinary file"),
+    "a dangling link": (
+        lambda f: link_file(f, "gone.h5"),
+        XY,
+        "a.h5",
+        r"is a link to gone\.h5.*correct the link",
+    ),
+    "a circle of links": (
+        lambda f: link_file(f, "a.h5"),
+        XY,
+        "a.h5",
+        r"is a link to a\.h5.*correct the link",
+    ),
     "no permission": (forbidden, XY, "a.h5", "no permission.*chmod"),
-    "no permission for its folder": (hidden, XY, "inner/a.h5", "may not be entered.*chmod"),
+    "no permission for its folder": (hidden, XY, "inner/a.h5", "you may not enter.*chmod"),
     "on another machine": (
         lambda f: "root://far/a.h5",
         XY,
         "root://far/a.h5",
         "not on this machine.*stage_to",
     ),
-    "a pattern of nothing": (lambda f: f / "*.h5", XY, "*.h5", "matches nothing.*mend the pattern"),
+    "a pattern of nothing": (lambda f: f / "*.h5", XY, "*.h5", "matches nothing.*correct the pattern"),
     "no files": (lambda f: [], XY, "", r"files=\[\] names no file; give"),
-    "a number": (lambda f: [3], XY, "", "files has 3 in it, which is no path"),
-    "an empty path": (lambda f: [good(f), ""], XY, "", "files has '' in it, which is no path"),
+    "a number": (lambda f: [3], XY, "", "files has 3 in it, which is not a path"),
+    "an empty path": (lambda f: [good(f), ""], XY, "", "files has '' in it, which is not a path"),
     "twice": (lambda f: [good(f), f / "*.h5"], XY, "a.h5", "is listed twice.*once"),
     "twice by ..": (lambda f: [good(f), f / "no" / ".." / "a.h5"], XY, "a.h5", "is listed twice"),
     "a missing list": (lambda f: f / "a.txt", XY, "a.txt", "list file .* cannot be read"),
@@ -427,7 +440,7 @@ HOSTILE = {
         "a.lst",
         "cannot be read",
     ),
-    "a list that is data": (lambda f: good(f, "a.list"), XY, "a.list", r"is no text.*end in \.h5"),
+    "a list that is data": (lambda f: good(f, "a.list"), XY, "a.list", r"is not text.*end in \.h5"),
     "a list with a missing file": (lambda f: text(f / "a.txt", "#\nb.h5\n"), XY, "b.h5", "does not exist"),
     "a list that leaves its folder": (
         lambda f: text(f / "lists" / "a.txt", "../b.h5\n"),
@@ -447,7 +460,12 @@ HOSTILE = {
         "a.h5",
         "twice",
     ),
-    "no such name": (good, {"features": "z"}, "a.h5", "has no 'z'; it has 'x', 'y'.*Pass the names"),
+    "no such name": (
+        good,
+        {"features": "z"},
+        "a.h5",
+        "has no 'z'; it has 'x', 'y'.*Pass names of its datasets",
+    ),
     "nearly the name": (
         lambda f: good(f, images=X),
         {"features": "image"},
@@ -462,7 +480,7 @@ HOSTILE = {
         "has no 'g/b'; it has 'g', 'x', 'y'",
     ),
     "a name below a dataset": (good, {"features": "x/b"}, "a.h5", "has no 'x/b'"),
-    "nothing inside": (lambda f: write(f / "a.h5"), XY, "a.h5", "has no 'x'; it has nothing at all"),
+    "nothing inside": (lambda f: write(f / "a.h5"), XY, "a.h5", "has no 'x'; it has no datasets"),
     "hundreds of names": (
         lambda f: write(f / "a.h5", **{f"name{i}": 1 for i in range(300)}),
         XY,
@@ -473,7 +491,7 @@ HOSTILE = {
         lambda f: good(f, x=linked(h5py.SoftLink("/gone"))),
         XY,
         "a.h5",
-        "has 'x' as a link to '/gone'.*mend",
+        "has 'x' as a link to '/gone'.*correct the link",
     ),
     "a dangling outer link": (
         lambda f: good(f, x=linked(h5py.ExternalLink("gone.h5", "/x"))),
@@ -489,18 +507,18 @@ HOSTILE = {
         "its data in 'gone.raw'",
     ),
     "an empty group": (lambda f: good(f, x={}), XY, "a.h5", "the group 'x' is empty; name one of"),
-    "a group in a group": (lambda f: good(f, x={"b": {"c": X}}), XY, "a.h5", "'b' is a group of its own"),
+    "a group in a group": (lambda f: good(f, x={"b": {"c": X}}), XY, "a.h5", "'b' is a group;"),
     "a dangling link in a group": (
         lambda f: good(f, x={"b": linked(h5py.SoftLink("/gone"))}),
         XY,
         "a.h5",
-        "'b' is a link that leads nowhere",
+        "'b' is a broken link;",
     ),
     "the whole file": (good, {"features": "/"}, "", "features='/': give the name of a dataset"),
     "no name": (good, {"features": []}, "", r"features=\[\]: give the name"),
     "a number as a name": (good, {"features": "x", "labels": [0]}, "", r"labels=\[0\]: give the name"),
     "a named type": (lambda f: good(f, x=linked(np.dtype("f4"))), XY, "a.h5", "'x' is a named type"),
-    "one number": (lambda f: good(f, y=3.0), XY, "a.h5", "/y is one number, and not a row for each sample"),
+    "one number": (lambda f: good(f, y=3.0), XY, "a.h5", "/y is one number, but needs a row for each sample"),
     "no data": (lambda f: good(f, y=linked(h5py.Empty("f4"))), XY, "a.h5", "/y has no data"),
     "samples of nothing": (lambda f: good(f, x=np.ones((6, 0, 2))), XY, "a.h5", r"of shape \(0, 2\)"),
     "unequal lengths": (
@@ -534,7 +552,7 @@ HOSTILE = {
         lambda f: other(f, x=rows(0, 6, 3), y=Y),
         XY,
         "b.h5",
-        r"samples of \(3,\) float32, but /x in .*a\.h5 of \(2,\) float32; make all files alike",
+        r"samples of \(3,\) float32, but /x in .*a\.h5 has \(2,\) float32; make all files alike",
     ),
     "another rank": (lambda f: other(f, x=X, y=X), XY, "b.h5", r"/y has samples of \(2,\)"),
     "another type": (lambda f: other(f, x=X.astype("f8"), y=Y), XY, "b.h5", "float64, but /x in"),
@@ -554,12 +572,12 @@ HOSTILE = {
         "is empty",
     ),
     **{
-        f"cut to {size} bytes": (functools.partial(shortened, size), XY, "a.h5", "again|Convert|h5ls")
+        f"cut to {size} bytes": (functools.partial(shortened, size), XY, "a.h5", "again|convert|h5ls")
         for size in (1, 7, 8, 9, 47, 95, 96, 200, 511, 800, 1024, 1500, 2000, 2143)
     },
     # What they are is a matter of HDF5's format: of the superblock, the root group, its tree and its heap.
     **{
-        f"byte {place} is wrong": (functools.partial(flipped, place), XY, "a.h5", "again|Convert|h5ls")
+        f"byte {place} is wrong": (functools.partial(flipped, place), XY, "a.h5", "again|convert|h5ls")
         for place in (0, 4, 8, 9, 13, 14, 16, 24, 40, 64, 96, 112, 120, 128, 136, 140, 142, 168, 172)
     },
     "twice by a link": (
@@ -584,10 +602,10 @@ HOSTILE = {
         lambda f: (link_file(f, "b.h5", "a.h5"), link_file(f, "a.h5", "b.h5"))[0],
         XY,
         "a.h5",
-        "is a link to .*mend",
+        "is a link to .*correct the link",
     ),
-    "a device": (lambda f: Path("/dev/zero"), XY, "", "/dev/zero is no ordinary file"),
-    "a socket": (socket_file, XY, "a.h5", "is no ordinary file"),
+    "a device": (lambda f: Path("/dev/zero"), XY, "", "/dev/zero is not an ordinary file"),
+    "a socket": (socket_file, XY, "a.h5", "is not an ordinary file"),
     "a folder that a pattern finds": (
         lambda f: ((f / "a.h5").mkdir(), f / "*.h5")[1],
         XY,
@@ -598,29 +616,34 @@ HOSTILE = {
         lambda f: (good(f, "b.h5"), pipe(f), f / "*.h5")[2],
         XY,
         "a.h5",
-        "no ordinary",
+        "not an ordinary",
     ),
     "a path below a file": (lambda f: good(f) / "b.h5", XY, "a.h5/b.h5", "does not exist"),
-    "the folder of nobody": (lambda f: "~nobody-at-all/a.h5", XY, "", "no such folder.*write the whole path"),
+    "the folder of nobody": (
+        lambda f: "~nobody-at-all/a.h5",
+        XY,
+        "",
+        "no such home folder.*write the whole path",
+    ),
     "a variable in a path": (lambda f: f / "$DATA" / "a.h5", XY, "$DATA/a.h5", "does not exist"),
-    "a path with a zero": (lambda f: f"{f}/a\0.h5", XY, "", "is no path: .*zeros in it"),
-    "a path without end": (lambda f: "a" * 5000, XY, "", "is no path: it has 5000 characters"),
+    "a path with a zero": (lambda f: f"{f}/a\0.h5", XY, "", "is not a path: .*zero bytes"),
+    "a path without end": (lambda f: "a" * 5000, XY, "", "is not a path: it has 5000 characters"),
     "a name without end": (lambda f: f / ("a" * 300), XY, "", "does not exist"),
-    "no list at all": (lambda f: None, XY, "", "files has None in it, which is no path"),
-    "one number for all": (lambda f: 3, XY, "", "files has 3 in it, which is no path"),
-    "bytes for a path": (lambda f: b"a.h5", XY, "", "files has b'a.h5' in it, which is no path"),
-    "a list of lists": (lambda f: [[good(f)]], XY, "a.h5", "in it, which is no path"),
+    "no list at all": (lambda f: None, XY, "", "files has None in it, which is not a path"),
+    "one number for all": (lambda f: 3, XY, "", "files has 3 in it, which is not a path"),
+    "bytes for a path": (lambda f: b"a.h5", XY, "", "files has b'a.h5' in it, which is not a path"),
+    "a list of lists": (lambda f: [[good(f)]], XY, "a.h5", "in it, which is not a path"),
     "a list that is a pipe": (
         lambda f: (os.mkfifo(f / "a.txt"), f / "a.txt")[1],
         XY,
         "a.txt",
-        "is no ordinary file",
+        "is not an ordinary file",
     ),
     "a list that is a device": (
         lambda f: link_file(f, "/dev/zero", "a.txt"),
         XY,
         "a.txt",
-        "is no ordinary file",
+        "is not an ordinary file",
     ),
     "a list that is a dangling link": (
         lambda f: link_file(f, "b.txt", "a.txt"),
@@ -629,22 +652,32 @@ HOSTILE = {
         "cannot be read",
     ),
     "a list of nobody": (lambda f: "~nobody-at-all/a.txt", XY, "", "cannot be found"),
-    "a list with a zero": (lambda f: text(f / "a.txt", "b\0.h5"), XY, "a.txt", "line 1: .* is no path"),
-    "a list in UTF-16": (lambda f: text(f / "a.txt", "b.h5\n".encode("utf-16")), XY, "a.txt", "in UTF-8"),
-    "a list in Latin-1": (lambda f: text(f / "a.txt", "bä.h5\n".encode("latin-1")), XY, "a.txt", "in UTF-8"),
+    "a list with a zero": (lambda f: text(f / "a.txt", "b\0.h5"), XY, "a.txt", "line 1: .* is not a path"),
+    "a list in UTF-16": (
+        lambda f: text(f / "a.txt", "b.h5\n".encode("utf-16")),
+        XY,
+        "a.txt",
+        "UTF-8 text file",
+    ),
+    "a list in Latin-1": (
+        lambda f: text(f / "a.txt", "bä.h5\n".encode("latin-1")),
+        XY,
+        "a.txt",
+        "UTF-8 text file",
+    ),
     "a list that is one line": (
         lambda f: text(f / "a.txt", "x" * 9999),
         XY,
         "a.txt",
-        "line 1: .* is no path",
+        "line 1: .* is not a path",
     ),
     "a list of a list": (
         lambda f: (text(f / "b.txt", "c.h5"), text(f / "a.txt", "b.txt"))[1],
         XY,
         "b.txt",
-        r"is no HDF5 file.*b'c\.h5'",
+        r"is not an HDF5 file.*b'c\.h5'",
     ),
-    "a list of itself": (lambda f: text(f / "a.txt", "a.txt"), XY, "a.txt", "is no HDF5 file"),
+    "a list of itself": (lambda f: text(f / "a.txt", "a.txt"), XY, "a.txt", "is not an HDF5 file"),
     "a list of a folder": (lambda f: ((f / "b").mkdir(), text(f / "a.txt", "b"))[1], XY, "b", "is a folder"),
     "a list with commas": (lambda f: (good(f), text(f / "a.txt", "a.h5, b.h5"))[1], XY, "", "does not exist"),
     "a list with quotes": (
@@ -658,7 +691,7 @@ HOSTILE = {
         lambda f: text(f / "a.txt", "../" * 40 + "etc/hostname"),
         XY,
         "",
-        "/etc/hostname (is no HDF5 file|is empty|does not exist)",
+        "/etc/hostname (is not an HDF5 file|is empty|does not exist)",
     ),
     "a name with a zero": (good, {"features": "x\0"}, "", "give the name of a dataset"),
     "a name in bytes": (good, {"features": b"x"}, "", "features=b'x': give the name"),
@@ -687,7 +720,7 @@ HOSTILE = {
         "has 'x' as a link to '/z'",
     ),
     "a link to itself": (lambda f: good(f, x=linked(h5py.SoftLink("/x"))), XY, "a.h5", "as a link to '/x'"),
-    "a group in itself": (lambda f: good(f, x=circle), XY, "a.h5", "'again' is a group of its own"),
+    "a group in itself": (lambda f: good(f, x=circle), XY, "a.h5", "'again' is a group;"),
     "an outer link to itself": (
         lambda f: good(f, x=linked(h5py.ExternalLink("a.h5", "/x"))),
         XY,
@@ -704,7 +737,7 @@ HOSTILE = {
         lambda f: (os.mkfifo(f / "pipe"), good(f, x=linked(h5py.ExternalLink("pipe", "/x"))))[1],
         XY,
         "a.h5",
-        "'x' is a link into 'pipe', which is no ordinary file",
+        "'x' is a link into 'pipe', which is not an ordinary file",
     ),
     "an outer link to a pipe in a group": (
         lambda f: (os.mkfifo(f / "pipe"), good(f, x={"a": linked(h5py.ExternalLink("pipe", "/x"))}))[1],
@@ -734,25 +767,25 @@ HOSTILE = {
         lambda f: (os.mkfifo(f / "gone.h5"), good(f, x=virtual))[1],
         XY,
         "a.h5",
-        r"its data in 'gone\.h5', which is no ordinary file",
+        r"its data in 'gone\.h5', which is not an ordinary file",
     ),
     "views of a text": (
         lambda f: (text(f / "gone.h5", "1"), good(f, x=virtual))[1],
         XY,
         "gone.h5",
-        "is no HDF5 file",
+        "is not an HDF5 file",
     ),
     "views of nothing in a file": (
         lambda f: (write(f / "gone.h5", z=X), good(f, x=virtual))[1],
         XY,
         "a.h5",
-        r"its data in 'x' of 'gone\.h5', which has none; HDF5 would read zeros",
+        r"its data in 'x' of 'gone\.h5', which does not exist; HDF5 would read zeros",
     ),
     "raw data from a device": (
         lambda f: good(f, y=typed("f4", external=[("/dev/zero", 0, 24)])),
         XY,
         "a.h5",
-        "its data in '/dev/zero', which is no ordinary file",
+        "its data in '/dev/zero', which is not an ordinary file",
     ),
     "a compression that is not here": (lambda f: good(f, x=exotic), XY, "a.h5", "filter 32765.*hdf5plugin"),
     "texts of fixed length": (lambda f: good(f, y=typed("S8")), XY, "a.h5", r"the type \|S8"),
@@ -788,33 +821,33 @@ HOSTILE = {
         lambda f: (good(f, "b.h5"), text(f / "a.h5", "x"), f / "*.h5")[2],
         XY,
         "a.h5",
-        "no HDF5",
+        "not an HDF5",
     ),
-    "an adaptor that is none": (good, {**XY, "adapt_features": 3}, "", "adapt_features=3 is no function"),
+    "an adaptor that is none": (good, {**XY, "adapt_features": 3}, "", "adapt_features=3 is not a function"),
     "an adaptor that raises": (
         good,
         {**XY, "adapt_labels": lambda y: y["a"]},
         "",
-        r"adapt_labels has failed on 1 samples, int64\[1\], with IndexError: .*mend it",
+        r"adapt_labels failed on 1 samples, int64\[1\], with IndexError: .*test it with",
     ),
     "an adaptor for fewer columns": (
         good,
         {**XY, "adapt_features": lambda x: x[:, 7]},
         "",
-        r"adapt_features has failed on 1 samples, float32\[1, 2\], with IndexError: .*out of bounds",
+        r"adapt_features failed on 1 samples, float32\[1, 2\], with IndexError: .*out of bounds",
     ),
     "a command without a folder": (
         good,
         {**XY, "copy_command": ["cp", "{src}", "{dst}"]},
         "",
-        "nowhere to copy to; pass stage_to=",
+        "was given without stage_to=; pass a local folder",
     ),
 }
 
 
 @pytest.fixture
 def unprivileged():
-    """Nobody in particular, for root may read everything."""
+    """Become an unprivileged user, because root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -854,7 +887,7 @@ def test_a_list_of_a_million_lines_is_refused_in_few_words(tmp_path, content):
 
 
 def test_any_damage_is_a_damage_that_is_named(tmp_path):
-    """Whatever byte is wrong: it is read, or refused with the file's name, and nothing else is raised."""
+    """With any wrong byte, the file is read, or refused by name, and no other error is raised."""
     content, told = good(tmp_path).read_bytes(), []
     for place in range(0, len(content), 13):
         path = flipped(place, tmp_path)
@@ -871,7 +904,7 @@ def test_of_many_bad_files_a_few_are_named(tmp_path):
         text(tmp_path / f"{index:03}.h5", "nothing")
     with pytest.raises(ConfigurationError) as caught:
         HDF5Source(tmp_path / "*.h5", features="x")
-    assert re.findall(r"(\d+)\.h5 is no HDF5", str(caught.value)) == ["000", "001", "002"]
+    assert re.findall(r"(\d+)\.h5 is not an HDF5", str(caught.value)) == ["000", "001", "002"]
     assert str(caught.value).endswith("and 97 more of 100 files")
 
 
@@ -894,7 +927,7 @@ def test_where_there_are_no_locks_files_are_opened_without(tmp_path, monkeypatch
 
     monkeypatch.setattr(h5py, "File", lockless)
     assert len(HDF5Source(path, features="x")) == 6
-    assert "the file system has no locks; it is opened without (locking=False)" in caplog.text
+    assert "the file system has no locks; the file is opened with locking=False" in caplog.text
 
 
 def test_a_missing_h5py_is_named(tmp_path, monkeypatch):
@@ -919,7 +952,7 @@ def test_what_is_not_finite_is_refused_if_asked_for(tmp_path, value):
     path = good(tmp_path, "b.h5", x=bad)
     source = HDF5Source(tmp_path / "*.h5", features="x", labels="y", check_finite=True)
     source.take(0, 10)
-    with pytest.raises(ConfigurationError, match=r"b\.h5: sample 4 of /x is not finite.*take it out"):
+    with pytest.raises(ConfigurationError, match=r"b\.h5: sample 4 of /x is not finite.*remove it from"):
         source.take(5, 12)
     assert not np.isfinite(HDF5Source(path, features="x").take(0, 6)[0]).all()
 
@@ -1008,7 +1041,7 @@ def test_of_a_thousand_files_each_is_opened_once_to_look_at_it(tmp_path, monkeyp
 @pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_two_gigabytes_are_streamed_in_little_memory(tmp_path):
-    """The files are sparse: what was never written takes no room on the disk, but does in memory."""
+    """The files are sparse: unwritten parts take memory when they are read, but no room on the disk."""
     for index in range(8):
         with h5py.File(tmp_path / f"{index}.h5", "w") as file:
             file.create_dataset("x", (64_000, 1000), "f4")

@@ -1,4 +1,4 @@
-"""Leases: nothing is lost, nothing is given out twice without a death, nobody waits for nothing."""
+"""Leases: no position is lost, or leased twice without a death, and no worker waits in vain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nnlo_common.data.leasing._ranges import Ranges
 
 
 def used_up(leases: Leases, rank: int, epoch: int) -> list[Lease]:
-    """All leases that `rank` gets if it is alone from now on."""
+    """Return all leases that `rank` gets if it is alone from now on."""
     got = []
     while isinstance(lease := leases.ask(rank, epoch), Lease):
         leases.validate()
@@ -353,37 +353,40 @@ def with_page(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"size": 41}, "size in the saved state of the leases has to be 40, but it is 41"),
-        ({"unit": 4}, "unit in .* has to be 3, but it is 4"),
-        ({"order": "seed 8"}, "order in .* has to be 'seed 7', but it is 'seed 8'"),
-        ({"surplus": 1}, "has to hold"),
+        ({"size": 41}, "size in the saved state of the leases must be 40, but it is 41"),
+        ({"unit": 4}, "unit in .* must be 3, but it is 4"),
+        ({"order": "seed 8"}, "order in .* must be 'seed 7', but it is 'seed 8'"),
+        ({"surplus": 1}, "must have"),
         ({"waiting": ["1"]}, "waiting in .* a list, each item a int"),
-        ({"waiting": [9]}, "damaged: broken invariant: only the living wait; resume from an earlier"),
-        ({"waiting": [1]}, "damaged: broken invariant: who waits holds nothing"),
-        ({"complete": [[0, 1]]}, "damaged: broken invariant: an epoch is complete or is not"),
+        ({"waiting": [9]}, "damaged: broken invariant: only living workers wait; resume from an earlier"),
+        ({"waiting": [1]}, "damaged: broken invariant: a waiting worker holds no lease"),
+        ({"complete": [[0, 1]]}, "damaged: broken invariant: no epoch is both open and complete"),
         ({"complete": [[0, 1, 2]]}, "damaged"),
         ({"complete": [[3, 1]]}, "damaged: .*runs backwards"),
         ({"workers": {"x": {"epoch": 0, "leases": [], **NEW}}}, "damaged"),
         ({"workers": {"1": {"epoch": 0, "leases": [[0, 1]], **NEW}}}, "damaged"),
         (
             {"workers": {"1": {"epoch": 0, "leases": [[1, 0, 3]], **NEW}}},
-            "damaged: broken invariant: leases are of",
+            "damaged: broken invariant: every lease is of an open epoch",
         ),
         (
             {"workers": {"1": {"epoch": -1, "leases": [[0, 0, 3]], **NEW}}},
-            "damaged: broken invariant: nobody is ahead",
+            "damaged: broken invariant: no lease is of a later epoch",
         ),
-        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 has to hold \['epoch', 'leases', '"),
-        ({"workers": {"1": {**HOLDS, "used": 2, "seen": 1}}}, "damaged: broken invariant: nobody uses more"),
-        ({"workers": {"1": {**HOLDS, "used": -1}}}, "damaged: broken invariant: nobody uses more"),
-        ({"workers": {"1": {**HOLDS, "seen": 1.5}}}, "seen in .*, rank 1 has to be a int"),
-        ({"workers": {}}, "damaged: broken invariant: .* has each of 40 positions once"),
-        (with_page(free=[[4, 40]]), "damaged: broken invariant: .* has each of 40 positions once"),
-        (with_page(free=[[2, 40]]), "has each of 40 positions once"),
-        (with_page(free=[[3, 41]]), "has each of 40 positions once"),
-        (with_page(used=[[5, 6]]), "has each of 40 positions once"),
+        ({"workers": {"1": {"epoch": 0}}}, r"the leases, rank 1 must have \['epoch', 'leases', '"),
+        (
+            {"workers": {"1": {**HOLDS, "used": 2, "seen": 1}}},
+            "damaged: broken invariant: used is at most seen",
+        ),
+        ({"workers": {"1": {**HOLDS, "used": -1}}}, "damaged: broken invariant: used is at most seen"),
+        ({"workers": {"1": {**HOLDS, "seen": 1.5}}}, "seen in .*, rank 1 must be a int"),
+        ({"workers": {}}, "damaged: broken invariant: .* have each of 40 positions once"),
+        (with_page(free=[[4, 40]]), "damaged: broken invariant: .* have each of 40 positions once"),
+        (with_page(free=[[2, 40]]), "have each of 40 positions once"),
+        (with_page(free=[[3, 41]]), "have each of 40 positions once"),
+        (with_page(used=[[5, 6]]), "have each of 40 positions once"),
         (with_page(free=[[3, 40], [5, 6]]), "damaged: .*is in already"),
-        (with_page(free=[3, 40]), "free in the saved state of the leases, epoch 0 has to be a list"),
+        (with_page(free=[3, 40]), "free in the saved state of the leases, epoch 0 must be a list"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -405,7 +408,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
 
 @dataclasses.dataclass
 class Simulated:
-    """An epoch in which nothing counts but how fast each worker is.
+    """Result of a simulated epoch in which only the workers' speeds matter.
 
     Attributes:
         used: how many positions each worker used.
@@ -424,7 +427,7 @@ def simulate(
     epoch: int = 0,
     changes: dict[int, tuple[float, float]] | None = None,
 ) -> Simulated:
-    """Use up an epoch; `changes` are, by rank, from when on it has which other speed."""
+    """Use up an epoch; `changes` are, by rank, the time and the value of a change of speed."""
     events = [(0.0, rank) for rank in speeds]
     run = Simulated(ends=dict.fromkeys(speeds, 0.0))
     while events:
@@ -514,7 +517,7 @@ def test_ranges_are_sets(pieces: list[int], bites: list[int]) -> None:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Workers ask, die, leave, break off and are saved in any order; a model keeps count of positions."""
+    """Workers ask, die, leave, stop early and are saved in any order; a model counts the positions."""
 
     @initialize(
         size=st.integers(0, 9),
@@ -569,7 +572,7 @@ class Interleavings(RuleBasedStateMachine):
         return sum(lease.size for lease in self.leases.get(rank, []))
 
     def put(self, rank: int, used: int, *, died: bool = False, keeps: bool = False) -> None:
-        """In the model: end leases of which `used` positions were used, or keep the rest."""
+        """End leases in the model after `used` positions, or keep the rest."""
         for lease in self.leases.pop(rank, []):
             mine = min(used, lease.size)
             used -= mine
@@ -681,7 +684,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not set(self.leases) & set(self.waits)
 
     def teardown(self) -> None:
-        """Let all who live come to the end of one last epoch."""
+        """Let all living workers finish one last epoch."""
         if not hasattr(self, "ledger"):
             return
         last = max(self.epoch.values()) + 1

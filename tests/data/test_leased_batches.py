@@ -1,7 +1,7 @@
-"""Batches of leases: whoever is slow, dies, or is interrupted, each sample is trained on once in each epoch.
+"""Batches of leases: each sample is used once in each epoch, also with slow, dead or interrupted workers.
 
-A worker that dies may have used samples that it had not reported yet: since it last asked the server, that is
-in the window it was in. Those are given out again, and are the only ones that anybody sees twice.
+A worker that dies may have used samples that it had not reported yet: those since it last asked the server,
+i.e. in its present window. They are leased again, and are the only samples seen twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StillWaits(Exception):
 
 
 class Server:
-    """A ledger, and the answers that it gave to those who had to wait."""
+    """A ledger, and its answers to workers that had to wait."""
 
     def __init__(self, batches, workers, patient):
         self.ledger = Leases(batches.size, workers, unit=batches.window_size, patient=patient)
@@ -44,7 +44,7 @@ class Server:
 
 
 class Worker:
-    """Takes batches, and knows which of its samples the server does not know to be used."""
+    """Takes batches, and records its samples that the server does not know to be used."""
 
     def __init__(self, rank, server, batches):
         self.rank, self.server, self.epoch, self.batches = rank, server, 0, 0
@@ -64,7 +64,7 @@ class Worker:
         self.server.tell()
 
     def step(self, seen):
-        """Take a batch, or turn to the next epoch."""
+        """Take a batch, or begin the next epoch."""
         if not self.mine.more(self.epoch):
             self.mine.give_back()
             self.epoch += 1
@@ -77,7 +77,7 @@ class Worker:
         self.unbooked[epoch].update(batch.tolist())
 
     def resumed(self, server, batches):
-        """What goes on in another process, from what was saved as JSON."""
+        """Return a worker that resumes in another process, from its state as JSON."""
         other = Worker(self.rank, server, batches)
         other.epoch, other.batches = self.epoch, self.batches
         other.mine.resume(json.loads(json.dumps(self.mine.left())))
@@ -85,7 +85,7 @@ class Worker:
 
 
 def train(make, speeds, *, epochs, patient, deaths=(), interrupted=None):
-    """What all workers saw in each epoch, what the dead had not reported of it, what the ledger misses."""
+    """Return the samples seen in each epoch, those that dead workers did not report, and unfinished ones."""
     server = Server(make(), range(len(speeds)), patient)
     workers = {rank: Worker(rank, server, make()) for rank in range(len(speeds))}
     seen, twice = defaultdict(Counter), defaultdict(Counter)
@@ -182,7 +182,7 @@ def test_who_is_twenty_times_slower_has_a_twentieth():
 
 
 def test_the_next_lease_is_read_while_this_one_is_used():
-    """The reading of each window but the first begins before it is asked for."""
+    """Each window but the first is being read before it is requested."""
     ready, asked = [], []
 
     class Watched(Arrays):
@@ -195,7 +195,7 @@ def test_the_next_lease_is_read_while_this_one_is_used():
     while worker.epoch == 0:
         before = len(worker.mine.left()) and worker.mine.left()[0][1]
         worker.step(defaultdict(Counter))
-        batches._ahead._errand and batches._ahead._errand.wait()
+        batches._ahead._pending and batches._ahead._pending.wait()
         asked.append((before, max(ready)))
     assert ready == list(range(0, 60, 4))  # nothing twice
     assert all(ahead == min(start // 4 * 4 + 4, 56) for start, ahead in asked[:-1])

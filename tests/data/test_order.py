@@ -1,4 +1,4 @@
-"""The order of an epoch and the fixed shares of it: the same everywhere, each position once."""
+"""The order of an epoch and its fixed shares: equal on all ranks, each position once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = st.integers(0, 50)
 
 
 def test_an_order_is_what_it_has_always_been() -> None:
-    """A training that is resumed under a newer NumPy has to find the same samples."""
+    """A training that resumes under a newer NumPy must find the same samples."""
     assert epoch_order(10, seed=0, epoch=0, shuffle=True) == [4, 6, 2, 7, 3, 5, 9, 0, 8, 1]
     assert epoch_order(10, seed=7, epoch=3, shuffle=True) == [3, 5, 4, 7, 8, 0, 9, 2, 1, 6]
     assert epoch_order(4, seed=7, epoch=3, shuffle=False) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Copies of files on a host: one for all its processes, gone when nobody uses them any more."""
+"""Copies of files on a host: shared by its processes, deleted after the last use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPY = 'import shutil, sys; shutil.copy(*sys.argv[1:3]); open(sys.argv[3], "a").
 
 @pytest.fixture
 def files(tmp_path):
-    """Two files of one name."""
+    """Write two files with one name."""
     paths = [tmp_path / "a" / "data.h5", tmp_path / "b" / "data.h5"]
     for path in paths:
         path.parent.mkdir()
@@ -31,7 +31,7 @@ def files(tmp_path):
 
 
 def counting(folder):
-    """A command that copies, and where it writes down that it did."""
+    """Return a copy command, and the file in which it logs its copies."""
     note = folder / "copied.txt"
     return [sys.executable, "-c", COPY, "{src}", "{dst}", str(note)], note
 
@@ -161,7 +161,7 @@ def test_copies_go_with_the_object_but_not_in_a_forked_process(files, tmp_path):
 
 
 def test_nobody_comes_between_the_last_one_and_the_deletion(files, tmp_path):
-    """Many come and go; whoever has staged finds its copies, and nothing is left in the end."""
+    """Many processes come and go; each finds its copies, and nothing is left at the end."""
     here = tmp_path / "local"
 
     def come_and_go():
@@ -197,10 +197,10 @@ def test_a_command_that_cannot_copy_is_refused(tmp_path, command, problem):
             ["no-such-program", "{src}", "{dst}"],
             "cannot be copied .*No such file.*GB are free.*copy_command=",
         ),
-        (["false", "{src}", "{dst}"], r"ended with 1 \(it said nothing\); try the command by hand"),
-        (["true", "{src}", "{dst}"], "has made no such file"),
+        (["false", "{src}", "{dst}"], r"ended with 1 \(no error output\); try the command by hand"),
+        (["true", "{src}", "{dst}"], "did not make the file"),
         (["ls", "--no-such", "{src}", "{dst}"], r"ended with 2 \(.*no-such"),
-        ([sys.executable, "-c", "import sys; open(sys.argv[2], 'w')", "{src}", "{dst}"], "its copy 0;"),
+        ([sys.executable, "-c", "import sys; open(sys.argv[2], 'w')", "{src}", "{dst}"], "its copy has 0;"),
     ],
 )
 def test_a_copy_that_fails_is_named_and_leaves_nothing(files, tmp_path, command, problem):

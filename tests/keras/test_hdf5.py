@@ -177,7 +177,7 @@ def test_alone_nothing_is_leased(files):
 
 @pytest.mark.parametrize("options", [{"assignment": "fair"}, {"assignment": "dynamic", "shard": False}])
 def test_assignments_that_cannot_be_are_refused(files, options):
-    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for what is trained on"):
+    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for training data"):
         nk.H5Sequence(files, features="x", **options)
 
 

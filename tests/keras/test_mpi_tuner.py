@@ -46,5 +46,5 @@ def test_a_search_outlives_a_rank_that_is_killed():
     program = PROGRAM.with_name("tune_keras_deaths.py")
     done = mpiexec(5, program, timeout_s=180, options=["--with-ft", "ulfm"], env=KERAS)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("has died; its block takes no more trials. Blocks that go on: 1") == 1
+    assert done.stderr.count("has died; its block gets no more trials. Blocks left: 1") == 1
     assert done.stdout.count("5 completed in 6 tries\n") == 4

@@ -157,7 +157,7 @@ WRONG_KERAS = {
     "an unknown option of it": (["--optimizer-option", "nestero=true"], "did you mean 'nesterov'?"),
     "a value that it cannot have": (["--optimizer-option", "clipnorm=1", "clipvalue=1"], "Only one of"),
     "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
-    "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
+    "an unknown target": (["--target-metric", "val_acc > 1"], "the metrics are loss, accuracy, val_loss"),
 }
 
 
@@ -177,7 +177,7 @@ def test_a_layer_that_keras_does_not_know_is_refused(capsys):
         json.dumps({"module": "keras", "class_name": "Sequential", "config": {"layers": [layer]}})
     )
     said = refused(capsys, "--model", "m.json", "--loss", "mse")
-    assert "cannot make the model of it" in said
+    assert "cannot build the model" in said
     assert "Conv7D" in said
 
 

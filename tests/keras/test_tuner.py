@@ -346,7 +346,7 @@ def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockste
     def oracle():
         return keras_tuner.oracles.RandomSearchOracle("loss", max_trials=8, seed=1, max_retries_per_trial=1)
 
-    with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block takes no more"):
+    with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block gets no more"):
         tuners = struck(5, tmp_path, victim, kind, oracle, folds=folds, lockstep=lockstep)
     assert isinstance(tuners.pop(victim), InjectedFault)
     for tuner in tuners:
@@ -363,9 +363,9 @@ def test_a_trial_whose_rank_dies_has_failed_where_none_is_tried_again(tmp_path):
 
 
 def test_the_last_block_ends_the_job_and_the_same_command_goes_on(tmp_path):
-    goes_on = f"has died, and with it the last block. The same command goes on from {tmp_path}/p"
+    goes_on = f"has died, and with it the last block. Rerun the same command to resume from {tmp_path}/p"
     with (
-        pytest.warns(RuntimeWarning, match="Blocks that go on: 0"),
+        pytest.warns(RuntimeWarning, match="Blocks left: 0"),
         pytest.raises(PeerLostError, match=re.escape(f"rank 2: on memory {goes_on}")),
     ):
         struck(3, tmp_path, 2, "RunOutcome")
@@ -380,9 +380,7 @@ def test_a_rank_that_dies_when_all_is_done_is_not_missed(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_without_time_nothing_is_begun_and_the_same_command_goes_on(tmp_path, size):
-    with pytest.warns(
-        RuntimeWarning, match="no more trials are begun: the longest has taken 0 s, and there is"
-    ):
+    with pytest.warns(RuntimeWarning, match="no more trials begin: the longest took 0 s, and less time is"):
         tuners = searched(size, tmp_path, until=1e-9)
     assert [found(tuner) for tuner in tuners] == [{}] * size
     first, *_ = searched(size, tmp_path, until=3600)
@@ -479,7 +477,7 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
 
     posts = trained(trained(coordinator.begin(), 30.0), 20.0)
     assert [type(post.message) for post in posts] == [Start]  # 50 + 30 <= 100
-    with pytest.warns(RuntimeWarning, match="the longest has taken 40 s"):
+    with pytest.warns(RuntimeWarning, match="the longest took 40 s"):
         posts = trained(posts, 40.0)
     assert [type(post.message) for post in posts] == [End]
     assert coordinator.look() == []
@@ -489,7 +487,7 @@ def test_a_trial_begins_if_the_longest_so_far_would_end_in_time(tmp_path):
 
 
 def test_without_its_first_rank_a_search_ends(tmp_path):
-    problem = "rank 0: on memory has died, which coordinated the search. The same command goes on from "
+    problem = "rank 0: on memory has died; it coordinated the search. Rerun the same command to resume from "
     with pytest.raises(PeerLostError, match=problem):
         struck(5, tmp_path, 0, "Done")
 
@@ -569,7 +567,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
     oracle = STOCK["random"]()
     for options, problem in [
         ({"oracle": "best"}, "'best' is not known"),
-        ({"oracle": 3}, "oracle=3 is no oracle"),
+        ({"oracle": 3}, "oracle=3 is not an oracle"),
         ({"oracle": oracle, "seed": 0}, "MPITuner(seed=...) with an oracle"),
         ({"distribute": "down"}, "distribute='down' is not known: use 'agn'"),
         ({"block_size": 0}, "block_size"),
@@ -614,7 +612,7 @@ def test_folds_of_ones_own_and_validation_split():
     (a,), options = held_out((x,), {"y": y, "validation_split": 0.5, "epochs": 3}, Folds(1), None, 0)
     assert (a.tolist(), options["y"].tolist(), options["epochs"]) == ([0, 1, 2], [0, 10, 20], 3)
     assert [one.tolist() for one in options["validation_data"]] == [[3, 4, 5], [30, 40, 50]]
-    with pytest.raises(ConfigurationError, match="folds=2 holds samples back"):
+    with pytest.raises(ConfigurationError, match="folds=2 sets validation samples apart"):
         held_out((x, y), {"validation_data": (x, y)}, own, 0, 0)
 
 

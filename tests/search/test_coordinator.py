@@ -80,7 +80,7 @@ def test_every_interleaving_ends_with_all_trials_and_each_block_told_once(data):
 def test_a_message_about_another_trial_is_refused():
     _, machine = coordinator(blocks=2, n_trials=2)
     machine.begin()
-    with pytest.raises(ProtocolError, match="team 1 speaks of run 0, which it does not train"):
+    with pytest.raises(ProtocolError, match="team 1 sent a message about run 0, not its own"):
         machine.handle(1, Done(0, "complete", (1.0,)))
 
 

@@ -59,7 +59,7 @@ def test_a_dead_rank_costs_its_block_only(victim, kind):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, "begins anew; with journal= it would go on"), ({"journal": "x.jsonl"}, "goes on from the journal")],
+    [({}, "starts anew; add journal=FILE to resume"), ({"journal": "x.jsonl"}, "to resume from the journal")],
 )
 def test_the_last_block_ends_the_job_and_says_what_goes_on(options, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_the_last_block_ends_the_job_and_says_what_goes_on(options, said, tmp_pa
 
 
 def test_without_its_coordinator_every_rank_ends():
-    with pytest.raises(PeerLostError, match="rank 0: on memory has died, which coordinated the search"):
+    with pytest.raises(PeerLostError, match="rank 0: on memory has died; it coordinated the search"):
         searched(7, 0, "Done")
 
 
@@ -99,7 +99,7 @@ def test_the_death_of_the_coordinator_is_told_once(tmp_path, monkeypatch):
     done = mpiexec(5, ORPHANS, timeout_s=60, options=["--with-ft", "ulfm"])
     assert done.returncode
     assert done.stderr.count("rank 0: on ") == 1
-    assert done.stderr.count("has died, which coordinated the search. The same command goes on from") == 1
+    assert done.stderr.count("has died; it coordinated the search. Rerun the same command to resume") == 1
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_a_search_outlives_a_rank_that_is_killed():
     done = mpiexec(5, PROGRAM, timeout_s=60, options=["--with-ft", "ulfm"])
     assert done.returncode == 0, done.stderr
     assert "rank 2 on" in done.stderr
-    assert "has died; its block takes no more trials. Blocks that go on: 1" in done.stderr
+    assert "has died; its block gets no more trials. Blocks left: 1" in done.stderr
     assert done.stdout.splitlines() == ["4 complete, 1 died"] * 4
 
 
@@ -124,5 +124,5 @@ def test_a_search_outlives_a_search_rank_that_is_killed():
     done = mpiexec(5, program, timeout_s=60, options=["--with-ft", "ulfm"])
     assert done.returncode == 0, done.stderr
     assert "search rank 2 on" in done.stderr
-    assert "has died. Search ranks that go on: 1" in done.stderr
+    assert "has died. Search ranks left: 1" in done.stderr
     assert done.stdout.splitlines() == ["30 complete"] * 4

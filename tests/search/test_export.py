@@ -121,7 +121,7 @@ def test_a_damaged_file_is_set_aside_and_told_of(path, caplog):
         study = exported(path, n_trials=3)
     assert facts(loaded(path)) == facts(study.trials)
     assert path.with_name(f"{path.name}.damaged").read_bytes().startswith(b"no study")
-    assert "the file is" in caplog.text
+    assert "moved the file to" in caplog.text
     assert "The search does not depend on it" in caplog.text
 
 

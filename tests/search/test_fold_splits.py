@@ -77,7 +77,7 @@ def test_a_seed_repeats_and_another_splits_differently():
     [
         ({"samples": 3, "folds": 4, "fold": 0}, "folds=4 of 3 samples would leave some empty"),
         ({"samples": 3, "folds": 1, "fold": 0}, "folds=1"),
-        ({"samples": 9, "folds": 3, "fold": 3}, "fold=3 of folds=3: the last is fold 2"),
+        ({"samples": 9, "folds": 3, "fold": 3}, "fold=3 of folds=3: give 0 to 2"),
         (
             {"samples": 5, "folds": 2, "fold": 0, "labels": list("aaaab")},
             "'b' has 1 of 5 samples, too few for one in each fold",

@@ -110,7 +110,7 @@ def test_a_fold_that_fails_ends_the_others(size):
     study, *_ = searched(size, objective, n_trials=4, folds=2, block_size=size - 1)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
     assert "ValueError: in fold 0" in study.trials[1].user_attrs[ERROR]
-    assert "holds NaN" in study.trials[2].user_attrs[ERROR]
+    assert "the objective returned NaN" in study.trials[2].user_attrs[ERROR]
     # Side by side the other fold may have been broken off before its end.
     assert study.trials[2].user_attrs[FOLDS] in ([0.0, None], *([[None, None]] if size == 5 else []))
     assert not {(1, 0), (1, 1)} & set(reached)
@@ -212,7 +212,7 @@ def test_folds_that_suggest_differently_are_told():
         return trial.suggest_categorical("x", ["a", "b", trial.fold]) and 0.0
 
     study, *_ = searched(2, objective, n_trials=1, folds=2)
-    assert "suggest 'x' differs between the folds" in study.trials[0].user_attrs[ERROR]
+    assert "suggest 'x' differs between folds" in study.trials[0].user_attrs[ERROR]
 
 
 def test_the_target_is_for_the_mean_and_ends_the_folds_of_others():
@@ -251,7 +251,7 @@ def test_folds_are_in_the_journal(tmp_path):
 
 def test_a_split_without_folds_is_refused():
     study = optimize(optuna.create_study(), fitted, n_trials=1)
-    assert r"this search has no folds; ask for optimize(..., folds=5)" in study.trials[0].user_attrs[ERROR]
+    assert r"this search has no folds; use optimize(..., folds=5)" in study.trials[0].user_attrs[ERROR]
 
 
 @pytest.mark.parametrize("folds", [0, 2.5, True])

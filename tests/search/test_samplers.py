@@ -163,16 +163,16 @@ def test_a_grid_without_an_end_is_refused():
     def objective(trial):
         return trial.suggest_float("x", 0, 1)
 
-    with pytest.raises(ConfigurationError, match=r"all values of 'x', which has no step: give it one"):
+    with pytest.raises(ConfigurationError, match=r"all values of 'x', a float without a step: give it one"):
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid")
     with pytest.raises(ConfigurationError, match=r'lockstep=True with sampler="grid"'):
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", lockstep=True)
-    with pytest.raises(ConfigurationError, match=r"search_ranks=2 with 'grid', which goes on"):
+    with pytest.raises(ConfigurationError, match=r"search_ranks=2 with 'grid', which continues from its"):
         optimize(optuna.create_study(), objective, n_trials=3, sampler="grid", search_ranks=2)
 
 
 def test_cma_es_takes_one_objective():
-    with pytest.raises(ConfigurationError, match=r"\"cmaes\" takes one objective, and the study has several"):
+    with pytest.raises(ConfigurationError, match=r"\"cmaes\" takes one objective, but the study has several"):
         engine("cmaes", 0, 10, optuna.create_study(directions=["minimize", "maximize"]))
 
 

@@ -157,7 +157,7 @@ def test_what_has_failed_is_tried_again_and_counts_once():
 def test_nan_fails_the_trial():
     study = searched(3, lambda trial: math.nan if trial.number == 1 else 1.0, n_trials=3)[0]
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert "holds NaN" in study.trials[1].user_attrs[ERROR]
+    assert "the objective returned NaN" in study.trials[1].user_attrs[ERROR]
 
 
 @pytest.mark.parametrize("returned", [None, "good", (1.0, 2.0)])

@@ -369,13 +369,13 @@ def test_alone_it_goes_on_where_it_was(files):
 
 def test_the_state_of_another_order_is_refused_and_both_are_named(files):
     state = batches_of(files).state_dict()
-    with pytest.raises(ConfigurationError, match=r"seed 0, .* was saved, .*seed 1, .*resume with"):
+    with pytest.raises(ConfigurationError, match=r"state is for .*seed 0, .* has .*seed 1, .*resume with"):
         batches_of(files, seed=1).load_state_dict(state)
 
 
 @pytest.mark.parametrize("options", [{"assignment": "fair"}, {"assignment": "dynamic", "evaluation": True}])
 def test_assignments_that_cannot_be_are_refused(files, options):
-    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for what is trained on"):
+    with pytest.raises(ConfigurationError, match="must be 'static', or 'dynamic' for training data"):
         batches_of(files, **options)
 
 
@@ -417,7 +417,7 @@ def test_processes_deal_each_sample_once_and_lease_less_to_the_slow(tmp_path):
     ("case", "problem"),
     [
         ("truncated", r"rank2/2\.h5 (is truncated.*|cannot be opened.*)again"),
-        ("changed", r"rank2/2\.h5: samples \d+ to \d+ of /x cannot be read .*is damaged, or was changed"),
+        ("changed", r"rank2/2\.h5: samples \d+ to \d+ of /x cannot be read .*is damaged, or has changed"),
     ],
 )
 def test_a_bad_file_ends_the_job_with_its_rank_and_name(tmp_path, case, problem):

@@ -224,8 +224,8 @@ def test_lengths_are_those_of_the_shares(workers):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"assignment": "fair"}, "must be 'static', or 'dynamic' for what is trained on"),
-        ({"assignment": "dynamic", "evaluation": True}, "'dynamic' for what is trained on"),
+        ({"assignment": "fair"}, "must be 'static', or 'dynamic' for training data"),
+        ({"assignment": "dynamic", "evaluation": True}, "'dynamic' for training data"),
         ({"unit": 0}, "unit=0"),
     ],
 )

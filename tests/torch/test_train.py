@@ -102,7 +102,7 @@ def test_a_torch_training_goes_on_from_its_checkpoint(capsys):
     assert train(*words, "--run", "r", "--checkpoint") == 0
     assert told("r") == told("whole")
     assert train(*words, "--run", "r", "--checkpoint") == 2
-    assert "is complete" in capsys.readouterr().err
+    assert "has a complete training" in capsys.readouterr().err
 
 
 @pytest.mark.framework("torch")
@@ -149,7 +149,7 @@ def test_what_to_do_stands_before_the_traceback_of_a_users_error(saving, capsys,
         train("--model", "torch_net.py", "--loss", "broken_loss", "--run", "r", *saving)
     said = capsys.readouterr().err
     assert said.startswith("nnlo train: RuntimeError: a broken cable\n")
-    assert ("the same command goes on from the last checkpoint in " in said) == bool(saving)
+    assert ("rerun the same command to resume from the last checkpoint in " in said) == bool(saving)
 
 
 @pytest.mark.framework("torch")
@@ -221,7 +221,7 @@ def test_a_pickled_torch_module_is_taken_if_trusted(capsys):
 
 WRONG_TORCH = {
     "unknown loss": (["--loss", "cross_entropi"], "did you mean 'cross_entropy'?"),
-    "Keras's loss": (["--loss", "mean_squared_error"], "PyTorch has none of that name"),
+    "Keras's loss": (["--loss", "mean_squared_error"], "not found in PyTorch"),
     "a loss that is no number": (["--loss", "pair", "--labels-name", "one_hot"], "and not one number"),
     "labels that are broadcast": (["--loss", "mse_loss"], "Using a target size"),
     "labels of three": (["--labels-name", "three"], "labels float32 (None, 3)"),
@@ -236,7 +236,7 @@ WRONG_TORCH = {
     ),
     "an optimizer that cannot be wrapped": (["--optimizer", "lbfgs"], "cannot wrap LBFGS"),
     "no such dataset": (["--labels-name", "label"], "Did you mean 'labels'?"),
-    "an unknown target": (["--target-metric", "val_acc > 1"], "this training has loss, accuracy, val_loss"),
+    "an unknown target": (["--target-metric", "val_acc > 1"], "the metrics are loss, accuracy, val_loss"),
 }
 
 
@@ -300,7 +300,7 @@ def test_three_ranks_train_a_torch_module():
         (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
         pytest.param(
             ["--mode", "easgd", "--order", "paper", "--every", "1"],
-            "the centre would stay as it begins. Give more --epochs",
+            "the centre would not move. Give more --epochs",
             marks=pytest.mark.extended,
         ),
     ],

@@ -76,9 +76,9 @@ def test_trials_train_again_and_the_same_command_goes_on(capsys):
     storage = JournalStorage(JournalFileBackend("dashboard.log"))
     exported = optuna.load_study(study_name="nnlo tune", storage=storage)
     assert [trial.value for trial in exported.trials] == [trial["value"] for trial in after["trials"]]
-    assert "importances need 10 trials" in capsys.readouterr().out
+    assert "importances need at least 10 complete trials" in capsys.readouterr().out
     assert tune(*words, "--num-iterations", "3", "--momentum", "0") == 2
-    assert "'momentum' is searched, and given, too" in capsys.readouterr().err
+    assert "'momentum' is both searched and given" in capsys.readouterr().err
     assert tune(*words, "--batch", "20") == 2
     assert "only there is 'batch = 10'" in capsys.readouterr().err
 
@@ -128,7 +128,7 @@ def test_the_files_in_the_guide_are_searched(capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--objective", "val_accuracy"], "the trainings have loss, accuracy (val_ needs --val or --n-fold)"),
+        (["--objective", "val_accuracy"], "the metrics are loss, accuracy (val_ needs --val or --n-fold)"),
         (["--labels-name", "three"], "do not fit"),
         (["--metrics", "accuracyy"], "did you mean 'accuracy'?"),
     ],

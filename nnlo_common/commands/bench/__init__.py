@@ -1,1 +1,1 @@
-"""Measurements anyone can repeat: `python -m nnlo_common.commands.bench exchange`."""
+"""Benchmarks of the core: `python -m nnlo_common.commands.bench exchange`."""

@@ -1,6 +1,6 @@
-"""`python -m nnlo_common.commands.bench`: what the machinery costs, beside the bare MPI library.
+"""`python -m nnlo_common.commands.bench`: the cost of nnlo compared with the bare MPI library.
 
-Those that need two ranks start them by themselves when no launcher has.
+Benchmarks that need two ranks start them if no launcher has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BENCHES = {
     "exchange": "the full round trip of an exchange beside a raw ping-pong of the same bytes",
-    "idle": "what a waiting server costs, and how fast it answers afterwards",
+    "idle": "the cost of a waiting server, and how fast it answers afterwards",
     "cluster": "commits per second of 64 workers in the virtual cluster",
 }
 
@@ -56,14 +56,14 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("bench", choices=BENCHES, help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))
     options.add_argument("--seconds", type=_seconds, default=10.0, help="idle: how long the server waits")
     options.add_argument(
-        "--rounds", type=_rounds, default=9, help="exchange: how often all is measured in turn"
+        "--rounds", type=_rounds, default=9, help="exchange: how often each is measured, in turn"
     )
     options.add_argument(
         "--megabytes",
         type=_megabytes,
         nargs="+",
         default=[0.1, 1, 10, 100],
-        help="exchange: how much travels",
+        help="exchange: sizes of the message",
     )
     return options
 
@@ -77,7 +77,7 @@ def _rounds(text: str) -> int:
 
 
 def _megabytes(text: str) -> float:
-    # The least is one parameter of four bytes.
+    # The smallest message is one parameter of four bytes.
     return _number(text, "a finite number of at least 4e-6", lambda value: 4e-6 <= value < inf)
 
 
@@ -92,16 +92,16 @@ def _number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
 
 
 def _line(mpiexec: str | Path = "mpiexec") -> list[str]:
-    """This very command on two ranks."""
+    """Return this command on two ranks."""
     return [str(mpiexec), "-n", "2", sys.executable, "-m", "nnlo_common.commands.bench", *sys.argv[1:]]
 
 
 def _refused(world: World) -> int:
-    """Say once how many ranks are needed."""
+    """Print once how many ranks are needed."""
     if world.rank == 0:
         line = shlex.join(_line())
         print(f"this benchmark needs 2 ranks, not {world.size}; use:\n  {line}", file=sys.stderr, flush=True)
-    world.comm.Barrier()  # nobody ends the job before it is said
+    world.comm.Barrier()  # no rank ends the job before rank 0 has printed
     return 2
 
 

@@ -16,7 +16,7 @@ WORKERS, COMMITS, PARAMETERS = 64, 10_000, 100_000
 
 
 def run() -> None:
-    """Train a quadratic in virtual time and print how long that really took."""
+    """Train a quadratic in virtual time and print the real time."""
     curvature = np.linspace(0.1, 1.0, PARAMETERS, dtype=np.float32)
     start_s = time.perf_counter()
     done = train_virtually(

@@ -1,7 +1,7 @@
-"""The full round trip of an exchange, side by side with a raw ping-pong of the same bytes.
+"""Full round trip of an exchange, beside a raw ping-pong of the same bytes.
 
-The ping-pong's arrays are numpy's. It is measured once more in memory such as ours (see `_pages`), so that
-one sees apart what that gains and what the exchange costs.
+The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_huge_pages.py`), to separate
+the gain of the pages from the cost of the exchange.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVER, WORKER = 0, 1
 
 
 class _EchoWorker(WorkerRule):
-    """Sends the gradient and ignores what comes back."""
+    """Sends the gradient and ignores the reply."""
 
     def due(self) -> Ask:
         return Ask.EXCHANGE
@@ -44,7 +44,7 @@ class _EchoWorker(WorkerRule):
 
 
 class _EchoCenter(CenterRule):
-    """Sends back what came: all that remains is moving the message."""
+    """Returns the contribution unchanged, so that only the transport is measured."""
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         pass
@@ -70,7 +70,7 @@ RULES: dict[str, tuple[Algorithm, VectorOptimizer | None]] = {
 
 
 def run(world: World, megabytes: Sequence[float], rounds: int) -> None:
-    """Measure and print; ratios are taken within each round, so that drift of the machine cancels."""
+    """Measure and print; ratios are formed within each round, so that drift of the machine cancels."""
     first = world.rank == SERVER
     if first:
         print(f"{world.library}; load {os.getloadavg()[0]:.2f} before; {rounds} rounds; median [min, max]")
@@ -111,7 +111,7 @@ def _measure(
 
 
 def _timed(world: World, once: Callable[[], None], repeats: int) -> float:
-    """Median of `repeats` calls on the worker, told to both ranks."""
+    """Return the worker's median time of `repeats` calls, on both ranks."""
     world.comm.Barrier()
     seconds = []
     for _ in range(repeats):
@@ -124,12 +124,12 @@ def _timed(world: World, once: Callable[[], None], repeats: int) -> float:
 
 
 class _PingPong:
-    """Blocking Send and Recv of mpi4py, from one piece of memory and into another."""
+    """Blocking Send and Recv of mpi4py, from one buffer into another."""
 
     def __init__(self, world: World, out: Frame, back: Frame) -> None:
         self._rank, self._comm = world.rank, world.comm.Dup()
         self._out, self._back = out, back
-        self._out.vector[:] = 1e-3  # else all its pages are one page of zeros, which is read from the cache
+        self._out.vector[:] = 1e-3  # else all its pages map to one page of zeros in the cache
 
     def once(self) -> None:
         back = [self._back.bytes, MPI.BYTE]
@@ -145,7 +145,7 @@ class _PingPong:
 
 
 class _Pair:
-    """A server and a worker as in a training, one exchange at a time."""
+    """A server and a worker as in training, one exchange at a time."""
 
     def __init__(
         self, world: World, size: int, algorithm: Algorithm, optimizer: VectorOptimizer | None

@@ -1,4 +1,4 @@
-"""Benchmark of a waiting server: its processor time, and how fast it answers afterwards."""
+"""Benchmark of a waiting server: its processor time, and the latency of its next reply."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`nnlo doctor`: look at the machine, the MPI library and the installation, and say what to mend.
+"""`nnlo doctor`: look at the machine, the MPI library and the installation, and say what to fix.
 
-_rank_report     what one rank sees: facts, no judgement; sent to rank 0 as text
+_rank_report     facts that one rank reports to rank 0, as text, without judgement
 _checks_*        pure functions from the reports of all ranks to findings; _all_checks calls them
 _link_speed      ping-pong, bandwidth and clocks between rank 0 and the others
 _findings_page   the findings as a page for people, or as JSON
-_doctor_command  the order of it all
+_doctor_command  the command, step by step
 """
 
 from __future__ import annotations

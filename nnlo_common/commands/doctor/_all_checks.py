@@ -1,4 +1,4 @@
-"""From what all ranks reported to findings; pure, so that any machine can be imagined in a test."""
+"""All checks: from the reports of the ranks to findings; pure, so that a test can invent any machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def judge(
     places: Sequence[Place],
     links: Sequence[LinkSpeed],
 ) -> tuple[Finding, ...]:
-    """Say what is good and what is not.
+    """Run all checks and return their findings.
 
     Args:
         launch: what the launcher says.
         failure: why MPI cannot be used; empty if it can, or need not.
         reports: one for every rank.
-        places: where these ranks live.
-        links: what was measured between them.
+        places: the hosts of these ranks.
+        links: the measurements between them.
     """
     between = []
     if links:
@@ -71,7 +71,7 @@ def _about_machines(reports: Sequence[RankReport], places: Sequence[Place]) -> l
 
 
 def merge_hosts(findings: Mapping[str, Finding]) -> Finding:
-    """Make one finding of those of all hosts: the gravest, with its host where they differ.
+    """Return the gravest finding of all hosts, with its host if the hosts differ.
 
     Args:
         findings: the same check, by host.

@@ -1,4 +1,4 @@
-"""Findings about what was measured between the ranks."""
+"""Findings about the measurements between the ranks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nnlo_common.commands.doctor._units import bandwidth, seconds
 
 __all__ = ["check_clocks", "check_messages"]
 
-# What Ethernet of 1 Gbit/s and TCP give. Clusters have networks ten times better in both.
+# TCP over 1 Gbit/s Ethernet. A cluster network is ten times better in both.
 _SLOW_LATENCY_S = 40e-6
 _SLOW_BANDWIDTH = 0.2e9
-# Between hosts that synchronise their clocks at all.
+# Hosts that synchronise their clocks differ by less.
 _LARGE_OFFSET_S = 0.1
 
 
 def check_messages(links: Sequence[LinkSpeed], home: str, ranks: int) -> Finding:
-    """Whether the network between the hosts is the fast one.
+    """Check that the network between the hosts is the fast one.
 
     Args:
-        links: what was measured.
+        links: the measurements.
         home: the host of rank 0.
         ranks: how many there are in all.
     """
@@ -44,7 +44,7 @@ def check_messages(links: Sequence[LinkSpeed], home: str, ranks: int) -> Finding
 
 
 def check_clocks(links: Sequence[LinkSpeed]) -> Finding:
-    """Whether times written down on different hosts can be compared."""
+    """Check that timestamps of different hosts can be compared."""
     link = max(links, key=lambda link: abs(link.clock_offset_s) + link.clock_error_s)
     offset, error = abs(link.clock_offset_s), link.clock_error_s
     if offset - error > _LARGE_OFFSET_S:

@@ -23,7 +23,7 @@ _MUST_AGREE = ("nnlo", "python", "numpy", "mpi4py", "torch", "keras", "tensorflo
 
 
 def check_agreement(reports: Sequence[RankReport]) -> Finding:
-    """Whether every rank runs the same software."""
+    """Check that every rank runs the same software."""
     first = reports[0]
     for rank, report in enumerate(reports):
         for name in _MUST_AGREE:
@@ -39,7 +39,7 @@ def check_agreement(reports: Sequence[RankReport]) -> Finding:
 
 
 def check_cores(places: Sequence[Place]) -> Finding:
-    """Whether every rank has a core."""
+    """Check that every rank has a core."""
     crowded = crowded_hosts(places)
     if not crowded:
         return ok("cores", "enough for every rank")
@@ -52,7 +52,7 @@ def check_cores(places: Sequence[Place]) -> Finding:
 
 
 def check_threads(place: Place, report: RankReport) -> Finding:
-    """Whether the compute threads of all ranks fit the cores of the host."""
+    """Check that the compute threads of all ranks fit the cores of the host."""
     fair = threads_per_rank(place.local_size, place.host_cores, place.cores)
     chosen = threads_chosen(report.environment)
     if chosen is None:
@@ -68,7 +68,7 @@ def check_threads(place: Place, report: RankReport) -> Finding:
 
 
 def check_locks(report: RankReport) -> Finding:
-    """Whether HDF5 files can be opened in the folders at hand."""
+    """Check that HDF5 can lock files in the current and the temporary folder."""
     setting = report.environment.get("HDF5_USE_FILE_LOCKING", "")
     refused = {folder: why for folder, why in report.locks.items() if why}
     if not refused:
@@ -77,12 +77,12 @@ def check_locks(report: RankReport) -> Finding:
     if all(why.startswith("no writing") for why in refused.values()):
         return note("file locks", text, "Checkpoints and staged data need a folder that can be written.")
     if setting.upper() in ("FALSE", "0", "BEST_EFFORT"):
-        return ok("file locks", f"{text}; HDF5_USE_FILE_LOCKING={setting} makes HDF5 do without")
+        return ok("file locks", f"{text}; HDF5_USE_FILE_LOCKING={setting}, so HDF5 works without")
     return note("file locks", text, "For HDF5 files there: export HDF5_USE_FILE_LOCKING=FALSE.")
 
 
 def check_forking(start_method: str, hosts: int) -> Finding:
-    """Whether data loaders may start processes by fork."""
+    """Check that data loaders do not fork if there are several hosts."""
     if start_method != "fork":
         return ok("data loaders", f"start processes by {start_method}")
     if hosts == 1:
@@ -95,7 +95,7 @@ def check_forking(start_method: str, hosts: int) -> Finding:
 
 
 def check_frameworks(versions: Mapping[str, str | None]) -> Finding:
-    """Whether there is anything to plug into."""
+    """Check that PyTorch or Keras is installed."""
     found = [
         f"{name} {versions[name]}" for name in ("torch", "keras", "tensorflow", "jax") if versions.get(name)
     ]
@@ -108,6 +108,6 @@ def check_frameworks(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_horovod(versions: Mapping[str, str | None]) -> Finding:
-    """Whether Horovod may carry the sums inside a group of ranks."""
+    """Report whether Horovod can do the reductions inside a group of ranks."""
     version = versions.get("horovod")
     return ok("Horovod", f"{version}, usable inside groups" if version else "not installed, and not needed")

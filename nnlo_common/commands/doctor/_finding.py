@@ -10,7 +10,7 @@ __all__ = ["Finding", "Status", "note", "ok", "problem", "worst"]
 
 
 class Status(enum.IntEnum):
-    """How bad it is; the greater the worse."""
+    """Severity of a finding; the greater the worse."""
 
     OK = 0
     NOTE = 1
@@ -22,9 +22,9 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        name: what was looked at.
+        name: of the check.
         status: whether training can go well (OK), may go better (NOTE), or will fail (PROBLEM).
-        text: what was found.
+        text: the result.
         advice: what to do about it; empty for OK.
     """
 
@@ -35,20 +35,20 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding that needs no action."""
     return Finding(name, Status.OK, text)
 
 
 def note(name: str, text: str, advice: str) -> Finding:
-    """It will work; something could be better."""
+    """Return a finding about something that works, but could be better."""
     return Finding(name, Status.NOTE, text, advice)
 
 
 def problem(name: str, text: str, advice: str) -> Finding:
-    """It will not work as it is."""
+    """Return a finding about something that makes training fail."""
     return Finding(name, Status.PROBLEM, text, advice)
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """The gravest status among the findings; OK if there are none."""
+    """Return the gravest status among the findings; OK if there are none."""
     return max((finding.status for finding in findings), default=Status.OK)

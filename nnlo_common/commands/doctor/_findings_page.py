@@ -1,4 +1,4 @@
-"""The outcome as a page for people, or as JSON for programs."""
+"""Output of the doctor: a page for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LABELS = {Status.OK: "ok", Status.NOTE: "note", Status.PROBLEM: "PROBLEM"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Everything that was found.
+    """Result of the doctor.
 
     Attributes:
-        versions: what is installed on rank 0; None for what is not.
-        places: where the ranks live.
-        links: what was measured between them.
-        findings: what is to be said about it all.
+        versions: of the packages on rank 0; None if not installed.
+        places: the hosts of the ranks.
+        links: the measurements between them.
+        findings: of all checks.
     """
 
     versions: dict[str, str | None]
@@ -41,7 +41,7 @@ class Examination:
 
 
 def as_json(outcome: Examination) -> str:
-    """The outcome for programs; `status` is the gravest of the findings'."""
+    """Return the outcome as JSON; `status` is the gravest of the findings."""
     findings = [asdict(finding) | {"status": finding.status.name.lower()} for finding in outcome.findings]
     facts = {
         "status": worst(outcome.findings).name.lower(),
@@ -54,7 +54,7 @@ def as_json(outcome: Examination) -> str:
 
 
 def as_page(outcome: Examination) -> str:
-    """The outcome for people."""
+    """Return the outcome as a page for people."""
     ranks, hosts = len(outcome.places), len({place.host for place in outcome.places})
     title = f"nnlo doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}"
     sections = [
@@ -68,12 +68,12 @@ def as_page(outcome: Examination) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The last line: can one train here?"""
+    """Return the last line of the page: whether training can start here."""
     problems = sum(finding.status is Status.PROBLEM for finding in findings)
     notes = sum(finding.status is Status.NOTE for finding in findings)
     also = f"{_count(notes, 'note')} above" if notes else ""
     if problems:
-        return f"not ready; {_count(problems, 'problem')} to mend first" + (f", {also}" if also else "")
+        return f"not ready; {_count(problems, 'problem')} to fix first" + (f", {also}" if also else "")
     return f"ready; {also}" if also else "ready"
 
 
@@ -108,7 +108,7 @@ def _finding(width: int, finding: Finding) -> str:
     blank = " " * len(head)
     lines = [_wrapped(finding.text, head, blank)]
     lines += [_wrapped(line, blank + "-> ", blank + "   ") for line in finding.advice.splitlines()[:1]]
-    # A remedy of several lines holds commands, which are to be copied whole.
+    # Later lines of a remedy are commands to copy: do not wrap them.
     lines += [f"{blank}   {line}" for line in finding.advice.splitlines()[1:]]
     return "\n".join(lines)
 

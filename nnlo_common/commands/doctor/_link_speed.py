@@ -1,7 +1,7 @@
 """Measurements between ranks: latency, bandwidth and clock differences.
 
-Rank 0 talks with one partner after the other. Those whose turn has not come sleep, so that on a crowded host
-they take no cores from those being measured.
+Rank 0 measures one partner after the other. Waiting ranks sleep, so that on a crowded host they take no cores
+from the pair being measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WARM_UP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much to measure.
+    """Amount of measuring.
 
     Attributes:
         small_rounds: round trips of 8 bytes.
@@ -45,7 +45,7 @@ QUICK = Effort(small_rounds=50, large=((_MB, 5),), clock_rounds=20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """What was measured between rank 0 and one other rank.
+    """Measurements between rank 0 and one other rank.
 
     Attributes:
         rank: the other rank.
@@ -53,7 +53,7 @@ class LinkSpeed:
         latency_s: one way of a small message, the median.
         bandwidth: bytes per second, by the size of the message, the median.
         clock_offset_s: its clock minus that of rank 0.
-        clock_error_s: how far that may be wrong, half the quickest round trip.
+        clock_error_s: the error of that offset, half the quickest round trip.
     """
 
     rank: int
@@ -65,11 +65,11 @@ class LinkSpeed:
 
 
 def partners_of(hosts: Sequence[str], most: int = 16) -> tuple[int, ...]:
-    """Choose the ranks to measure: all, or one on each host where that would be too many.
+    """Choose the ranks to measure: all, or one on each host if there are more than `most`.
 
     Args:
         hosts: the host of each rank.
-        most: how many are not too many.
+        most: the largest number of ranks that are all measured.
 
     Example:
         >>> partners_of(["a", "a", "b", "b"]), partners_of(["a", "a", "a", "b", "b"], most=3)
@@ -93,10 +93,10 @@ def measure_links(
         comm: the ranks; their messages are kept apart from the caller's.
         hosts: the host of each rank.
         effort: how much to measure.
-        report: is told what begins, so that a hang can be named.
+        report: called with the name of each step, so that the watchdog can name a hang.
 
     Returns:
-        The links, on rank 0; nothing elsewhere.
+        The links on rank 0; an empty list on other ranks.
     """
     private = comm.Dup()
     rank = private.Get_rank()
@@ -114,12 +114,12 @@ def measure_links(
 
 
 def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Estimate how far another clock is ahead, and by how much that may be wrong.
+    """Estimate how far another clock is ahead, and the error of the estimate.
 
-    The other clock was read somewhere between sending and receiving, so the quickest round trip says most.
+    The other clock was read between sending and receiving, so the quickest round trip is the most accurate.
 
     Args:
-        readings: own clock when asking, the other clock, own clock when the answer came.
+        readings: own clock when asking, the other clock, own clock when the answer arrived.
 
     Example:
         >>> clock_offset([(0.0, 8.0, 4.0), (10.0, 16.0, 12.0)])
@@ -160,7 +160,7 @@ def _answer(comm: MPI.Intracomm, effort: Effort) -> None:
 
 
 def _bounce(comm: MPI.Intracomm, partner: int, size: int, rounds: int, *, first: bool) -> list[float]:
-    """Send a message there and back; return the seconds of each round trip where it starts."""
+    """Send a message there and back; return the seconds of each round trip, valid on the first rank."""
     message = np.zeros(size, dtype=np.uint8)
     times = []
     for _ in range(rounds):

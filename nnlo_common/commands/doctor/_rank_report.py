@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock", "versions"]
 
-# Shown name and the distributions that may carry it. Nothing is imported: TensorFlow alone takes seconds.
+# Shown name and its possible distributions. Import none of them: TensorFlow alone takes seconds.
 _PACKAGES = {
     "numpy": ("numpy",),
     "mpi4py": ("mpi4py",),
@@ -42,15 +42,15 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MPIFacts:
-    """What the MPI library says.
+    """Facts that the MPI library reports.
 
     Attributes:
         library: its name and version.
-        thread_level: who may call it.
+        thread_level: which threads may call it.
         ulfm_built: whether it contains failure mitigation.
-        ulfm: whether that is at work.
+        ulfm: whether that is switched on.
         cuda_aware: whether it takes GPU addresses; None if it does not say.
-        size: how many ranks it knows of.
+        size: how many ranks it knows.
     """
 
     library: str
@@ -63,12 +63,12 @@ class MPIFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one rank sees.
+    """Report of one rank.
 
     Attributes:
         place: host, cores and GPUs, as `describe_here` gives them.
-        versions: what is installed; None for what is not.
-        mpi: what the MPI library says; None where it could not be loaded.
+        versions: of the packages; None if not installed.
+        mpi: what the MPI library says; None if it could not be loaded.
         locks: for each folder tried, why no file in it can be written and locked; empty if one can.
         environment: the variables that matter here and are set.
         start_method: how `multiprocessing` starts processes.
@@ -84,12 +84,12 @@ class RankReport:
     mpiexec: tuple[str, str]
 
     def to_text(self) -> str:
-        """The report as JSON."""
+        """Return the report as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> RankReport:
-        """The report that `to_text` wrote."""
+        """Return the report that `to_text` wrote."""
         facts = json.loads(text)
         facts["mpi"] = None if facts["mpi"] is None else MPIFacts(**facts["mpi"])
         facts["mpiexec"] = tuple(facts["mpiexec"])
@@ -97,7 +97,7 @@ class RankReport:
 
 
 def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
-    """Look at this rank.
+    """Report on this rank.
 
     Args:
         mpi: what the MPI library says.
@@ -118,7 +118,7 @@ def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
 
 
 def look_at_mpi(world: World) -> MPIFacts:
-    """Ask the library of a job that has been joined."""
+    """Ask the MPI library of a joined job."""
     return MPIFacts(
         library=world.library,
         thread_level=world.thread_level,
@@ -130,7 +130,7 @@ def look_at_mpi(world: World) -> MPIFacts:
 
 
 def versions() -> dict[str, str | None]:
-    """What is installed, without importing any of it."""
+    """Return the installed versions, without importing the packages."""
     own: dict[str, str | None] = {
         "nnlo": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -140,7 +140,7 @@ def versions() -> dict[str, str | None]:
 
 
 def try_lock(folder: Path) -> str:
-    """Lock a nameless file in a folder, as HDF5 does; return why that failed, or nothing."""
+    """Lock a temporary file in a folder, as HDF5 does; return why that failed, empty if it worked."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             try:
@@ -166,7 +166,7 @@ def _default_start_method() -> str:
 
 
 if __name__ == "__main__":
-    # A process of its own for `nnlo doctor` alone: some libraries end the process they cannot start in.
+    # Run by `nnlo doctor` as a separate process: some libraries kill a process that they cannot start in.
     from nnlo_common.cluster.transport._world import World
 
     print(json.dumps(asdict(look_at_mpi(World()))))

@@ -1,4 +1,4 @@
-"""Numbers with the unit that suits them."""
+"""Numbers with a suitable unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["bandwidth", "seconds", "signed_seconds"]
 
 
 def seconds(value: float) -> str:
-    """A duration with three digits at most.
+    """Return a duration with three digits at most.
 
     Example:
         >>> seconds(1.2345e-06), seconds(0.0456), seconds(7200)
@@ -19,12 +19,12 @@ def seconds(value: float) -> str:
 
 
 def signed_seconds(value: float) -> str:
-    """A duration that always shows its sign."""
+    """Return a duration that always shows its sign."""
     return seconds(value) if value < 0 else "+" + seconds(value)
 
 
 def bandwidth(value: float) -> str:
-    """Bytes per second.
+    """Return a rate in bytes per second.
 
     Example:
         >>> bandwidth(3.21e9), bandwidth(45e6)

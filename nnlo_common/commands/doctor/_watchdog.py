@@ -1,4 +1,4 @@
-"""A check that hangs must still end, and say where."""
+"""Watchdog: aborts a hanging check and names the step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Watchdog"]
 
 
 class Watchdog:
-    """Calls for help if one step takes too long.
+    """Calls `on_late` if a step takes too long.
 
     Args:
         limit_s: the longest a step may take.
-        on_late: is told which step it was, in another thread.
+        on_late: called with the name of the late step, in another thread.
 
     Example:
         >>> watchdog = Watchdog(60, print)
@@ -27,7 +27,7 @@ class Watchdog:
         self._timer: threading.Timer | None = None
 
     def step(self, what: str) -> None:
-        """Begin a step, which ends the one before."""
+        """Begin a step and end the one before."""
         self.stop()
         self._timer = threading.Timer(self._limit_s, self._on_late, [what])
         self._timer.daemon = True

@@ -1,4 +1,4 @@
-"""Options of the algorithms: the fields of their dataclasses, as far as the wrappers take them."""
+"""Options of the algorithms: the fields of their dataclasses that the wrappers take."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from nnlo_common.commands.train._option import Option, OptionKind, kind_of
 __all__ = ["GROUP", "LEFT_OUT", "MODES", "MODE_OPTIONS", "AlgorithmMode", "algorithm_of"]
 
 GROUP = "Algorithm"
-#: What each option does, for every algorithm that has it or for the one that is named with it.
+#: Help of each option: of all algorithms that have it, or of the algorithm named before the dot.
 _HELP: Mapping[str, str] = {
     "alpha": "the moving rate",
-    "backup": "how many of the slowest workers need not be waited for",
+    "backup": "number of slowest workers that a commit does not wait for",
     "beta": "p alpha for p workers",
     "beta_per": "whether beta is for an exchange or a step",
     "clip": "upper bound of pi",
     "every": "steps of a worker between exchanges",
-    "gem.every": "the gradient of a step is the mean of those of so many batches",
-    "kappa": "how much energy, in units of the proxy's, the collective may have",
-    "lag": "how many exchanges may be under way while the worker goes on",
-    "gem.lag": "steps that gradients are delayed by",
-    "local": "learning rate of a worker's own steps between fetches; else it makes none",
+    "gem.every": "batches whose gradients are averaged for one step",
+    "kappa": "limit of the collective's energy, in units of the proxy's",
+    "lag": "exchanges that may be under way while the worker trains on",
+    "gem.lag": "delay of the gradients, in steps",
+    "local": "learning rate of a worker's local steps between fetches; without it there are none",
     "local_learning_rate": "eta of the local steps",
     "n_fetch": "steps between fetches, if not --every",
     "n_push": "steps between pushes, if not --every",
     "order": "whether the exchange or the step comes first",
     "outer_learning_rate": "of the outer SGD",
     "outer_momentum": "of the outer SGD",
-    "primed": "begin with the first centre as the one that gradients are stale against",
+    "primed": "take the first centre as the first stale centre",
     "synchronous": "wait for all workers at each exchange",
-    "warm_start": "commits that the first worker makes alone before the others are let in",
-    "warmup": "first steps that are averaged one by one",
+    "warm_start": "commits of the first worker before the others join",
+    "warmup": "number of first steps that are each averaged",
 }
-_SAID = "your optimizer says it"
+_FROM_OPTIMIZER = "taken from your optimizer"
 #: Options of the algorithms that no wrapper takes, with the reason.
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "downpour": {"schedule": "always aligned"},
-    "eamsgd": {"learning_rate": _SAID, "momentum": _SAID, "order": "always the paper's"},
+    "eamsgd": {"learning_rate": _FROM_OPTIMIZER, "momentum": _FROM_OPTIMIZER, "order": "always the paper's"},
     "gem": {
-        "learning_rate": _SAID,
-        "momentum": _SAID,
+        "learning_rate": _FROM_OPTIMIZER,
+        "momentum": _FROM_OPTIMIZER,
         "epsilon": "for study",
         "gradient_at": "for study",
     },
 }
-# What the wrappers call otherwise, and what is another's by default there.
-_CALLED = {("downpour", "local_learning_rate"): "local"}
+# Options with other names in the wrappers, and options that default to another option there.
+_RENAMED = {("downpour", "local_learning_rate"): "local"}
 _UNSET = ("n_push", "n_fetch", "local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmMode:
-    """An algorithm as `--mode` names it.
+    """An algorithm that `--mode` names.
 
     Attributes:
         algorithm: its class; both plug-ins have a wrapper of that name.
@@ -74,13 +74,13 @@ def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
     """The options of one algorithm."""
     mode, hints = algorithm.__name__.lower(), typing.get_type_hints(algorithm)
     options = {}
-    if mode == "downpour":  # it has two in place of the wrappers' one
+    if mode == "downpour":  # the algorithm has n_push and n_fetch, the wrapper also `every` for both
         options["every"] = Option(
             name="every", group=GROUP, kind=OptionKind.WHOLE, help=_HELP["every"], default=1
         )
     for field in fields(algorithm):
         if field.name not in LEFT_OUT.get(mode, {}):
-            name = _CALLED.get((mode, field.name), field.name)
+            name = _RENAMED.get((mode, field.name), field.name)
             text = _HELP.get(f"{mode}.{name}") or _HELP[name]
             default = None if field.default is MISSING or name in _UNSET else field.default
             kind = kind_of(hints[field.name])
@@ -97,7 +97,7 @@ MODES: Mapping[str, AlgorithmMode] = {
 
 
 def _joined(name: str) -> Option:
-    """One option for all algorithms that have it, with what it means, and is by default, for each."""
+    """Merge an option of several algorithms into one, with the meaning and default for each."""
     having = {mode: facts.options[name] for mode, facts in MODES.items() if name in facts.options}
     meanings: dict[str, list[str]] = {}
     for mode, one in having.items():
@@ -117,7 +117,7 @@ MODE_OPTIONS: Mapping[str, Option] = {
 
 
 def algorithm_of(mode: str, options: Mapping[str, Any]) -> Algorithm:
-    """Return the algorithm with these options; it refuses those that are not possible.
+    """Return the algorithm with these options; it refuses invalid ones.
 
     Example:
         >>> algorithm_of("easgd", {"every": 5}).every
@@ -130,7 +130,7 @@ def algorithm_of(mode: str, options: Mapping[str, Any]) -> Algorithm:
         named = {"n_push": every, "n_fetch": every, **named}
         if "local" in named:
             named["local_learning_rate"] = named.pop("local")
-    # The wrappers take the optimizer's.
+    # The wrappers take these from the optimizer.
     if mode == "agn":
         named.setdefault("local_learning_rate", 0.0)
     if mode == "eamsgd":

@@ -1,4 +1,4 @@
-"""The command line of `nnlo train`: flags made of the options, and what they say together with a file."""
+"""The command line of `nnlo train`: flags from the options, merged with a file of options."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _METAVARS = {OptionKind.WHOLE: "N", OptionKind.REAL: "X", OptionKind.PAIRS: "NAM
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses by an exception, so that one rank can speak for all; its help is printed by one rank, too."""
+    """Raises instead of exiting, so that one rank reports for all; one rank prints the help, too."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse what the user has written."""
-        raise ConfigurationError(f"{message}; {self.prog} --help says what there is")
+        """Raise the parser's message with a hint at the help."""
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank prints what all ranks know."""
+        """Whether this rank prints for all ranks."""
         launch = find_launch(os.environ)
         return launch is None or not launch.rank
 
@@ -41,12 +41,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def layout(prog: str) -> argparse.HelpFormatter:
-    """Return the layout of a help: lines of one width, whatever the terminal's, with room for the flags."""
+    """Return the layout of a help: 96 columns on any terminal, with room for the flags."""
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=96)
 
 
 def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Add the flags of options, in their groups, and that of a file of options."""
+    """Add the flags of options, in their groups, and `--config`."""
     _add(parser, CONFIG)
     groups: dict[str, Any] = {}
     for option in options:
@@ -56,9 +56,9 @@ def add_flags(parser: argparse.ArgumentParser, options: Iterable[Option]) -> Non
 
 
 def _add(to: Any, option: Option) -> None:
-    """Add a flag, which keeps what it is given as it is: options are read in one place."""
+    """Add a flag that keeps its value as text: `Given.read` parses all options."""
     text = option.help.strip().replace("%", "%%")
-    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _told_default(option)}
+    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text + _shown_default(option)}
     if option.kind is OptionKind.FLAG:
         to.add_argument(option.flag, action=argparse.BooleanOptionalAction, **facts)
         return
@@ -72,7 +72,7 @@ def _add(to: Any, option: Option) -> None:
     to.add_argument(option.flag, **facts)
 
 
-def _told_default(option: Option) -> str:
+def _shown_default(option: Option) -> str:
     told = f": {', '.join(option.choices)}" if len(option.choices) > 2 else ""
     if option.default is None or option.default is False:
         return told
@@ -83,11 +83,11 @@ def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
     """Return the settings of a command line.
 
     Args:
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
 
     Raises:
-        ConfigurationError: something is unknown, impossible, or contradicts something else.
+        ConfigurationError: an option is unknown, invalid, or contradicts another.
     """
     return settings_of(given_by(flags, unknown, OPTIONS, "train"))
 
@@ -95,13 +95,13 @@ def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
 def given_by(
     flags: Mapping[str, Any], unknown: Sequence[str], options: Mapping[str, Option], command: str
 ) -> dict[str, Given]:
-    """Return what a command line and its file of options give, by name; a flag counts more than the file.
+    """Return the values from a command line and its file of options, by name; flags override the file.
 
     Args:
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
-        options: those that there are.
-        command: whose they are.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
+        options: all options of the command.
+        command: its name.
     """
     if unknown:
         _refuse(unknown, options, command)
@@ -118,7 +118,7 @@ def given_by(
 
 
 def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
-    """Read `--checkpoint FOLDER` as what it is short for: `--run FOLDER --checkpoint 1`."""
+    """Expand `--checkpoint FOLDER` to `--run FOLDER --checkpoint 1`."""
     folder = given.get("checkpoint")
     if folder is None or "run" in given or not isinstance(folder.value, str) or _is_number(folder.value):
         return given
@@ -134,14 +134,12 @@ def _is_number(text: str) -> bool:
 
 
 def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
-    """Refuse words that are no options, and name the nearest that is one."""
+    """Refuse words that are not options, and name the nearest option."""
     word = unknown[0].partition("=")[0]
     if not word.startswith("-"):
         raise ConfigurationError(
-            f"{word!r} belongs to no option; nnlo {command} --help says what there is (a pattern of files is "
-            "to be given as one word, in quotes, or behind --train)"
+            f"{word!r} belongs to no option; see nnlo {command} --help (quote a pattern of files, so that "
+            "the shell passes it as one word, or put the files after --train)"
         )
     flags = ["--config", *(option.flag for option in options.values())]
-    raise ConfigurationError(
-        f"there is no option {word}{nearest(word, flags)} (nnlo {command} --help has them all)"
-    )
+    raise ConfigurationError(f"there is no option {word}{nearest(word, flags)} (see nnlo {command} --help)")

@@ -1,4 +1,4 @@
-"""Devices for a rank: choose them before a framework is loaded, which reads the choice once."""
+"""Devices for a rank: chosen before the framework is loaded, because it reads the choice once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnlo_common.cluster._topology import Topology
 
 __all__ = ["GpuTurns", "share_host", "train_turns"]
 
-#: Which GPU of its host each rank is to have, of those that may be used; None: none.
+#: The GPU of its host that each rank gets, of those that may be used; None: no GPU.
 GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
 _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -21,16 +21,16 @@ _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVI
 def share_host(
     places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str], turns: GpuTurns
 ) -> None:
-    """Give a rank its share of the cores of its host, and one GPU; alone it sees as many as it may.
+    """Give a rank its share of its host's cores, and one GPU; a single rank gets all allowed GPUs.
 
-    It has to be done before a framework is loaded.
+    Call it before a framework is loaded.
 
     Args:
-        places: where all ranks are.
-        rank: which one this is.
+        places: the hosts of all ranks.
+        rank: the number of this one.
         most: how many GPUs of each host may be used; None: all.
         env: the variables of the process.
-        turns: says which GPU, where there are several ranks.
+        turns: chooses the GPUs, if there are several ranks.
 
     Example:
         >>> from nnlo_common.cluster._hosts import locate
@@ -52,9 +52,9 @@ def share_host(
 
 
 def train_turns(servers: int) -> GpuTurns:
-    """Return the turns of a training: the ranks of a host one after the other, first the workers.
+    """Return the turns of a training: the ranks of a host take GPUs in turn, workers first.
 
     Args:
-        servers: how many of the ranks serve.
+        servers: the number of server ranks.
     """
     return lambda places: Topology.plan(len(places), Arrangement(servers=servers)).gpus(places)

@@ -14,22 +14,22 @@ from nnlo_common.search.block._folds import Indices, split
 
 __all__ = ["parts"]
 
-# Rows of one-hot labels are read piece by piece, so that only their classes are kept.
+# Read rows of one-hot labels in pieces and keep only their classes.
 _PIECE = 1 << 16
 
 
 def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[Indices, Indices]:
-    """Return which samples train and which validate; they are the same for every seed, to be compared by.
+    """Return the samples to train on and to validate with; every seed has the same, so trials compare.
 
     Args:
         files: of all samples.
-        reading: how these are read.
-        settings: which fold is asked for, and by what datasets it is cut.
+        reading: options of the reader.
+        settings: with the fold, and the datasets that it is cut by.
 
     Raises:
-        ConfigurationError: a dataset is missing, or does not do; there are too few samples, or groups.
+        ConfigurationError: a dataset is missing or unsuitable, or there are too few samples or groups.
     """
-    assert settings.part is not None  # only folds are cut
+    assert settings.part is not None  # the caller has checked --fold
     fold, folds = settings.part
     source = HDF5Source(files, **reading)
     samples = len(source)
@@ -45,7 +45,7 @@ def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[I
 
 
 def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading) -> Array | None:
-    """One value for each sample."""
+    """Return one value for each sample."""
     if name is None:
         return None
     own: Reading = {"features": name}
@@ -67,15 +67,15 @@ def _valued(flag: str, name: str, source: HDF5Source, start: int) -> Array:
     (rows,) = source.take(start, min(start + _PIECE, len(source)))
     if isinstance(rows, tuple):
         raise ConfigurationError(
-            f"{flag} {name} is a group of {len(rows)} datasets; name one with a value for each sample"
+            f"{flag} {name} is a group of {len(rows)} datasets; name a dataset with one value for each sample"
         )
     values: Array = rows
     if values.ndim == 2 and values.shape[1] > 1 and _one_hot(values):
         return np.asarray(values.argmax(1))
     if values.shape not in {(len(values),), (len(values), 1)}:
         raise ConfigurationError(
-            f"{flag} {name} has rows of shape {list(values.shape[1:])}, which are not one-hot; name one "
-            "with a single value for each sample"
+            f"{flag} {name} has rows of shape {list(values.shape[1:])}, which are not one-hot; name a "
+            "dataset with one value for each sample"
         )
     return values.reshape(-1)
 

@@ -1,4 +1,4 @@
-"""Job: the ranks of a command; each prepares, all agree before they go on, and all end with one status."""
+"""Job: the ranks of a command; all agree before each next step, and all exit with the same status."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from nnlo_common.training._joining import launched
 
 __all__ = ["REFUSED", "Job", "brief", "refuse_alike", "run_in_job", "tell"]
 
-#: The exit status of what is refused before the training.
+#: The exit status of a command that is refused before the training.
 REFUSED = 2
 _INTERRUPTED = 130
-# Some launchers end a job at the first exit status that is not zero, so who speaks ends first.
+# Some launchers kill a job at the first nonzero exit status, so the printing rank exits first.
 _SILENT_S = 1.0
-_LINES, _LETTERS = 16, 1600
+_LINES, _CHARACTERS = 16, 1600
 
 
 def brief(text: str) -> str:
-    """Shorten what others say to what a screen can show.
+    """Shorten a message of other software to what a screen can show.
 
     Example:
         >>> brief("x" * 5000).endswith("...")
@@ -38,11 +38,11 @@ def brief(text: str) -> str:
     plain = re.sub("\x1b\\[[0-9;]*m", "", str(text))  # without colours
     lines = [line.rstrip() for line in plain.strip().splitlines() if line.strip()]
     shown = "\n".join(lines[:_LINES])
-    return shown if len(lines) <= _LINES and len(shown) <= _LETTERS else shown[:_LETTERS] + " ..."
+    return shown if len(lines) <= _LINES and len(shown) <= _CHARACTERS else shown[:_CHARACTERS] + " ..."
 
 
 def refuse_alike(problem: str, command: str = "train") -> int:
-    """Print what all ranks find by themselves, once, before they know of each other; return the status."""
+    """Print a problem that every rank finds before the job is joined, once; return the exit status."""
     launch = find_launch(os.environ)
     if launch is None or not launch.rank:
         tell(problem, command)
@@ -63,8 +63,8 @@ class Job:
     """The ranks of a job.
 
     Attributes:
-        world: None where this process trains alone.
-        command: in whose name it speaks.
+        world: None if this process trains alone.
+        command: its name, for messages.
     """
 
     world: RankWorld | None = None
@@ -87,7 +87,7 @@ class Job:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank is the one that has the centre and speaks for all."""
+        """Whether this rank has the centre and prints for all."""
         return self.rank == 0
 
     def share(self, facts: Any) -> list[Any]:
@@ -97,15 +97,15 @@ class Job:
         return [json.loads(text) for text in self.world.gather_text(json.dumps(facts))]
 
     def places(self) -> tuple[Place, ...]:
-        """Return where all ranks are."""
+        """Return the hosts of all ranks."""
         return locate(self.share(describe_here()))
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Do something on each rank, and go on only if it went well on all.
+        """Run the body on each rank, and continue only if it succeeded on all (collective).
 
         Raises:
-            ConfigurationError: on all ranks alike, with what went wrong on which.
+            ConfigurationError: on all ranks alike, with the problems of all ranks.
         """
         problem = ""
         try:
@@ -115,35 +115,35 @@ class Job:
         host = "" if self.world is None else self.world.host
         told = self.share([problem, host])
         if any(text for text, _ in told):
-            refusal = ConfigurationError(_said_together(told))
+            refusal = ConfigurationError(_joint_problem(told))
             refusal.collective = True
             raise refusal
 
     def refuse(self, error: Exception) -> int:
-        """Print once what all ranks have found, and return the exit status."""
+        """Print a problem that all ranks know, once, and return the exit status."""
         if self.speaks:
             tell(str(error), self.command)
-        self.share("told")  # nobody leaves before
+        self.share("told")  # no rank exits before it is printed
         return REFUSED
 
     @property
     def name(self) -> str:
-        """Which rank this is, where there are several, as the beginning of a message."""
+        """Prefix of a message: this rank and its host, if there are several ranks."""
         return "" if self.world is None else f"rank {self.rank} of {self.size} on {self.world.host}: "
 
     def fail(self, error: Exception, advice: str = "") -> int:
-        """End the job for what has gone wrong on this rank, perhaps on this one only."""
+        """Print an error of this rank, and abort the job."""
         said = getattr(error, "said", False)
         if not said:
             tell(f"{self.name}{error}{advice}", self.command)
         if self.world is not None:
-            time.sleep(2 * _SILENT_S if said else _SILENT_S / 5)  # for the launcher to carry the text
+            time.sleep(2 * _SILENT_S if said else _SILENT_S / 5)  # time for the launcher to print it
             self.world.abort(1)
         return 1
 
 
-def _said_together(told: list[list[str]]) -> str:
-    """What is wrong on which ranks; just that, where it is the same on all."""
+def _joint_problem(told: list[list[str]]) -> str:
+    """Return the problems with their ranks; without ranks if all have the same problem."""
     problems: dict[str, list[tuple[int, str]]] = {}
     for rank, (text, host) in enumerate(told):
         if text:
@@ -154,36 +154,36 @@ def _said_together(told: list[list[str]]) -> str:
 
 
 class RankCommand(Protocol):
-    """A command as one rank runs it."""
+    """One rank's part of a command."""
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-        """Do it all, and return the exit status."""
+        """Run the command, and return the exit status."""
 
     def undo(self) -> None:
-        """Leave nothing of what has not begun."""
+        """Remove the files of a command that has not begun."""
 
     @property
     def advice(self) -> str:
-        """What to do when it has failed."""
+        """Text to print after a failure: what to do next."""
 
     @property
-    def going_on(self) -> str:
-        """What to do when it was interrupted."""
+    def resume_hint(self) -> str:
+        """Text to print after an interrupt: how to resume."""
 
 
 def run_in_job(
     command: str, begin: Callable[[Job], RankCommand], flags: Mapping[str, Any], unknown: Sequence[str]
 ) -> int:
-    """Do what a command line says, and return the exit status of every rank.
+    """Run a command line, and return the exit status of every rank.
 
-    Whatever goes wrong, each command tells it in the same words: what all ranks have found before anything
-    was begun is refused once, what goes wrong on one of them later ends the job.
+    All commands report problems alike: a problem that all ranks know before the start is printed once and
+    refused; a later problem of one rank aborts the job.
 
     Args:
-        command: in whose name all is told.
-        begin: makes this rank's part of the command in a job.
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
+        command: its name, for messages.
+        begin: makes this rank's part of the command.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
     """
     try:
         job = Job.join(command)
@@ -199,6 +199,6 @@ def run_in_job(
         return job.refuse(error)
     except KeyboardInterrupt:
         if job.world is not None:
-            raise  # the guard ends the others
-        tell("interrupted" + part.going_on, command)
+            raise  # the guard aborts the other ranks
+        tell("interrupted" + part.resume_hint, command)
         return _INTERRUPTED

@@ -1,4 +1,4 @@
-"""Model files: recognise one without loading it, then load it with the framework that can."""
+"""Model files: checked without a framework, then loaded with the framework that they need."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
 
 _LARGEST_JSON = 100_000_000
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
-_MADE = "make it with model.to_json() or model.save('model.keras')"
+_REMEDY = "make it with model.to_json() or model.save('model.keras')"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model, and what came with it.
+    """A loaded model.
 
     Attributes:
         model: a Keras model or a torch module.
         framework: "keras" or "torch".
         name: for the folder of the run.
         path: of the file.
-        module: the Python file, if it was one.
+        module: the Python file; None for other files.
     """
 
     model: Any
@@ -53,7 +53,7 @@ class Loaded:
 
 
 def check_model(settings: Settings) -> Path:
-    """Refuse a model file that cannot be one, as far as can be told without a framework; return its path."""
+    """Check the model file without a framework; return its path."""
     path = Path(settings.model).expanduser().resolve()
     _check_readable(path)
     suffix = path.suffix.lower()
@@ -62,7 +62,7 @@ def check_model(settings: Settings) -> Path:
         return path
     if settings.model_params:
         raise ConfigurationError(
-            f"--model-params are arguments for get_model() of a Python file, but --model {path} is none"
+            f"--model-params are arguments for get_model() of a Python file, but --model {path} is not one"
         )
     if suffix == ".json":
         _check_layers(path, path.read_bytes(), settings.allow_pickle)
@@ -71,12 +71,12 @@ def check_model(settings: Settings) -> Path:
     elif suffix in _PICKLES:
         if not settings.allow_pickle:
             raise ConfigurationError(
-                f"--model {path} is a pickle, which can run any code when it is loaded; give a Python file "
+                f"--model {path} is a pickle, which can run any code when loaded; give a Python file "
                 "with get_model(), or add --allow-pickle if you trust it"
             )
     else:
         raise ConfigurationError(
-            f"--model {path} ends in {suffix or 'nothing'}; it has to be .json, .keras or .py, or, with "
+            f"--model {path} ends in {suffix or 'nothing'}; it must be .json, .keras or .py, or, with "
             f"--allow-pickle, {', '.join(_PICKLES)}"
         )
     return path
@@ -99,7 +99,7 @@ def _config_in(path: Path) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo("config.json").file_size > _LARGEST_JSON:
-                raise ConfigurationError(f"--model {path} has a config.json that is no model's; {_MADE}")
+                raise ConfigurationError(f"--model {path} has a config.json too large for a model; {_REMEDY}")
             damaged = archive.testzip()
             if damaged is None:
                 return archive.read("config.json")
@@ -108,20 +108,20 @@ def _config_in(path: Path) -> bytes:
         problem = "there is no config.json in it"
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
         problem = str(error)
-    raise ConfigurationError(f"--model {path} is no whole .keras file ({problem}); {_MADE}")
+    raise ConfigurationError(f"--model {path} is not a complete .keras file ({problem}); {_REMEDY}")
 
 
 def _check_layers(path: Path, text: bytes, allow: bool) -> None:
-    """Refuse what is no description of a model, or has in it what would run code from the file."""
+    """Refuse JSON that does not describe a Keras model, or that would run code from the file."""
     try:
         found = json.loads(text)
     except RecursionError:
-        raise ConfigurationError(f"--model {path} is nested too deeply to be a model; {_MADE}") from None
+        raise ConfigurationError(f"--model {path} is nested too deeply to be a model; {_REMEDY}") from None
     except ValueError as error:
-        raise ConfigurationError(f"--model {path} is no JSON ({error}); {_MADE}") from None
+        raise ConfigurationError(f"--model {path} is not valid JSON ({error}); {_REMEDY}") from None
     if not isinstance(found, dict) or not isinstance(found.get("config"), dict) or "class_name" not in found:
         raise ConfigurationError(
-            f"--model {path} is JSON, but describes no Keras model: it has no class_name and config; {_MADE}"
+            f"--model {path} is JSON without class_name and config, so not a Keras model; {_REMEDY}"
         )
     for one in _described(found):
         name, module = one.get("class_name"), one.get("module")
@@ -129,19 +129,19 @@ def _check_layers(path: Path, text: bytes, allow: bool) -> None:
         own = told.get("name") if isinstance(told, dict) else None
         if name in ("Lambda", "__lambda__") and not allow:
             raise ConfigurationError(
-                f"--model {path}: {f'the layer {own!r}' if own else 'a part of it'} is a Lambda, code that "
-                "would be run from the file; write a layer of its own class in a Python file with "
+                f"--model {path}: {f'the layer {own!r}' if own else 'a part of it'} is a Lambda, which "
+                "runs code from the file; write the layer as a class in a Python file with "
                 "get_model(), or add --allow-pickle if you trust it"
             )
         if isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins"):
             raise ConfigurationError(
-                f"--model {path} has a {name!r} of {module}, which Keras does not have; give a Python file "
+                f"--model {path} has a {name!r} of {module}, which is not in Keras; give a Python file "
                 "whose get_model() imports it"
             )
 
 
 def _described(found: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a description that is an object of a class."""
+    """Yield all objects of classes in a description."""
     waiting = [found]
     while waiting:
         one = waiting.pop()
@@ -154,7 +154,7 @@ def _described(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def load_model(settings: Settings, path: Path) -> Loaded:
-    """Load the model, seeded; by whatever framework it is of."""
+    """Load the model with its framework, after seeding."""
     module, suffix = None, path.suffix.lower()
     if suffix == ".py":
         for framework in frameworks_in(path):
@@ -167,12 +167,12 @@ def load_model(settings: Settings, path: Path) -> Loaded:
         framework = "torch" if suffix in _PICKLES else "keras"
         plug_in(framework).seed(settings.seed)
         model = plug_in(framework).load(path, settings.allow_pickle)
-    framework = _framework(model, path, "get_model() has returned" if module else "it holds")
-    # For what the training draws; of a pickle nothing was drawn.
+    framework = _framework(model, path, "get_model() returned" if module else "it holds")
+    # Seed again for the training; loading a pickle has not seeded at all.
     plug_in(framework).seed(settings.seed)
     name = asked(module, path, "get_name") or path.stem
     if not isinstance(name, str):
-        raise ConfigurationError(f"--model {path}: get_name() has returned {name!r}; return a text")
+        raise ConfigurationError(f"--model {path}: get_name() returned {name!r}; return a text")
     return Loaded(
         model=model,
         framework=framework,
@@ -183,7 +183,7 @@ def load_model(settings: Settings, path: Path) -> Loaded:
 
 
 def _framework(model: Any, path: Path, said: str) -> str:
-    """Return of which framework a model is; a Keras model on torch is a torch module, too."""
+    """Return the framework of a model; test for Keras first, as a Keras model on torch is a torch module."""
     bases = [f"{one.__module__}.{one.__qualname__}" for one in type(model).__mro__]
     if any(re.fullmatch(r"keras\..*\.Model", base) for base in bases):
         return "keras"
@@ -191,12 +191,12 @@ def _framework(model: Any, path: Path, said: str) -> str:
         return "torch"
     raise ConfigurationError(
         f"--model {path}: {said} {f'{model!r:.80}' if model is not None else 'None'}, of the type "
-        f"{type(model).__name__}, and neither a keras.Model nor a torch.nn.Module; return the model itself"
+        f"{type(model).__name__}, which is neither keras.Model nor torch.nn.Module; return the model itself"
     )
 
 
 def plug_in(framework: str) -> Any:
-    """Return the half of the driver that knows a framework.
+    """Return the `_train` module of a framework.
 
     Raises:
         ConfigurationError: the framework cannot be loaded.
@@ -212,12 +212,12 @@ def plug_in(framework: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        hint = "; choose another back end by KERAS_BACKEND=torch, tensorflow or jax" * (framework == "keras")
+        hint = "; choose another back end: KERAS_BACKEND=torch, tensorflow or jax" * (framework == "keras")
         raise ConfigurationError(f"{framework} cannot be loaded ({error}){hint}") from None
 
 
 def choose_back_end(env: MutableMapping[str, str]) -> None:
-    """Let Keras have a back end that is installed, where nobody has chosen one and TensorFlow is not there.
+    """Choose an installed back end for Keras, if the user has chosen none and TensorFlow is not installed.
 
     Args:
         env: the variables of the process.
@@ -226,7 +226,7 @@ def choose_back_end(env: MutableMapping[str, str]) -> None:
         return
     file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
     try:
-        # Keras writes this file itself, with its default, when it is first imported.
+        # Keras writes this file at its first import, so its default "tensorflow" is not a choice.
         if json.loads(file.read_text("utf-8")).get("backend", "tensorflow") != "tensorflow":
             return
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Option: a name, a kind and a range; its value is read alike from a command line and from a file."""
+"""Option: a name, a kind and a range; values from a command line and from a file are read alike."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Given", "Option", "OptionKind", "kind_of", "nearest", "option", "options_of"]
 
-_SHOWN = reprlib.Repr()  # whatever is given, it is told in one line
+_SHOWN = reprlib.Repr()  # show any value in one line
 _SHOWN.maxstring = _SHOWN.maxother = 60
 _SHOWN.maxdict = _SHOWN.maxlist = 3
-_LARGEST = 2**63 - 1  # what TOML can hold
+_LARGEST = 2**63 - 1  # the largest integer of TOML
 
 
 class OptionKind(enum.Enum):
-    """What the value of an option may be; the values are for people."""
+    """Kinds of option values; the texts appear in messages."""
 
     WORD = "a text"
     WORDS = "a text or a list of texts"
@@ -52,16 +52,16 @@ class Option:
 
     Attributes:
         name: in a file; on the command line it is `flag`.
-        group: the heading under which it is explained.
-        kind: what its value may be.
+        group: its heading in the help.
+        kind: of its value.
         help: what it does.
-        metavar: what stands for the value in the help.
-        default: its value if it is not given; None where there is none.
-        bare: what its flag means without a value; None if it needs one.
-        least: the smallest number that will do.
-        above: the number that it has to be above.
-        below: the number that it has to be below.
-        choices: the texts that will do; none: any.
+        metavar: placeholder for the value in the help.
+        default: its value if it is not given; None: no default.
+        bare: the value of its flag alone; None if the flag needs a value.
+        least: the smallest valid number.
+        above: the number must be above this.
+        below: the number must be below this.
+        choices: the valid texts; empty: any.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """How it is called on the command line.
+        """Its name on the command line.
 
         Example:
             >>> Option(name="learning_rate", group="", kind=OptionKind.REAL, help="").flag
@@ -100,7 +100,7 @@ class Option:
 
 
 def option(group: str, help: str, metavar: str = "", default: Any = None, **facts: Any) -> Any:  # noqa: A002
-    """Return the field of a dataclass that is an option; the field's type says of which kind."""
+    """Return a dataclass field for an option; the kind follows from the field's type."""
     metadata = {"group": group, "help": help, "metavar": metavar, **facts}
     return (
         field(default_factory=dict, metadata=metadata)
@@ -110,7 +110,7 @@ def option(group: str, help: str, metavar: str = "", default: Any = None, **fact
 
 
 def options_of(settings: type) -> dict[str, Option]:
-    """Return the options that the fields of a dataclass are or, by their metadata, stand for; by name.
+    """Return the options of a dataclass, by name: its fields, or those in a field's metadata.
 
     Example:
         >>> @dataclass
@@ -128,7 +128,7 @@ def options_of(settings: type) -> dict[str, Option]:
 
 
 def kind_of(annotation: Any) -> dict[str, Any]:
-    """Return the kind of values of a type, and the choices where it is a `Literal`, or has None besides.
+    """Return the kind of option for a type, and the choices of a `Literal`; `| None` is ignored.
 
     Example:
         >>> kind_of(float | None)
@@ -144,21 +144,21 @@ def kind_of(annotation: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody has given to an option.
+    """A value that was given to an option.
 
     Attributes:
         value: as it was given.
-        place: by what: the command line, or a file.
+        place: its origin: the command line, or a file.
     """
 
     value: Any
     place: str = "the command line"
 
     def read(self, option: Option) -> Any:
-        """Return the value as what the option is.
+        """Parse the value for an option.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: it is not valid.
 
         Example:
             >>> Given("1e-3").read(Option(name="rate", group="", kind=OptionKind.REAL, help=""))
@@ -171,7 +171,7 @@ class Given:
         return value
 
     def refuse(self, option: Option, expected: str) -> NoReturn:
-        """Say what is expected in its place."""
+        """Raise an error that says what is expected."""
         shown = _SHOWN.repr(self.value)
         asked = f"{option.flag} {shown}" if self.by_hand else f"{self.place}: {option.name} = {shown}"
         raise ConfigurationError(f"{asked} is not possible: it {expected}")
@@ -198,10 +198,10 @@ class Given:
         try:
             return Given(shlex.split(self.value), self.place)._words(option)
         except ValueError as error:
-            self.refuse(option, f"cannot be split into arguments ({error}); mend its quotes")
+            self.refuse(option, f"cannot be split into arguments ({error}); fix its quotes")
 
     def _number(self, option: Option) -> float:
-        # YAML has texts where people mean numbers, e.g. 1e-3; a command line has nothing else.
+        # YAML reads 1e-3 as a text, and all values of a command line are texts.
         whole = option.kind is OptionKind.WHOLE
         fits = isinstance(self.value, str | int if whole else str | int | float)
         try:
@@ -228,7 +228,7 @@ class Given:
         return dict(pairs)
 
     def _split(self, option: Option) -> Iterable[tuple[str, Any]]:
-        """The pairs of a command line, where each is `name=value`."""
+        """Yield the `name=value` pairs of a command line."""
         names = set()
         for pair in self.value:
             name, equals, text = pair.partition("=") if isinstance(pair, str) else ("", "", "")
@@ -252,7 +252,7 @@ _READERS: Mapping[OptionKind, Callable[[Given, Option], Any]] = {
 
 
 def nearest(asked: object, known: Iterable[str]) -> str:
-    """Return a question that names the nearest right word, if there is one.
+    """Return a question that names the nearest known word, if there is one.
 
     Example:
         >>> nearest("easdg", ["easgd", "gem"])
@@ -262,14 +262,14 @@ def nearest(asked: object, known: Iterable[str]) -> str:
     for word in known:
         lowered.setdefault(word.lower(), word)
     word = str(asked).lower()
-    # Two letters that have changed places are what people mistype most.
+    # Swapped letters are the most frequent typing error.
     near = [one for one in lowered if one != word and sorted(one) == sorted(word)]
     near = near or difflib.get_close_matches(word, lowered, 1)
     return f"; did you mean {lowered[near[0]]!r}?" if near else ""
 
 
 def _literal(text: str) -> Any:
-    """What a text means in TOML, if it means a number, a truth or a list; else the text."""
+    """Parse a text as TOML number, boolean or list; return other texts unchanged."""
     try:
         value = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

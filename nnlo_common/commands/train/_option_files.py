@@ -1,4 +1,4 @@
-"""Files of options, TOML and YAML: read with suspicion, and TOML written so that it reads the same."""
+"""Files of options: TOML and YAML read strictly, and TOML written so that it reads the same."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _LARGEST = 1_000_000
 
 
 def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
-    """Return what a file gives to options, by their names.
+    """Return the values of options in a file, by name.
 
     Args:
         path: of the file.
-        flag: by what it was named.
+        flag: the flag that named it.
 
     Raises:
-        ConfigurationError: it cannot be read, or is not what its name says.
+        ConfigurationError: it cannot be read, or is not valid.
         MissingExtraError: it is YAML, and PyYAML is not installed.
     """
     path = Path(path).expanduser()
     asked = f"{flag} {path}"
     if path.suffix not in (".toml", ".yaml", ".yml"):
-        raise ConfigurationError(f"{asked} is neither .toml nor .yaml; name a file that ends so")
+        raise ConfigurationError(f"{asked} is neither .toml nor .yaml; rename it, or name another file")
     text = _text(path, asked)
     found = parsed_toml(text, asked) if path.suffix == ".toml" else _yaml(text, asked)
     if found in (None, {}):
         raise ConfigurationError(f"{asked} is empty; write options into it, such as epochs")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(
-            f"{asked} has no names of options in it, but {type(found).__name__} data; write e.g. "
-            f"{'epochs = 5' if path.suffix == '.toml' else 'epochs: 5'}, one in each line"
+            f"{asked} has no names of options in it, but {type(found).__name__} data; write one option per "
+            f"line, e.g. {'epochs = 5' if path.suffix == '.toml' else 'epochs: 5'}"
         )
     given: dict[str, Given] = {}
     for name, value in found.items():
@@ -60,25 +60,25 @@ def _text(path: Path, asked: str) -> str:
             f"{asked} cannot be read ({error.strerror}); name a file of options"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{asked} is no UTF-8 text; name a file of options") from None
+        raise ConfigurationError(f"{asked} is not UTF-8 text; name a file of options") from None
 
 
 def parsed_toml(text: str, asked: str) -> dict[str, Any]:
-    """Return what TOML says.
+    """Parse TOML.
 
     Args:
         text: the TOML.
-        asked: how it was named.
+        asked: the flag and file, for messages.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not valid.
     """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{asked} is no TOML: {error}; mend it there") from None
+        raise ConfigurationError(f"{asked} is not valid TOML: {error}; fix the file there") from None
     except RecursionError:
-        raise ConfigurationError(f"{asked} is nested too deeply; options are plain values") from None
+        raise ConfigurationError(f"{asked} is nested too deeply; use plain values") from None
 
 
 def _yaml(text: str, asked: str) -> Any:
@@ -95,24 +95,26 @@ def _yaml(text: str, asked: str) -> Any:
         said = problem or str(error).splitlines()[0]
         hint = " (YAML takes no tabs)" if "'\\t'" in said else ""
         raise ConfigurationError(
-            f"{asked}{where} is no YAML of options: {said}{hint}; mend it there"
+            f"{asked}{where} is not valid YAML for options: {said}{hint}; fix the file there"
         ) from None
-    except (RecursionError, ValueError) as error:  # such as a date that is none
+    except (RecursionError, ValueError) as error:  # e.g. an invalid date
         said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigurationError(f"{asked} is no YAML of options: {said}; mend it there") from None
+        raise ConfigurationError(
+            f"{asked} is not valid YAML for options: {said}; fix the file there"
+        ) from None
 
 
 def _strict(yaml: Any) -> Any:
-    """The safe loader, which makes nothing but plain data, without what no list of options needs."""
+    """Return PyYAML's safe loader without aliases and duplicate names."""
 
     class Strict(yaml.SafeLoader):  # type: ignore[misc, unused-ignore]
-        """Takes no aliases and no name twice."""
+        """Refuses aliases and duplicate names."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 mark = self.peek_event().start_mark
                 raise yaml.MarkedYAMLError(
-                    problem="aliases are not taken; write the value", problem_mark=mark
+                    problem="aliases are not allowed; write the value", problem_mark=mark
                 )
             return super().compose_node(parent, index)
 
@@ -128,11 +130,11 @@ def _strict(yaml: Any) -> Any:
 
 
 def as_toml(values: Mapping[str, Any], options: Mapping[str, Option]) -> str:
-    """Return TOML that reads as these values, those of options under the headings of these.
+    """Return TOML that reads as these values, options under the headings of their groups.
 
     Args:
-        values: by name; None and what is empty is left out.
-        options: what they are.
+        values: by name; None and empty values are left out.
+        options: by name.
     """
     import tomli_w
 

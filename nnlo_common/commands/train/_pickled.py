@@ -1,4 +1,4 @@
-"""The one place where pickles are read: runs code from the file, so only if --allow-pickle was given."""
+"""Reading of pickles, which runs code from the file: only with --allow-pickle, and only here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["unpickled"]
 
 
 def unpickled(path: Path) -> Any:
-    """Return what a pickle holds, which the user has said to trust."""
+    """Return the contents of a pickle that the user trusts."""
     with running(path, "while it was unpickled"), path.open("rb") as file:
         return pickle.load(file)

@@ -1,4 +1,4 @@
-"""A Python file with a model: run as suspiciously as one can run what is trusted to make the model."""
+"""A Python file with a model: checked, imported and called, with errors that name its lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FRAMEWORKS = ("keras", "torch")
 
 
 def check_source(path: Path) -> None:
-    """Refuse, without running it, a file that is no Python or has no get_model."""
+    """Refuse a file that is not Python or has no get_model, without running it."""
     tree = _parsed(path)
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     bound = {
@@ -44,7 +44,7 @@ def check_source(path: Path) -> None:
 
 
 def frameworks_in(path: Path) -> list[str]:
-    """Return which frameworks a file imports anywhere in it, so that they can be seeded before it runs."""
+    """Return the frameworks that a file imports, so that they can be seeded before it runs."""
     found = set()
     for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
@@ -58,14 +58,14 @@ def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        raise ConfigurationError(f"--model {path}, line {error.lineno}: {error.msg}; mend the file") from None
+        raise ConfigurationError(f"--model {path}, line {error.lineno}: {error.msg}; fix the file") from None
     except ValueError as error:
-        raise ConfigurationError(f"--model {path} is no Python ({error}); name a Python file") from None
+        raise ConfigurationError(f"--model {path} is not Python ({error}); name a Python file") from None
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a Python file as a module, with its own folder on the path as for a script."""
-    if sys.path[:1] != [str(path.parent)]:  # a search runs it again and again
+    """Import a Python file, with its own folder on the path as for a script."""
+    if sys.path[:1] != [str(path.parent)]:  # a search imports the file many times
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_NAME, path)
     assert spec is not None  # the file ends in .py
@@ -77,7 +77,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def made_model(module: ModuleType, path: Path, params: Mapping[str, Any]) -> Any:
-    """Return what get_model makes of the parameters."""
+    """Call get_model with the parameters and return the model."""
     make = getattr(module, "get_model", None)
     if not callable(make):
         raise ConfigurationError(
@@ -90,7 +90,7 @@ def made_model(module: ModuleType, path: Path, params: Mapping[str, Any]) -> Any
 
 
 def asked(module: ModuleType | None, path: Path, name: str) -> Any:
-    """Return what one of the other functions of a file says; None if there is none."""
+    """Call another function of the file and return its result; None if the file has no such function."""
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is None:
         return None
@@ -101,7 +101,7 @@ def asked(module: ModuleType | None, path: Path, name: str) -> Any:
 def _check_params(make: Callable[..., Any], path: Path, params: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(make)
-    except ValueError:  # one that is written in C
+    except ValueError:  # a function written in C has no signature
         return
     try:
         signature.bind(**params)
@@ -110,36 +110,36 @@ def _check_params(make: Callable[..., Any], path: Path, params: Mapping[str, Any
         unknown = [name for name in params if name not in names]
         meant = nearest(unknown[0], names) if unknown else ""
         raise ConfigurationError(
-            f"--model {path}: get_model{signature} does not go with --model-params "
+            f"--model {path}: get_model{signature} does not take --model-params "
             f"{' '.join(f'{name}={value}' for name, value in params.items()) or '(none)'}: {error}{meant}"
         ) from None
 
 
 @contextmanager
 def running(path: Path, when: str) -> Iterator[None]:
-    """Run something of a user's file: nothing to read from, and what it raises is told with its line."""
+    """Run code of a user's file with an empty stdin; its errors name the file and line."""
     standard_input = sys.stdin
     with open(os.devnull) as nothing:  # noqa: PTH123 - as a stream
         sys.stdin = nothing
         try:
             yield
         except (Exception, SystemExit) as error:
-            raise ConfigurationError(_told(path, when, error)) from None
+            raise ConfigurationError(_error_text(path, when, error)) from None
         finally:
             sys.stdin = standard_input
 
 
-def _told(path: Path, when: str, error: BaseException) -> str:
+def _error_text(path: Path, when: str, error: BaseException) -> str:
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
     ]
     where = f"--model {path}" + (f", line {lines[-1]}" if lines else "")
     if isinstance(error, SystemExit):
         return (
-            f"{where}: sys.exit({error.code!r}) was called {when}; let it return, or raise an error that "
+            f"{where}: sys.exit({error.code!r}) was called {when}; return instead, or raise an error that "
             "says why"
         )
     if isinstance(error, EOFError):
         return f"{where}: it reads from the terminal {when}, which no rank has; pass --model-params instead"
     kind = type(error).__name__
-    return f"{where}: {kind} was raised {when}: {brief(str(error)) or 'without a word'}\nMend the file there"
+    return f"{where}: {kind} was raised {when}: {brief(str(error)) or 'no message'}\nFix the file there"

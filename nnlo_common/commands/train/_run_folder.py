@@ -1,4 +1,4 @@
-"""The folder of a run: claimed before the training, never another's, and complete at the end."""
+"""The folder of a run: claimed before the training, used by one run only, and complete at the end."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ __all__ = [
     "config_text",
     "environment",
     "facts_of_run",
-    "give_back",
+    "remove_unused",
     "next_free",
     "write_json",
 ]
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
-RUNS = Path("runs")  # for those that nobody names
+RUNS = Path("runs")  # the default parent, without --run
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
 
 def config_text(settings: Settings, learning_rate: float) -> str:
-    """Return the file that makes the same training again, from any folder: all options, with absolute paths.
+    """Return a configuration that repeats the training from any folder: all options, with absolute paths.
 
     Args:
-        settings: what was asked for.
-        learning_rate: what the optimizer has, whoever has chosen it.
+        settings: of the training.
+        learning_rate: of the optimizer, given or the framework's default.
     """
     values: dict[str, Any] = {
         one.name: getattr(settings, one.name) for one in fields(settings) if one.name != "algorithm"
@@ -66,15 +66,15 @@ def config_text(settings: Settings, learning_rate: float) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same from any folder."""
+    """Return the absolute path; remote addresses stay as they are."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
 def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
-    """Make the folder of a run, with its configuration in it; say whether it was there, to go on with.
+    """Make the folder of a run, with its configuration; return it and whether the run resumes.
 
     Raises:
-        ConfigurationError: it cannot be made, or is another run's.
+        ConfigurationError: it cannot be made, or belongs to another run.
     """
     folder = None if settings.run is None else Path(settings.run).expanduser().absolute()
     try:
@@ -84,17 +84,17 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
             folder.mkdir(parents=True, exist_ok=True)
             return _written(folder, config), False
         if folder.is_dir() and settings.checkpoint is not None:
-            _check_goes_on(folder, config)
+            _check_resumable(folder, config)
             return folder, True
     except OSError as error:
         raise ConfigurationError(
             f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
-    raise ConfigurationError(f"--run {folder} is there already; name another folder, or delete it")
+    raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
 
 
 def next_free(name: str) -> Path:
-    """Make the next folder of a name in `runs`, which nobody else then gets.
+    """Make the next free folder of a name in `runs`; a concurrent run cannot get the same one.
 
     Raises:
         OSError: it cannot be made.
@@ -114,23 +114,23 @@ def _written(folder: Path, config: str) -> Path:
     return folder
 
 
-def _check_goes_on(folder: Path, config: str) -> None:
-    """Refuse to go on in the folder of a training that is complete, or is another one."""
+def _check_resumable(folder: Path, config: str) -> None:
+    """Refuse to resume in a folder whose training is complete or has other options."""
     if (folder / HISTORY).exists():
-        raise ConfigurationError(f"--run {folder} has a training that is complete; name another folder")
+        raise ConfigurationError(f"--run {folder} has a complete training; name another folder")
     if not (folder / CONFIG).is_file():
-        raise ConfigurationError(f"--run {folder} is no folder of a run; name another one")
+        raise ConfigurationError(f"--run {folder} is not the folder of a run; name another one")
     check_same(folder / CONFIG, config, "training")
 
 
 def check_same(file: Path, config: str, kind: str, may_change: Collection[str] = ()) -> None:
-    """Refuse to go on where a file has other options than those given now.
+    """Refuse to resume with other options than those in a file.
 
     Args:
-        file: with the options that it began with.
+        file: with the options of the first start.
         config: the same file, as it would be written now.
-        kind: what goes on.
-        may_change: the options that may be others.
+        kind: "training" or "search".
+        may_change: the options that may differ.
     """
     there = dict(_lines(parsed_toml(file.read_text("utf-8"), f"--run {file}")))
     here = dict(_lines(tomllib.loads(config)))
@@ -139,12 +139,12 @@ def check_same(file: Path, config: str, kind: str, may_change: Collection[str] =
             where, line = ("there", there[name]) if name in there else ("here", here[name])
             raise ConfigurationError(
                 f"--run {file.parent} has another {kind} in it: only {where} is {line!r}; name another "
-                f"folder, or give the options that it began with (its {file.name} has them)"
+                f"folder, or give the options of its first start (see its {file.name})"
             )
 
 
 def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Each option as one line, those in tables, too."""
+    """Yield each option as one line, also those in tables."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _lines(value, f"{prefix}{name}.")
@@ -152,14 +152,14 @@ def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, f"{prefix}{name} = {value!r}"
 
 
-def give_back(folder: Path) -> None:
-    """Take a folder away that nothing has been trained for."""
+def remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that has not begun to train."""
     if {one.name for one in folder.iterdir()} <= {CONFIG}:
         shutil.rmtree(folder)
 
 
 def facts_of_run(ranks: list[dict[str, Any]], seconds: float, began: str) -> dict[str, Any]:
-    """Return what there is to know about how a training was run."""
+    """Return the facts for `run.json`: command, ranks, versions, times."""
     world = connect()
     return {
         "command": command(),
@@ -184,7 +184,7 @@ def environment() -> dict[str, str]:
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    """Write facts, whole or not at all; numbers in a row stand in a line."""
+    """Write facts as JSON, whole or not at all; put lists of numbers in one line."""
     text = json.dumps(facts, indent=1)
     text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     with whole(path) as fresh:

@@ -1,4 +1,4 @@
-"""Plan of a training for the half of the driver that knows a framework: all that is known without one."""
+"""Plan of a training: everything that is known without a framework, for the framework's `_train` module."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Which samples.
+    """The samples of a training.
 
     Attributes:
         train: files to train on.
-        val: files to validate with; none: no validation.
-        reading: what in the first, and how it is read.
-        val_reading: the same of the others.
+        val: files to validate with; empty: no validation.
+        reading: options for reading the files to train on.
+        val_reading: options for reading the files to validate with.
     """
 
     train: tuple[str, ...]
@@ -42,7 +42,7 @@ class Data:
     val_reading: Reading
 
     def first(self) -> tuple[Any, Any]:
-        """Return features and labels of two samples, the same on all ranks, so that all find the same."""
+        """Return features and labels of two samples, the same on all ranks, so that all checks agree."""
         source = HDF5Source(self.train, **self.reading)
         try:
             features, labels = source.take(0, min(2, len(source)))
@@ -61,14 +61,14 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A training that is to be.
+    """The plan of a training.
 
     Attributes:
-        settings: what was asked for.
+        settings: all options.
         loaded: the model.
-        data: which samples.
-        watch: called on each rank after each epoch, with its number and what this rank knows of its metrics:
-            the server those of the centre; None: nobody watches, and progress is printed.
+        data: the samples.
+        watch: called on each rank after each epoch, with its number and this rank's metrics, on the server
+            those of the centre; None: print progress instead.
     """
 
     settings: Settings
@@ -82,27 +82,27 @@ class RunPlan:
         return MODES[self.settings.mode].algorithm.__name__
 
     def from_module(self, name: str) -> Callable[..., Any] | None:
-        """Return what the Python file calls so, if it is one, e.g. a loss."""
+        """Return the function of this name in the Python file, e.g. a loss; None if there is none."""
         found = getattr(self.loaded.module, name, None)
         return found if callable(found) else None
 
     def unknown(self, asked_for: str, name: str, known: Sequence[str]) -> ConfigurationError:
-        """Return the error that something is not known by its name."""
+        """Return the error for an unknown name."""
         framework = {"keras": "Keras", "torch": "PyTorch"}[self.loaded.framework]
-        also = ", nor has the Python file" if self.loaded.module is not None else ""
+        also = ", nor in the Python file" if self.loaded.module is not None else ""
         return ConfigurationError(
-            f"{asked_for} {name}: {framework} has none of that name{also}{nearest(name, known)}\n"
-            f"It has {', '.join(known)}"
+            f"{asked_for} {name}: not found in {framework}{also}{nearest(name, known)}\n"
+            f"{framework} has {', '.join(known)}"
         )
 
     def resolved(self, asked_for: str, name: str, find: Callable[[str], Any], known: Sequence[str]) -> Any:
-        """Return what is called so: in the Python file, or in the framework.
+        """Look up a name in the Python file, then in the framework.
 
         Args:
             asked_for: the option that names it.
             name: as it was given.
             find: finds it in the framework, or raises.
-            known: the names that there are.
+            known: all names in the framework.
 
         Raises:
             ConfigurationError: neither has it.
@@ -118,15 +118,15 @@ class RunPlan:
     def made_optimizer(
         self, module: ModuleType, first: Sequence[Any] = (), called: Mapping[str, str] | None = None
     ) -> Any:
-        """Return the optimizer that was asked for.
+        """Make the optimizer of the settings.
 
         Args:
-            module: where the framework has them, and what they are: its `Optimizer`.
-            first: what each of them takes besides options.
-            called: how the framework calls our options, where it has other names.
+            module: of the framework's optimizers, with their base class `Optimizer`.
+            first: positional arguments before the options.
+            called: the framework's names of our options, if they differ.
 
         Raises:
-            ConfigurationError: there is none of that name, or it does not take the options.
+            ConfigurationError: the name is unknown, or the optimizer does not take the options.
         """
         base = module.Optimizer
         classes = [one for name, one in vars(module).items() if name[0] != "_" and inspect.isclass(one)]
@@ -156,17 +156,17 @@ class RunPlan:
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse lists that name no files, or files that are not there, as far as it can be told early."""
+    """Refuse empty lists and missing files, without opening any file."""
     for flag, files in (("--train", settings.train), ("--val", settings.val)):
         for path in list_files(files) if files else ():
             if "://" in path and settings.cache is None:
                 raise ConfigurationError(f"{flag} {path} is remote; add --cache FOLDER and --copy-command")
             if "://" not in path and not os.path.lexists(path):
-                raise ConfigurationError(f"{flag} {path}: there is no such file; mend the path or the list")
+                raise ConfigurationError(f"{flag} {path}: there is no such file; fix the path or the list")
 
 
 def data_of(settings: Settings, loaded: Loaded) -> Data:
-    """Return which samples there are, as the options say or else the Python file."""
+    """Return the samples that the options name, else those of the Python file."""
     files = {}
     for flag, given, function in (
         ("--train", settings.train, "get_train"),
@@ -176,7 +176,7 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
         found = (found,) if isinstance(found, str | Path) else found
         if not isinstance(found, list | tuple) or not all(isinstance(one, str | Path) for one in found):
             raise ConfigurationError(
-                f"--model {loaded.path}: {function}() has returned {found!r:.80}; return paths or patterns"
+                f"--model {loaded.path}: {function}() returned {found!r:.80}; return paths or patterns"
             )
         files[flag] = tuple(map(str, found))
     if not files["--train"]:
@@ -203,28 +203,28 @@ def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Dat
 
 
 def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
-    """The names of one side, and what adapts it."""
+    """Return the dataset names of the features or labels, and the function that adapts the arrays."""
     found = asked(loaded.module, loaded.path, f"get_{side}")
     name, adaptor = found if isinstance(found, tuple) and len(found) == 2 else (found or side, None)
     if not isinstance(name, str) or not (adaptor is None or callable(adaptor)):
         raise ConfigurationError(
-            f"--model {loaded.path}: get_{side}() has returned {found!r:.80}; return the name of a dataset, "
+            f"--model {loaded.path}: get_{side}() returned {found!r:.80}; return the name of a dataset, "
             "or a pair of it and a function that adapts the arrays (or None)"
         )
     return (name if not given else given[0] if len(given) == 1 else given), adaptor
 
 
 def check_exchanges(plan: RunPlan, workers: int) -> None:
-    """Refuse a training that ends before its workers exchange: the centre would stay as it begins.
+    """Refuse a training too short for one exchange: its centre would never move.
 
     Args:
-        plan: what it is to be.
-        workers: who share the samples.
+        plan: of the training.
+        workers: their number.
     """
     settings = plan.settings
     rule = settings.rule()
     if not isinstance(rule, EASGD | LocalSGD | DiLoCo) or (isinstance(rule, LocalSGD) and rule.warmup):
-        return  # what is left of an epoch is contributed at its end
+        return  # these contribute the rest of an epoch at its end
     elastic = isinstance(rule, EASGD)
     # In the paper's order the first exchange comes before the first step, and moves nothing.
     needed = rule.every + (isinstance(rule, EASGD) and rule.order == "paper")
@@ -235,6 +235,6 @@ def check_exchanges(plan: RunPlan, workers: int) -> None:
         raise ConfigurationError(
             f"--mode {settings.mode} exchanges every {rule.every} steps of a worker, but each has {steps} "
             f"steps: {share} samples in batches of {settings.batch}, {settings.epochs} times; the centre "
-            f"would stay as it begins{'' if elastic else ' until the training ends'}. Give "
+            f"would not move{'' if elastic else ' until the training ends'}. Give "
             + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
         )

@@ -1,4 +1,4 @@
-"""Every option of `nnlo train` but those of the algorithms, and which of them do not go together."""
+"""Options of `nnlo train` except those of the algorithms, and the conflicts between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a training is to be; each field is an option, whose help says what it does."""
+    """Settings of a training; each field is an option, whose help describes it."""
 
     model: str = option(
         MODEL, "Keras JSON, .keras, or a Python file whose get_model() returns a Keras or torch model", "FILE"
@@ -35,7 +35,7 @@ class Settings:
     )
 
     train: tuple[str, ...] = option(
-        DATA, "HDF5 files to train on: paths, patterns or list files; else get_train() says which", "FILE", ()
+        DATA, "HDF5 files to train on: paths, patterns or list files; else get_train()", "FILE", ()
     )
     val: tuple[str, ...] = option(
         DATA, "HDF5 files to validate the centre with, after each epoch; else get_val()", "FILE", ()
@@ -56,51 +56,51 @@ class Settings:
         DATA, "samples with the same value of this dataset, e.g. a run, are in the same part"
     )
     batch: int = option(DATA, "samples in a batch of one worker", default=100, least=1)
-    shuffle: bool = option(DATA, "another order of the samples in each epoch", default=True)
+    shuffle: bool = option(DATA, "a new order of the samples in each epoch", default=True)
     check_finite: bool = option(DATA, "refuse NaN and infinity where they are read", default=False)
     cache: str | None = option(
         DATA, "copy the files to a folder of each host first, once for all its ranks", "FOLDER"
     )
     copy_command: tuple[str, ...] | None = option(
         DATA,
-        "what copies a file there, e.g. 'xrdcp {src} {dst}'; no shell runs it",
+        "the command that copies a file there, e.g. 'xrdcp {src} {dst}'; run without a shell",
         "LINE",
         kind=OptionKind.COMMAND,
     )
 
-    loss: str = option(TRAINING, "the framework's name for it, or a function of the Python file")
+    loss: str = option(TRAINING, "the framework's name of the loss, or a function of the Python file")
     metrics: tuple[str, ...] = option(
-        TRAINING, "the same for what is only measured, e.g. accuracy", default=()
+        TRAINING, "metrics to measure, named like --loss, e.g. accuracy", default=()
     )
-    epochs: int = option(TRAINING, "how often each sample is trained on", default=1, least=1)
-    optimizer: str = option(TRAINING, "the framework's name for it", default="sgd")
-    learning_rate: float | None = option(TRAINING, "of the optimizer; else the framework's", above=0)
+    epochs: int = option(TRAINING, "passes over the samples", default=1, least=1)
+    optimizer: str = option(TRAINING, "the framework's name of the optimizer", default="sgd")
+    learning_rate: float | None = option(TRAINING, "of the optimizer; else the framework's default", above=0)
     momentum: float | None = option(TRAINING, "of the optimizer", least=0, below=1)
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
-        TRAINING, "what else the optimizer takes", default=dict
+        TRAINING, "further options of the optimizer", default=dict
     )
-    seed: int = option(TRAINING, "of first weights and orders of samples", default=0, least=0, below=2**32)
+    seed: int = option(TRAINING, "of the weights and the order of samples", default=0, least=0, below=2**32)
     early_stopping: int | None = option(
         TRAINING, "stop after so many epochs without a better metric", "EPOCHS", least=1
     )
     early_stopping_metric: str | None = option(TRAINING, "that metric (val_loss, or loss without --val)")
     target_metric: str | None = option(
-        TRAINING, "stop when it is reached, e.g. 'val_accuracy > 0.9'", "CONDITION"
+        TRAINING, "stop when a metric reaches this, e.g. 'val_accuracy > 0.9'", "CONDITION"
     )
 
     mode: str = option(GROUP, "how workers and centre exchange", default="downpour", choices=tuple(MODES))
     algorithm: dict[str, Any] = field(default_factory=dict, metadata={"options": MODE_OPTIONS})
 
-    servers: int = option(RANKS, "how many of the ranks share the serving of the centre", default=1, least=1)
+    servers: int = option(RANKS, "number of ranks that serve the centre, each a part", default=1, least=1)
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     stall_timeout: int | None = option(
-        RANKS, "give up a worker that is silent so long; else it is only named", "S", least=1
+        RANKS, "kill a worker that is silent so long, or abort the job; else only warn", "S", least=1
     )
 
     run: str | None = option(OUTPUT, "a new folder for the result; else runs/MODEL-1, -2, ...", "FOLDER")
     checkpoint: int | None = option(
         OUTPUT,
-        "save all ranks every N epochs (1); the same command goes on. FOLDER: as --run",
+        "save all ranks every N epochs (1); rerun to resume. FOLDER: as --run",
         "N|FOLDER",
         bare="1",
         least=1,
@@ -108,21 +108,21 @@ class Settings:
     monitor: bool = option(OUTPUT, "a line per epoch and rank: speed, memory, staleness", default=False)
     timeline: bool = option(OUTPUT, "a trace of each rank for ui.perfetto.dev", default=False)
     log_level: Literal["debug", "info", "warning", "error"] = option(
-        OUTPUT, "what is told while it trains", default="warning"
+        OUTPUT, "the lowest level of messages to print", default="warning"
     )
 
     def __post_init__(self) -> None:
         for problem in self._contradictions():
             raise ConfigurationError(problem)
-        _ = self.rule(), self.target, self.part  # refuse what is not possible
+        _ = self.rule(), self.target, self.part  # refuse invalid values now
 
     def rule(self) -> Algorithm:
-        """Return the algorithm; it refuses options that are not possible."""
+        """Return the algorithm; it refuses invalid options."""
         return algorithm_of(self.mode, self.algorithm)
 
     @property
     def target(self) -> tuple[str, Target] | None:
-        """The name of the target metric, and what says that it is good enough."""
+        """The name of the target metric, and its bound."""
         if self.target_metric is None:
             return None
         found = re.fullmatch(r"\s*(\w+)\s*([<>])\s*([-+.\w]+)\s*", self.target_metric)
@@ -134,7 +134,7 @@ class Settings:
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """Which fold of how many, from 0."""
+        """The number of the fold, from 0, and the number of folds."""
         if self.fold is None:
             return None
         found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", self.fold)
@@ -148,29 +148,29 @@ class Settings:
         if not self.loss:
             yield "--loss is missing: name one, e.g. --loss categorical_crossentropy"
         if self.copy_command is not None and self.cache is None:
-            yield "--copy-command says how to copy, but not where to; add --cache FOLDER"
+            yield "--copy-command needs a folder to copy to; add --cache FOLDER"
         if self.early_stopping_metric is not None and self.early_stopping is None:
-            yield "--early-stopping-metric says by what to stop, but not when; add --early-stopping EPOCHS"
+            yield "--early-stopping-metric alone stops nothing; add --early-stopping EPOCHS"
         if self.checkpoint is not None and self.run is None:
-            yield "--checkpoint needs --run FOLDER, where the same command finds what it has saved"
+            yield "--checkpoint needs --run FOLDER, so that the same command can resume from there"
         if self.fold is not None and self.val:
-            yield "--fold takes what validates from the samples of --train; leave --val out, or --fold"
+            yield "--fold validates with samples of --train; leave out --val or --fold"
         if self.fold is None and (self.fold_labels or self.fold_groups):
             by = "labels" if self.fold_labels else "groups"
-            yield f"--fold-{by} is for parts; add --fold, e.g. 1/5"
+            yield f"--fold-{by} needs --fold; add it, e.g. --fold 1/5"
         sgd = self.optimizer.lower() == "sgd"
         if self.mode == "gem" and not sgd:
-            yield f"--mode gem follows a momentum SGD, no {self.optimizer}; use {_MOMENTUM}"
+            yield f"--mode gem needs SGD with momentum, not {self.optimizer}; use {_MOMENTUM}"
         if self.mode == "eamsgd" and not (sgd and self.optimizer_option.get("nesterov") is True):
-            yield f"--mode eamsgd follows an SGD with Nesterov momentum; use {_NESTEROV}"
+            yield f"--mode eamsgd needs SGD with Nesterov momentum; use {_NESTEROV}"
         if {"alpha", "beta"} <= self.algorithm.keys():
-            yield "--alpha takes the place of --beta (alpha = beta / workers); give one of the two"
+            yield "--alpha replaces --beta (alpha = beta / workers); give one of the two"
 
 
 #: All options by name, in the order of the help.
 OPTIONS: Mapping[str, Option] = options_of(Settings)
 _FIXED = frozenset({"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric"})
-#: The names of those that a search may choose.
+#: The names of the options that a search may choose.
 SEARCHABLE: Sequence[str] = [
     name
     for name, one in OPTIONS.items()
@@ -179,16 +179,16 @@ SEARCHABLE: Sequence[str] = [
 
 
 def settings_of(given: Mapping[str, Given]) -> Settings:
-    """Return the settings that were given by name.
+    """Return the settings for the given values.
 
     Raises:
-        ConfigurationError: one is unknown, is not what it should be, or does not go with the others.
+        ConfigurationError: an option is unknown, invalid, or conflicts with another.
     """
     values: dict[str, Any] = {}
     for name, one in given.items():
         if name not in OPTIONS:
             raise ConfigurationError(
-                f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (nnlo train --help has them all)"
+                f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (see nnlo train --help)"
             )
         values[name] = one.read(OPTIONS[name])
     mode = values.get("mode", OPTIONS["mode"].default)
@@ -199,6 +199,6 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
             own = ", ".join(MODES[mode].options)
             raise ConfigurationError(
                 f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is "
-                f"{mode!r}, which has {own}; leave it out, or choose another --mode"
+                f"{mode!r}, which takes {own}; leave {name!r} out, or choose another --mode"
             )
     return Settings(**values, algorithm=algorithm)

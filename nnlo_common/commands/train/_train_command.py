@@ -1,4 +1,4 @@
-"""The order of it all: read, check, load, agree, claim a folder, train, and write down what came of it."""
+"""The command, step by step: read, check, load, agree, claim a folder, train, write the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nnlo_common.commands.train._run_folder import (
     claim,
     config_text,
     facts_of_run,
-    give_back,
+    remove_unused,
     write_json,
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
@@ -33,16 +33,16 @@ from nnlo_common.training._roles import say
 
 __all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
 
-#: Sees the metrics of an epoch, on each rank.
+#: Receives the number and metrics of an epoch, on each rank.
 EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
 def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-    """Train as the command line says, and return the exit status of every rank.
+    """Run `nnlo train`, and return the exit status of every rank.
 
     Args:
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
     """
     return run_in_job("train", TrainRun, flags, unknown)
 
@@ -52,12 +52,12 @@ class TrainRun:
 
     Args:
         job: the ranks that train.
-        watch: sees what comes of each epoch; then nothing is printed.
+        watch: receives the metrics of each epoch; with it nothing is printed.
     """
 
     trainer: Trainer
     settings: Settings
-    going_on = ""
+    resume_hint = ""
 
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         self._job, self._watch = job, watch
@@ -69,19 +69,19 @@ class TrainRun:
         )
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-        """Train as the command line says, and return the exit status."""
+        """Prepare, train and close; return the exit status."""
         try:
             self.prepare(flags, unknown)
             self.train()
             self.close()
         except Exception as error:
-            if not isinstance(error, NNLOError):  # of the user's code, perhaps: what to do comes first
+            if not isinstance(error, NNLOError):  # print the remedy before the traceback
                 tell(f"{self._job.name}{type(error).__name__}: {brief(str(error))}{self.advice}")
             raise
         return 0
 
     def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
-        """Do all that can go wrong before a training, what is quick first, and agree with all ranks."""
+        """Check everything before the training, quick checks first, and agree with all ranks."""
         job = self._job
         with job.together():
             settings = read(flags, unknown)
@@ -99,7 +99,7 @@ class TrainRun:
         """Load the model, and join the others (collective).
 
         Args:
-            settings: what the training is to be.
+            settings: of the training.
             path: of the model.
         """
         job, self.settings = self._job, settings
@@ -112,11 +112,11 @@ class TrainRun:
             self.trainer = plug_in(loaded.framework).prepare(plan)
             if job.size > 1:
                 check_exchanges(plan, job.size - settings.servers)
-        with job.together():  # what a wrapper refuses, it refuses on all ranks
+        with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
 
     def claim(self) -> None:
-        """Take a folder for the run (collective)."""
+        """Claim a folder for the run (collective)."""
         job, settings = self._job, self.settings
         with job.together():
             if job.speaks:
@@ -126,8 +126,8 @@ class TrainRun:
         self.folder = Path(job.share(str(self.folder))[0])
 
     def train(self) -> Mapping[str, list[float]]:
-        """Train, and write down what came of it; return the centre's metrics, which all ranks get."""
-        self._say(self._told())
+        """Train and write the result; return the centre's metrics on all ranks."""
+        self._say(self._summary())
         self._training = True
         history = self.trainer.train(self.folder)
         ranks = self._job.share(
@@ -145,29 +145,29 @@ class TrainRun:
         return center
 
     def close(self) -> None:
-        """Close the files, however it has ended."""
+        """Close the files, also after a failure."""
         if (trainer := getattr(self, "trainer", None)) is not None:
             trainer.close()
 
     def undo(self) -> None:
-        """Leave nothing of a training that has not begun."""
+        """Remove the folder of a training that has not begun."""
         if self._job.speaks and self._fresh:
-            give_back(self.folder)
+            remove_unused(self.folder)
 
     @property
     def advice(self) -> str:
-        """What to do when the training fails."""
+        """Text to print after a failure: what to do next."""
         if not self._training:
             return ""
         if self.settings.checkpoint is None:
-            return "\nWith --checkpoint and --run the same command would go on from what was saved"
-        return f"\nWhen that is mended, the same command goes on from the last checkpoint in {self.folder}"
+            return "\nTo be able to resume after a failure, give --checkpoint and --run"
+        return f"\nFix this, then rerun the same command to resume from the last checkpoint in {self.folder}"
 
     def _say(self, text: str) -> None:
         if self._watch is None:
             say("alone" if self._job.speaks else "worker", f"nnlo train: {text}")
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         settings, size = self.settings, self._job.size
         workers = max(size - settings.servers, 1)
         ranks = "alone" if size == 1 else f"{settings.servers} serving, {workers} training"
@@ -180,7 +180,7 @@ class TrainRun:
         )
 
     def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Write the result; the history comes last, for it tells that all is there."""
+        """Write the result; the history last, because it marks the run as complete."""
         seconds = time.perf_counter() - self._began_s
         model = self.trainer.save(self.folder)
         own = [
@@ -199,14 +199,14 @@ class TrainRun:
 
 
 def _check_ranks(settings: Settings, size: int) -> None:
-    """Refuse numbers of ranks that cannot be; one alone trains plainly, whatever is asked."""
+    """Refuse an impossible number of ranks; a single process always trains plainly."""
     if size > 1:
         Topology.plan(size, Arrangement(servers=settings.servers))
         settings.rule().check(size - settings.servers, settings.servers)
 
 
 def log(level: str, job: Job) -> None:
-    """Let all loggers write, with the rank."""
+    """Print the messages of all loggers, with the rank."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {job.rank}: %(message)s"))
     for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):

@@ -1,4 +1,4 @@
-"""Trainer: what a training is with any framework; each framework's half says the rest."""
+"""Trainer: base class of the trainings with Keras and with PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnlo_common.commands.train._settings import Settings
 
 __all__ = ["Trainer", "rises", "stop_rules"]
 
-# A metric whose name ends so is to rise.
+# Metrics whose names end in these should rise.
 _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
 
 
@@ -25,13 +25,13 @@ class Trainer(ABC):
     """One rank's training.
 
     Args:
-        plan: what it is to be.
+        plan: of the training.
 
     Attributes:
-        learning_rate: the one that the optimizer begins with.
+        learning_rate: the first one of the optimizer.
         role: this rank's part: "alone", "server 0", "worker 0", ...
-        metrics: those that each epoch will have.
-        model: what is trained; at the end the centre, where this rank has it.
+        metrics: the names of the metrics of each epoch.
+        model: the model in training; at the end the centre, on the rank that has it.
     """
 
     learning_rate: float
@@ -41,36 +41,36 @@ class Trainer(ABC):
         self._plan, self._settings = plan, plan.settings
         self.model, self.role = plan.loaded.model, "alone"
 
-    def join(self) -> None:  # noqa: B027 - not all have to
-        """Take up this rank's part, where that is done before the first epoch (collective)."""
+    def join(self) -> None:  # noqa: B027 - optional
+        """Join the other ranks, if the framework does so before the first epoch (collective)."""
 
     @abstractmethod
     def train(self, folder: Path) -> dict[str, list[float]]:
-        """Train, and return what this rank has seen, epoch by epoch (collective)."""
+        """Train, and return this rank's metrics, epoch by epoch (collective)."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """Return what this rank has seen of the exchanges."""
+        """Return this rank's report on the exchanges."""
 
     @abstractmethod
     def save(self, folder: Path) -> Path:
         """Write the trained model, on the rank that has the centre."""
 
     def close(self) -> None:
-        """Close the files, however the training has ended."""
+        """Close the files, also after a failure."""
         for batches in (self._train, self._val):
             if batches is not None:
                 batches.close()
 
     def _open(self, batches: Callable[..., Any], train: Mapping[str, Any], val: Mapping[str, Any]) -> None:
-        """Open the files to train on and to validate with, by what reads batches and its options for each."""
+        """Open the files with a reader of batches and its options for training and validation."""
         data, settings = self._plan.data, self._settings
         opened = partial(batches, batch_size=settings.batch, seed=settings.seed)
         self._train = opened(data.train, shuffle=settings.shuffle, **train, **data.reading)
         self._val = opened(data.val, **val, **data.val_reading) if data.val else None
 
     def _note_metrics(self, names: Sequence[str]) -> None:
-        """Note what is measured, and what of it ends the training early."""
+        """Set the metrics of an epoch and the one for early stopping."""
         validates = self._val is not None
         self.metrics = _with_validation(names, validates)
         self._stop_by = stop_rules(self._settings, names, validates)
@@ -78,20 +78,20 @@ class Trainer(ABC):
 
     @contextmanager
     def _trying(self, features: str, labels: str, model: str = "") -> Iterator[None]:
-        """Try the model on some samples; what a layer or a loss raises then says that they do not fit."""
+        """Try the model on some samples; turn any error into one that says that they do not fit."""
         try:
             yield
         except Exception as error:
             raise ConfigurationError(
                 f"the model, the samples and --loss {self._settings.loss} do not fit: features {features}, "
                 f"labels {labels}{model}\n{type(error).__name__}: {brief(str(error))}\n"
-                "Choose another --loss, --features-name or --labels-name, or adapt the arrays by "
+                "Choose another --loss, --features-name or --labels-name, or adapt the arrays with "
                 "get_features() or get_labels() of a Python file"
             ) from None
 
 
 def rises(metric: str) -> bool:
-    """Whether a metric is the better the higher it is, by its name.
+    """Whether a metric should rise, judged by its name.
 
     Example:
         >>> rises("val_accuracy"), rises("val_loss")
@@ -105,12 +105,12 @@ def _with_validation(metrics: Sequence[str], validates: bool) -> list[str]:
 
 
 def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> str:
-    """Return the metric to stop early by; refuse metrics that the training will not have.
+    """Return the metric for early stopping; refuse metrics that the training will not have.
 
     Args:
-        settings: what was asked for.
-        metrics: what is measured.
-        validates: whether it is validated, too.
+        settings: of the training.
+        metrics: the names of the metrics.
+        validates: whether there is validation.
     """
     known = _with_validation(metrics, validates)
     by = settings.early_stopping_metric or ("val_loss" if validates else "loss")
@@ -121,6 +121,6 @@ def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> s
         if name not in known:
             missing = " (val_ needs --val)" if name.startswith("val_") and not validates else ""
             raise ConfigurationError(
-                f"{flag} {name}: this training has {', '.join(known)}{missing}{nearest(name, known)}"
+                f"{flag} {name}: the metrics are {', '.join(known)}{missing}{nearest(name, known)}"
             )
     return by

@@ -1,4 +1,4 @@
-"""The ranks of a search: which block and fold each belongs to, and what of its host it may use."""
+"""The ranks of a search: the block and fold of each rank, and its GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["BlockLayout", "search_turns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLayout:
-    """How the ranks of a search are divided.
+    """Division of the ranks of a search.
 
     Attributes:
-        blocks: the ranks of each; none where this process is alone.
+        blocks: the ranks of each; empty for a single process.
         parallel: how many folds of a trial are trained side by side.
         search_ranks: how many ranks, after the first, only choose parameters.
     """
@@ -34,7 +34,7 @@ class BlockLayout:
     def of(
         cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0
     ) -> BlockLayout:
-        """Cut all ranks but the first, which coordinates, and the search ranks.
+        """Cut the ranks into blocks, except the coordinator and the search ranks.
 
         Raises:
             ConfigurationError: ranks would be left over or missing.
@@ -52,18 +52,18 @@ class BlockLayout:
         return len(self.blocks[0]) // self.parallel if self.blocks else 1
 
     def check(self, settings: Settings) -> None:
-        """Refuse a training that the ranks of a block cannot be divided for."""
+        """Refuse a training that does not fit the ranks of a block."""
         if self.cell_size > 1:
             arrangement = Arrangement(blocks=len(self.blocks), folds=self.parallel, servers=settings.servers)
             arrangement.check(1 + sum(map(len, self.blocks)))
             settings.rule().check(self.cell_size - settings.servers, settings.servers)
 
     def block_of(self, rank: int) -> int:
-        """The number of a rank's block; 0 for who is in none."""
+        """Return the number of a rank's block; 0 for ranks outside all blocks."""
         return next((index for index, block in enumerate(self.blocks) if rank in block), 0)
 
     def cell_of(self, rank: int) -> Sequence[int]:
-        """The ranks that train one model with this one.
+        """Return the ranks that train one model with this one.
 
         Example:
             >>> layout = BlockLayout(blocks=[(1, 2, 3, 4)], parallel=2)
@@ -76,8 +76,8 @@ class BlockLayout:
                 return block[start : start + self.cell_size]
         return (rank,)
 
-    def told(self, servers: int, folds: int) -> str:
-        """Say it in a line."""
+    def summary(self, servers: int, folds: int) -> str:
+        """Return a description in one line."""
         if not self.blocks:
             return "one process trains trial after trial"
         size = self.cell_size
@@ -91,7 +91,7 @@ class BlockLayout:
 
 
 def search_turns(search_ranks: int) -> GpuTurns:
-    """Return the turns of a search: the ranks of a host one after the other; who only chooses needs no GPU.
+    """Return the turns of a search: training ranks of a host take GPUs in turn, other ranks get none.
 
     Args:
         search_ranks: how many ranks, after the first, only choose parameters.

@@ -1,4 +1,4 @@
-"""The pictures of a search, each of all its trials."""
+"""Charts of a search, each with all trials."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nnlo_common.commands.tune._trial_table import lasting, short
 
 __all__ = ["history", "importance", "parallel", "slices", "timeline"]
 
-_LETTER = 7.5  # pixels of one in a name
-_UNUSED = 268  # where threads pass parameters that they have no value of
+_LETTER = 7.5  # width of a letter, in pixels
+_UNUSED = 268  # height of a thread at parameters without a value
 
 
 def _kind(kind: str, one: FinishedTrial, best: int | None) -> str:
@@ -21,14 +21,14 @@ def _kind(kind: str, one: FinishedTrial, best: int | None) -> str:
 
 
 def history(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | None) -> str:
-    """Return the value of each trial, and the best so far."""
+    """Draw the value of each trial, and the best so far."""
     good = [one for one in trials if one.value is not None]
     values = [one.value for one in good]
     frame = Axes(AxisScale.of([one.number for one in trials], 70, 780), AxisScale.of(values, 255, 35))
     reached: list[tuple[float, float]] = []
     top: float | None = None
     for one in good:
-        assert one.value is not None  # only those are drawn
+        assert one.value is not None  # filtered above
         better = max if facts.figure.maximize else min
         fresh = one.value if top is None else better(top, one.value)
         if top is not None and fresh != top:
@@ -37,7 +37,7 @@ def history(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | Non
         reached.append((frame.x.at(one.number), frame.y.at(top)))
     dots = [_dot(frame.x.at(one.number), frame.y.at(one.value), one, best) for one in _best_last(good, best)]
     without = [
-        bar((frame.x.at(one.number) - 2, 258), 4, 10, one.state, _said(one))
+        bar((frame.x.at(one.number) - 2, 258), 4, 10, one.state, _tooltip(one))
         for one in trials
         if one.value is None
     ]
@@ -46,24 +46,24 @@ def history(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | Non
 
 
 def _best_last(trials: Iterable[FinishedTrial], best: int | None) -> list[FinishedTrial]:
-    """In the order in which they are drawn, so that nothing hides the best."""
+    """Sort the trials for drawing, so that nothing hides the best."""
     return sorted(trials, key=lambda one: (one.number == best, one.number))
 
 
 def _dot(x: float, y: float, one: FinishedTrial, best: int | None, style: str = "") -> str:
     if one.number == best:
-        return point(x, y, _said(one), "dot best", radius=6)
-    return point(x, y, _said(one), "dot", style)
+        return point(x, y, _tooltip(one), "dot best", radius=6)
+    return point(x, y, _tooltip(one), "dot", style)
 
 
-def _said(one: FinishedTrial) -> str:
+def _tooltip(one: FinishedTrial) -> str:
     value = one.fate if one.value is None else f"{one.value:.5g}"
     params = ", ".join(f"{name} {short(value)}" for name, value in one.params.items())
     return f"trial {one.number}: {value}; {params}"
 
 
 def importance(weights: Mapping[str, float]) -> str:
-    """Return how important each parameter is."""
+    """Draw the importance of each parameter."""
     if not weights:
         return ""
     most = max(weights.values()) or 1.0
@@ -81,7 +81,7 @@ def importance(weights: Mapping[str, float]) -> str:
 
 
 def slices(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None) -> Iterable[str]:
-    """Return the value over each parameter."""
+    """Draw the value over each parameter."""
     last = max((one.number for one in good), default=0) or 1
     for parameter in facts.space.parameters:
         having = [one for one in _best_last(good, best) if parameter.name in one.params]
@@ -111,12 +111,12 @@ def _drawn(value: Any, parameter: Parameter) -> Any:
 
 
 def _scaled(values: Sequence[Any], choices: Sequence[Any]) -> list[Any]:
-    """Choices as texts, in their order; numbers as they are."""
+    """Return choices as texts, in their order; numbers unchanged."""
     return [str(one) for one in choices] if choices else list(values)
 
 
 def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None) -> str:
-    """Return a thread for each trial, through its parameters to its value."""
+    """Draw a thread for each trial, through its parameters to its value."""
     names = facts.space.parameters
     values = [one.value for one in good if one.value is not None]
     step = max(700 / max(len(names), 1), 75)
@@ -130,10 +130,10 @@ def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None
         for each in names
     ]
     last = AxisScale.of(values, 250, 40)
-    axes: list[str] = []  # over the threads, for their labels to be read
+    axes: list[str] = []  # drawn over the threads, so that labels stay legible
     titles = [each.name for each in names]
     for index, (title, scale) in enumerate(zip([*titles, facts.figure.name], [*scales, last], strict=True)):
-        x, row = 60 + index * step, index % 2  # long names have the room of two
+        x, row = 60 + index * step, index % 2  # stagger the titles, so that long names fit
         name = title if len(title) * _LETTER < 2 * step else f"{title[: int(2 * step / _LETTER) - 1]}…"
         anchor = "start" if not index else "end" if index == len(titles) else "middle"
         place = x - 40 if not index else x + 40 if index == len(titles) else x
@@ -142,7 +142,7 @@ def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None
     low, high = min(values, default=0.0), max(values, default=1.0)
     threads = []
     for one in _best_last(good, best):
-        assert one.value is not None  # only those are drawn
+        assert one.value is not None  # the caller has filtered
         share = (one.value - low) / (high - low) if high > low else 1.0
         points = [
             (
@@ -155,7 +155,7 @@ def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None
         colour = (
             "" if one.number == best else f"stroke:{shade(share if facts.figure.maximize else 1 - share)}"
         )
-        threads.append(line(points, _kind("thread", one, best), _said(one), colour))
+        threads.append(line(points, _kind("thread", one, best), _tooltip(one), colour))
     width = 60 + step * len(names) + 40
     axes += [label(60 + index * step, _UNUSED + 15, "unused") for index, one in enumerate(names) if one.when]
     return drawing(
@@ -167,7 +167,7 @@ def parallel(facts: SearchFacts, good: Sequence[FinishedTrial], best: int | None
 
 
 def timeline(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | None) -> str:
-    """Return which block trained which trial when."""
+    """Draw which block trained which trial when."""
     blocks = max(len(facts.layout.blocks), 1)
     began = min((one.began_s for one in trials), default=0.0)
     ends = [0.0, *(one.ended_s - began for one in trials)]
@@ -178,7 +178,7 @@ def timeline(facts: SearchFacts, trials: Sequence[FinishedTrial], best: int | No
     for one in trials:
         for block, since_s, until_s in one.shifts:
             start, end = x.at(since_s - began), x.at(until_s - began)
-            told = f"{_said(one)}; {lasting(until_s - since_s)}"
+            told = f"{_tooltip(one)}; {lasting(until_s - since_s)}"
             parts.append(
                 bar((start, 16 + 30 * block), end - start - 1, 24, _kind(one.state, one, best), told)
             )

@@ -1,4 +1,4 @@
-"""The parameters that a training has where nobody chooses: the first trial, so that the best is no worse."""
+"""Default parameters of a training: the first trial, so that the best is never worse."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["defaults"]
 def defaults(
     space: Space, given: Mapping[str, Given], make: Callable[..., Any] | None, **known: Any
 ) -> dict[str, Any]:
-    """Return the default of every parameter that has one which can be searched.
+    """Return the default of every parameter whose default lies in the space.
 
     Args:
-        space: what is searched.
-        given: what is given to all trainings.
+        space: the search space.
+        given: the options of all trainings.
         make: the function that makes the model; None: there is none.
-        known: options whose default the framework has.
+        known: defaults that the framework sets.
 
     Example:
         >>> from nnlo_common.commands.tune._search_space import Parameter
@@ -48,7 +48,7 @@ def defaults(
 def _of_model(make: Callable[..., Any] | None, key: str) -> Any:
     try:
         parameter = inspect.signature(make).parameters.get(key) if make else None
-    except ValueError:  # one that is written in C
+    except ValueError:  # a function written in C has no signature
         return None
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
@@ -59,5 +59,5 @@ def _of_option(key: str, given: Mapping[str, Given], found: Mapping[str, Any]) -
         mode = given["mode"].read(OPTIONS["mode"])
     if key in MODES[mode].options:
         return MODES[mode].options[key].default
-    # Where no momentum is given, the frameworks have none.
+    # Without --momentum the frameworks use 0.
     return 0.0 if key == "momentum" else OPTIONS[key].default

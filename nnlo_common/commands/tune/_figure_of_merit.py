@@ -13,7 +13,7 @@ from nnlo_common.commands.train._trainer import rises
 
 __all__ = ["FUNCTION", "FigureOfMerit", "figure_of"]
 
-#: What a Python file calls its own figure of merit.
+#: The function of a Python file that returns a figure of merit.
 FUNCTION = "get_figure_of_merit"
 _WHICH = ("last", "best", "min", "max")
 
@@ -23,9 +23,9 @@ class FigureOfMerit:
     """A figure of merit.
 
     Attributes:
-        metric: its name; empty where a function of the Python file says it.
+        metric: its name; empty if a function of the Python file returns it.
         which: of all epochs: "last", "min" or "max".
-        maximize: whether it is to rise.
+        maximize: whether it should rise.
     """
 
     metric: str
@@ -34,14 +34,14 @@ class FigureOfMerit:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         if not self.metric:
             return "figure of merit"
         return self.metric if self.which == "last" else f"{self.metric}, {self.which}"
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
-        """What Optuna calls where it is to go."""
+        """Its direction, for Optuna."""
         return "maximize" if self.maximize else "minimize"
 
     def of(self, history: Mapping[str, Sequence[float]]) -> float:
@@ -58,16 +58,16 @@ class FigureOfMerit:
 def figure_of(
     objective: str | None, maximize: bool | None, module: Any, metrics: Sequence[str]
 ) -> FigureOfMerit:
-    """Return the figure of merit that is asked for.
+    """Return the figure of merit for the options.
 
     Args:
-        objective: as `--objective` has it; None: that of the Python file, else val_loss, or loss.
-        maximize: whether it is to rise; None: its name says so.
+        objective: the value of `--objective`; None: that of the Python file, else val_loss, or loss.
+        maximize: whether it should rise; None: its name decides.
         module: the Python file, if there is one.
-        metrics: what the trainings will have.
+        metrics: the metrics of the trainings.
 
     Raises:
-        ConfigurationError: they will not have it.
+        ConfigurationError: the trainings do not have this metric.
 
     Example:
         >>> figure_of("accuracy:best", None, None, ["loss", "accuracy"])
@@ -82,7 +82,7 @@ def figure_of(
     if which not in _WHICH:
         meant = nearest(which, _WHICH)
         raise ConfigurationError(
-            f"--objective {objective}: behind the colon must be one of {', '.join(_WHICH)}{meant}"
+            f"--objective {objective}: after the colon give one of {', '.join(_WHICH)}{meant}"
         )
     if metric not in metrics:
         hint = (
@@ -91,19 +91,19 @@ def figure_of(
             else ""
         )
         raise ConfigurationError(
-            f"--objective {metric}: the trainings have {', '.join(metrics)}{hint}{nearest(metric, metrics)}"
+            f"--objective {metric}: the metrics are {', '.join(metrics)}{hint}{nearest(metric, metrics)}"
         )
     upward = {"min": False, "max": True}.get(which, rises(metric)) if maximize is None else maximize
     return FigureOfMerit(metric, ("max" if upward else "min") if which == "best" else which, upward)
 
 
 def merit(function: Callable[[Any], Any], model: Any) -> float:
-    """Return what the function of the Python file says of the trained model."""
+    """Call the Python file's function with the trained model and return its number."""
     value = function(model)
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigurationError(f"{FUNCTION}() has returned {value!r:.80}; return a finite number")
+        raise ConfigurationError(f"{FUNCTION}() returned {value!r:.80}; return a finite number")
     return number

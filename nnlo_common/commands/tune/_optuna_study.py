@@ -1,4 +1,4 @@
-"""The search itself, once all is agreed; what imports Optuna."""
+"""The search itself; imported last, because it imports Optuna."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["search"]
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """Leave it to the command what to do: without --run it has another journal each time."""
+    """Drop the search's own advice: only the command knows whether --run was given."""
     try:
         yield
     except PeerLostError as lost:
-        lost.problem = lost.problem.partition(". The same command")[0]
+        lost.problem = lost.problem.partition(". Rerun the same command")[0]
         raise
 
 
@@ -44,10 +44,10 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
 
     Args:
         job: the ranks.
-        facts: what the search is.
+        facts: of the search.
         path: of the model.
         framework: of the model.
-        found: what was in the folder.
+        found: the contents of the folder.
     """
     asked = facts.request.search
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -57,7 +57,7 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
         study_name="nnlo tune",
     )
     if job.speaks and facts.default:
-        study.enqueue_trial(dict(facts.default))  # of later starts the journal knows that it has it
+        study.enqueue_trial(dict(facts.default))  # after a resume the journal skips it
     train = TrialTraining(
         facts=facts, path=path, framework=framework, found=found, block=facts.layout.block_of(job.rank)
     )

@@ -1,4 +1,4 @@
-"""The page that shows a search: one file, no network, no scripts."""
+"""Report page of a search: one file, no network, no scripts."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def page(
     """Return the page as HTML.
 
     Args:
-        facts: what the search is.
-        trials: those that have finished.
-        best: the best; None: none has come to its end.
-        weights: how important each parameter is.
-        hint: what to think of that.
+        facts: of the search.
+        trials: the finished ones.
+        best: the best; None: none is complete.
+        weights: the importance of each parameter.
+        hint: a remark about the importances.
     """
     good = [one for one in trials if one.value is not None]
     number = None if best is None else best.number
-    parts = [f"<h1>{escape(_heading(facts, best))}</h1>", f"<p>{escape(_told(facts, trials))}</p>"]
+    parts = [f"<h1>{escape(_heading(facts, best))}</h1>", f"<p>{escape(_summary(facts, trials))}</p>"]
     if best is not None:
         parts += [f'<p class="big">{escape(_compared(facts, best, good))}</p>']
         parts += [_rows(["parameter", "value"], [[name, short(v)] for name, v in best.params.items()])]
@@ -92,7 +92,7 @@ def _heading(facts: SearchFacts, best: FinishedTrial | None) -> str:
     return f"{facts.figure.name} {best.value:.4g} in trial {best.number}"
 
 
-def _told(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
+def _summary(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     fates = Counter(one.fate for one in trials)
     known = ("complete", "pruned", "failed", "broken off")
     counts = ", ".join(f"{fates[fate]} {fate}" for fate in known if fates[fate])
@@ -109,18 +109,18 @@ def _section(title: str, told: str, picture: str) -> list[str]:
 
 
 def _compared(facts: SearchFacts, best: FinishedTrial, good: Sequence[FinishedTrial]) -> str:
-    """The best value with its spread, and what there was without a search."""
+    """Return the best value with its spread, and the value of the defaults."""
     told = f"{best.value:.4g}"
     if len(best.folds) > 1:
         told += f" ± {np.std(best.folds):.2g} over {len(best.folds)} folds"
     first = next((one for one in good if one.params == facts.default), None)
     if first is None:
         return told
-    return f"{told}; the defaults have come to {first.value:.4g}, in trial {first.number}"
+    return f"{told}; the defaults gave {first.value:.4g}, in trial {first.number}"
 
 
 def _keys(trials: Sequence[FinishedTrial]) -> str:
-    """What the colours mean, of what there is."""
+    """Return the legend, for the states that occur."""
     states = {one.state for one in trials}
     found = {"best": "best"} if "complete" in states else {}
     found |= {"dot": "complete"} if "complete" in states else {}
@@ -133,7 +133,7 @@ def _keys(trials: Sequence[FinishedTrial]) -> str:
 
 
 def _failures(trials: Sequence[FinishedTrial]) -> list[str]:
-    """Why trials have failed, each reason once."""
+    """Return the reasons of failed trials, each once."""
     reasons: dict[str, list[str]] = {}
     for one in trials:
         if one.fate == "failed":
@@ -145,7 +145,7 @@ def _failures(trials: Sequence[FinishedTrial]) -> list[str]:
 
 
 def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
-    """How much of the time the blocks were training."""
+    """Return the share of the time in which the blocks trained."""
     if not trials:
         return "no trial was trained"
     blocks = max(len(facts.layout.blocks), 1)
@@ -154,7 +154,7 @@ def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     share = busy_s / (span * blocks) if span else 1.0
     return (
         f"from the first trial to the last, blocks trained {100 * min(share, 1.0):.0f} % of the time; "
-        "a search that was broken off in between has gaps"
+        "a search that was interrupted and resumed has gaps"
     )
 
 

@@ -23,25 +23,25 @@ from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "in_flags", "read_request"]
 
 _option = partial(option, "Search")
-#: The options of `nnlo train` that a search does itself.
+#: The options of `nnlo train` that a search sets itself.
 _TAKEN = ("fold",)
-#: Those that need folds, which a search has.
+#: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
-#: Those that say which model and which samples: enough to look at both.
+#: Options that name the model and the samples: enough to check both.
 _EARLY = (
     *("model", "model_params", "allow_pickle", "train", "val", "features_name", "labels_name"),
     *("cache", "copy_command", "servers", "max_gpus", "log_level"),
 )
 
 
-# Arguments of `optimize` as its refusals name them, and the flags that are called otherwise.
+# Arguments in the messages of `optimize`, and the flags whose names differ.
 _ARGUMENT = re.compile(r"\b(block_size|elastic|export|lockstep|sampler|search_ranks)(?:=True|(=)|(?= out\b))")
 _NAMES = {"block_size": "block-size", "sampler": "hyper-opt", "search_ranks": "search-ranks"}
 
 
 @contextmanager
 def in_flags() -> Iterator[None]:
-    """Let what is refused inside name flags.
+    """Replace arguments of `optimize` by flags in errors of the body.
 
     Example:
         >>> with in_flags():
@@ -61,12 +61,12 @@ def _flag(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """What a search is to be; each field is an option, whose help says what it does."""
+    """Settings of a search; each field is an option, whose help describes it."""
 
-    num_iterations: int = _option("how many trials, over all starts of a search", default=20, least=1)
-    block_size: int | None = _option("how many ranks train one trial; else all but the first", least=1)
+    num_iterations: int = _option("number of trials, over all starts of the search", default=20, least=1)
+    block_size: int | None = _option("number of ranks that train one trial; else all but the first", least=1)
     search_ranks: int = _option(
-        "how many ranks only choose parameters, for a --hyper-opt that takes its time", default=0, least=0
+        "number of ranks that only choose parameters, for a slow --hyper-opt", default=0, least=0
     )
     n_fold: int = _option(
         "train each trial N times, validating with another part of the samples each time", default=1, least=1
@@ -78,42 +78,40 @@ class SearchSettings:
         "samples with the same value of this dataset, e.g. a run, are in the same fold"
     )
     space: str | None = _option(
-        "a file, .toml or .yaml, that says what is searched; else get_space() does", "FILE"
+        "a .toml or .yaml file with the search space; else get_space() gives it", "FILE"
     )
     hyper_opt: str = _option("how the next trial is chosen", default="bayesian", choices=SAMPLERS)
-    lockstep: bool = _option("the same search each time, whatever the pace of the blocks", default=False)
+    lockstep: bool = _option("repeat the same search exactly, at any pace of the blocks", default=False)
     elastic: bool = _option(
-        "blocks that are idle at the end join those that train; needs --checkpoint", default=False
+        "let blocks that are idle at the end join the others; needs --checkpoint", default=False
     )
     objective: str | None = _option(
         "a metric of the last epoch, or with :best, :min or :max of all (val_loss)", "METRIC[:WHICH]"
     )
     maximize: bool | None = _option(
-        "the higher the better; else its name decides, as for --early-stopping-metric"
+        "maximize the objective; else its name decides, as for --early-stopping-metric"
     )
-    target_objective: float | None = _option("end the search once a trial is as good")
+    target_objective: float | None = _option("end the search once a trial reaches this value")
     prune: Literal["none", "median", "asha", "hyperband"] = _option(
-        "give up trials that lag behind the others", default="none"
+        "stop trials that lag behind the others", default="none"
     )
-    retries: int = _option("how often a trial that has failed is tried again", default=0, least=0)
+    retries: int = _option("how often to retry a failed trial", default=0, least=0)
     failures: Literal["ignore", "worst", "constraint"] = _option(
-        "what a failed trial tells --hyper-opt of its parameters", default="ignore"
+        "how --hyper-opt counts a failed trial", default="ignore"
     )
     until: str | None = _option(
-        "begin no trial that would end later: seconds, a time, or slurm for the job's end", "WHEN"
+        "start no trial that would end later: seconds, a time, or slurm for the job's end", "WHEN"
     )
-    export: str | None = _option(
-        "a file, .db or .log, that follows the search, for Optuna's dashboard", "FILE"
-    )
-    table: bool | None = _option("show running trials in a table; else where somebody looks at a terminal")
+    export: str | None = _option("a .db or .log file that follows the search, for Optuna's dashboard", "FILE")
+    table: bool | None = _option("show running trials in a table; else only on a terminal")
     keep_models: bool = _option("keep the models of all trials, not only of the best", default=False)
 
     def __post_init__(self) -> None:
-        end_of(self.end, time.time())  # refuse what is no time
+        end_of(self.end, time.time())  # refuse invalid times
         if self.n_fold == 1 and (self.fold_labels or self.fold_groups):
             raise ConfigurationError(
-                f"--fold-{'labels' if self.fold_labels else 'groups'} says by what samples are split into "
-                "folds, but there are none; add --n-fold, e.g. --n-fold 5"
+                f"--fold-{'labels' if self.fold_labels else 'groups'} splits samples into folds, but there "
+                "are none; add --n-fold, e.g. --n-fold 5"
             )
         with in_flags():
             refuse_conflicts(
@@ -125,7 +123,7 @@ class SearchSettings:
             )
 
     def folded(self, given: Mapping[str, Given], fold: int) -> dict[str, Given]:
-        """Return the options of a training with those of a fold, counted from 0, where there are folds."""
+        """Return the options of a training, with those of its fold, counted from 0, if there are folds."""
         if self.n_fold == 1:
             return dict(given)
         own = {"fold": f"{fold + 1}/{self.n_fold}"}
@@ -134,7 +132,7 @@ class SearchSettings:
 
     @property
     def end(self) -> float | str | datetime | None:
-        """When the search is to be over, as `optimize` takes it."""
+        """The end of the search, as `optimize` takes it."""
         if self.until is None or self.until == "slurm":
             return self.until
         try:
@@ -152,7 +150,7 @@ class SearchSettings:
 
 #: The options of a search by name, in the order of the help.
 SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
-#: The same, and those of trainings.
+#: The same, and the options of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
     **{name: one for name, one in OPTIONS.items() if name not in (*_TAKEN, *_FOLDING)},
@@ -161,13 +159,13 @@ ALL_OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for.
+    """Request for a search.
 
     Attributes:
         search: the options of the search.
-        given: those of its trainings, as they were given.
-        table: what is to be searched; None: the Python file says.
-        place: by what that was given.
+        given: the options of its trainings, as they were given.
+        table: the search space; None: from the Python file.
+        place: the origin of the table, for messages.
     """
 
     search: SearchSettings
@@ -182,34 +180,34 @@ class Request:
 
     @property
     def seed(self) -> int:
-        """What all that is random depends on."""
+        """The seed of the search."""
         seed: int = self.given["seed"].read(OPTIONS["seed"]) if "seed" in self.given else 0
         return seed
 
     def draft(self) -> Settings:
-        """Return settings that say which model and which samples, and nothing else of the trainings."""
+        """Return settings with only the model and the samples of the trainings."""
         early = {name: one for name, one in self.given.items() if name in _EARLY}
         return settings_of({**early, "loss": self.given.get("loss", Given("to be chosen"))})
 
 
 def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
-    """Return what a command line asks for.
+    """Return the request of a command line.
 
     Args:
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
 
     Raises:
-        ConfigurationError: something is unknown, or not what it should be.
+        ConfigurationError: an option is unknown or invalid.
     """
     given = given_by(flags, unknown, ALL_OPTIONS, "tune")
     table, place = _table(given.pop("space", None))
     for name, one in given.items():
         if name in _TAKEN:
-            raise ConfigurationError(f"{one.place} gives {name!r}, which a search does itself: use --n-fold")
+            raise ConfigurationError(f"{one.place} gives {name!r}, which a search sets itself; use --n-fold")
         if name not in ALL_OPTIONS:
             raise ConfigurationError(
-                f"{one.place} has no option {name!r}{nearest(name, ALL_OPTIONS)} (nnlo tune --help has them)"
+                f"{one.place} has no option {name!r}{nearest(name, ALL_OPTIONS)} (see nnlo tune --help)"
             )
     own = {name: one.read(SEARCH_OPTIONS[name]) for name, one in given.items() if name in SEARCH_OPTIONS}
     rest = {name: one for name, one in given.items() if name not in SEARCH_OPTIONS}
@@ -217,19 +215,17 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
         one.read(OPTIONS[name])
     search = SearchSettings(**own)
     if search.n_fold > 1 and "val" in rest:
-        raise ConfigurationError(
-            "--n-fold takes what validates from the samples of --train; leave --val out, or --n-fold"
-        )
+        raise ConfigurationError("--n-fold validates with samples of --train; leave --val out, or --n-fold")
     if search.elastic and search.n_fold == 1 and "checkpoint" not in rest:
         raise ConfigurationError(
-            "--elastic lets idle ranks go on with trainings from their checkpoints, of which there are none; "
+            "--elastic lets idle ranks join trainings from their checkpoints, but there are none; "
             "add --checkpoint, or leave --elastic out"
         )
     return Request(search=search, given=rest, table=table, place=place)
 
 
 def _table(space: Given | None) -> tuple[Any, str]:
-    """What is to be searched: a table of the file of options, or another file."""
+    """Return the search space, from the file of options or another file, and its origin."""
     if space is None:
         return None, "get_space()"
     if isinstance(space.value, dict):

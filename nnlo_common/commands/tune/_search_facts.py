@@ -26,17 +26,17 @@ _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFacts:
-    """What a search is.
+    """Facts about a search.
 
     Attributes:
-        request: what was asked for.
-        space: what is searched.
-        figure: what trials are measured by.
+        request: the options.
+        space: the search space.
+        figure: the figure of merit.
         layout: the ranks.
         folder: of the search.
-        default: the parameters of the first trial; those that are not in it are chosen.
-        began: when, for people.
-        began_s: when, in seconds since 1970.
+        default: the parameters of the first trial; the sampler chooses the rest.
+        began: the start, for people.
+        began_s: the start, in seconds since 1970.
     """
 
     request: Request
@@ -56,16 +56,16 @@ class FinishedTrial:
     Attributes:
         number: its number.
         state: "complete", "pruned" or "failed".
-        value: what it came to; None unless it is complete.
-        params: what it tried.
+        value: its objective; None unless it is complete.
+        params: its parameters.
         folds: the value of each fold.
         steps: the value after each epoch.
-        block: which block trained it.
-        helpers: which others helped it at the end of the search, and since when, in seconds since 1970.
+        block: the number of its block.
+        helpers: the blocks that joined it at the end of the search, and when, in seconds since 1970.
         folder: its name.
-        began_s: since when, in seconds since 1970.
-        ended_s: until when.
-        problem: the last line of what went wrong.
+        began_s: the start, in seconds since 1970.
+        ended_s: the end.
+        problem: the last line of its error.
     """
 
     number: int
@@ -83,16 +83,16 @@ class FinishedTrial:
 
     @property
     def shifts(self) -> list[tuple[int, float, float]]:
-        """Which blocks have trained it, each from when until when."""
+        """The blocks that trained it, each with start and end."""
         return [(block, since, self.ended_s) for block, since in ((self.block, self.began_s), *self.helpers)]
 
     @property
     def fate(self) -> str:
-        """Its state for people, to whom it has not failed if it was only broken off."""
+        """Its state for people: a trial that was only broken off does not count as failed."""
         return "broken off" if self.problem.startswith(_BROKEN_OFF) else self.state
 
     def described(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as plain values for JSON."""
         return {
             **asdict(self),
             "folds": list(self.folds),
@@ -102,7 +102,7 @@ class FinishedTrial:
 
 
 def finished(study: Any) -> list[FinishedTrial]:
-    """Return the trials of a study that have finished."""
+    """Return the finished trials of a study."""
     return [_finished(one) for one in study.get_trials(deepcopy=False) if one.state.name in _STATES]
 
 
@@ -110,7 +110,7 @@ def _finished(trial: Any) -> FinishedTrial:
     user = trial.user_attrs
     ended = _seconds(trial.datetime_complete)
     began = user.get(BEGAN, _seconds(trial.datetime_start) or ended)
-    if _SECONDS in user:  # of a trial from the journal Optuna may know only when it was read there
+    if _SECONDS in user:  # for a trial from the journal, Optuna may only have the time of reading
         ended = min(ended, began + user[_SECONDS])
     value = trial.value if trial.state.name == "COMPLETE" else None
     return FinishedTrial(
@@ -130,7 +130,7 @@ def _finished(trial: Any) -> FinishedTrial:
 
 
 def last_problem(error: str) -> str:
-    r"""Return the line of a traceback that says what was wrong.
+    r"""Return the line of a traceback that names the error.
 
     Example:
         >>> last_problem("Traceback ...\n  File ...\npackage.OddError: it is odd\nMend it")

@@ -1,9 +1,9 @@
-"""The folder of a search: claimed before it begins, and what is found there when it goes on.
+"""The folder of a search: claimed before the search begins, and inspected when it resumes.
 
-search.toml      all options: `nnlo tune --config search.toml` searches the same again
-journal.jsonl    from which the same command goes on
-trials/0007/     a folder of a run for each trial, with folds one for each of them in it
-trials/0007.json what it has tried
+search.toml      all options: `nnlo tune --config search.toml` repeats the search
+journal.jsonl    all trials: the same command resumes from it
+trials/0007/     the folder of a run for each trial, with folds one for each of them in it
+trials/0007.json the parameters and seed of the trial
 search.json, report.html, at the end
 """
 
@@ -35,32 +35,32 @@ __all__ = [
     "claim_search",
     "drop_models",
     "known_value",
-    "leave",
-    "look",
+    "remove_unused",
+    "inspect_folder",
 ]
 
-#: User attributes of a trial: the block that trained it, since when, and the name of its folder.
+#: User attributes of a trial: its block, its start, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
 JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
 _MODELS = ("model.keras", "weights.pt")
-# What may be another when a search goes on.
+# Options that may change when a search resumes.
 _MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was in the folder of a search when it began, equal on all ranks.
+    """Contents of the folder at the start of a search, equal on all ranks.
 
     Attributes:
-        taken: names of folders that belong to trials that have finished.
-        left: trials that were broken off and have checkpoints: name, parameters and seed.
+        taken: names of the folders of finished trials.
+        left: interrupted trials with checkpoints: name, parameters and seed.
     """
 
     taken: tuple[str, ...] = ()
     left: tuple[tuple[str, Mapping[str, Any], int], ...] = ()
 
     def home(self, number: int, chosen: Mapping[str, Any], seed: int) -> tuple[str, int]:
-        """Return the name of a trial's folder, and its seed: those with which it was begun before, if it was.
+        """Return the folder name and seed of a trial: those of its first start, if it was interrupted.
 
         Example:
             >>> Found(("0003",), (("0002", {"x": 1}, 9),)).home(3, {"x": 1}, 5)
@@ -77,24 +77,24 @@ class Found:
 
 
 def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
-    """Make the folder of a search; say whether it was there, to go on with.
+    """Make the folder of a search; return it and whether the search resumes.
 
     Args:
-        asked: the folder that was asked for; None: a new one.
+        asked: the folder of `--run`; None: a new one.
         name: of the model.
         text: the options of the search.
 
     Raises:
-        ConfigurationError: it cannot be made, or is something else's.
+        ConfigurationError: it cannot be made, or belongs to something else.
     """
     folder = None if asked is None else Path(asked).expanduser().absolute()
     try:
         folder = next_free(f"{name}-search") if folder is None else folder
         if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
-            raise ConfigurationError(f"--run {folder} is there already, and no search; name another folder")
+            raise ConfigurationError(f"--run {folder} exists already, without a search; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         hold(folder, "searching")
-        # Not before: of two that begin at once the second comes to the folder of the first.
+        # Check after locking: another search may have just begun in this folder.
         if (folder / SEARCH).is_file():
             check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
             return folder, True
@@ -111,7 +111,7 @@ def _is_free(folder: Path) -> bool:
     return folder.is_dir() and {one.name for one in folder.iterdir()} <= {LOCK}
 
 
-def leave(folder: Path) -> None:
+def remove_unused(folder: Path) -> None:
     """Remove the folder of a search that has not begun."""
     if {one.name for one in folder.iterdir()} <= {SEARCH, LOCK}:
         for name in (SEARCH, LOCK):
@@ -119,12 +119,12 @@ def leave(folder: Path) -> None:
         folder.rmdir()
 
 
-def look(folder: Path, goes_on: bool) -> Found:
-    """Return what is in the folder of a search, and remove what was broken off and cannot go on.
+def inspect_folder(folder: Path, goes_on: bool) -> Found:
+    """Return the contents of the folder, and remove interrupted trials that cannot resume.
 
     Args:
         folder: of the search.
-        goes_on: whether trainings have checkpoints to go on from.
+        goes_on: whether trainings have checkpoints to resume from.
     """
     finished = _finished(folder / JOURNAL)
     left = []
@@ -135,7 +135,7 @@ def look(folder: Path, goes_on: bool) -> Found:
         if goes_on and told is not None:
             left.append((home.name, told["parameters"], told["seed"]))
             for history in [*home.rglob("history.json")]:
-                if known_value(history.parent) is None:  # complete, but for what it came to
+                if known_value(history.parent) is None:  # trained, but killed before its value was written
                     shutil.rmtree(history.parent)
         else:
             shutil.rmtree(home, ignore_errors=True)
@@ -144,10 +144,10 @@ def look(folder: Path, goes_on: bool) -> Found:
 
 
 def _finished(journal: Path) -> set[str]:
-    """The names of the folders of trials that a journal knows as finished."""
+    """Return the folder names of the trials that are finished in the journal."""
     names = set()
     for line in journal.read_text("utf-8").splitlines() if journal.exists() else ():
-        with contextlib.suppress(ValueError):  # the line that was being written when the job was killed
+        with contextlib.suppress(ValueError):  # a kill may leave an incomplete last line
             told = json.loads(line)
             if "state" in told:
                 names.add(told.get("user", {}).get(FOLDER, ""))
@@ -162,13 +162,13 @@ def _read(path: Path) -> Any:
 
 
 def known_value(run: Path) -> float | None:
-    """Return what a training came to that had ended before; None: it had not."""
+    """Return the value of a training that ended before a resume; None: it did not end."""
     told = _read(run / VALUE)
     return None if told is None else float(told["value"])
 
 
 def drop_models(home: Path) -> None:
-    """Remove the models of a trial, whose configuration makes them again."""
+    """Remove the models of a trial; its configuration can train them again."""
     for name in _MODELS:
         for path in (home / name, *home.glob(f"fold*/{name}")):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Outcome of a search: a few lines on the terminal, and files for programs and people."""
+"""Result of a search: a few lines on the terminal, and files for programs and people."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from nnlo_common.training.report._terminal import table
 __all__ = ["conclude", "importances", "search_text"]
 
 RESULT, REPORT = "search.json", "report.html"
-# With fewer trials importances are mostly noise.
+# Importances of fewer trials are mostly noise.
 _ENOUGH = 10
 
 
 def search_text(request: Request, space: Space) -> str:
-    """Return the file that makes the same search again, from any folder.
+    """Return a configuration that repeats the search from any folder.
 
     Args:
-        request: what was asked for.
-        space: what is searched.
+        request: the options.
+        space: the search space.
     """
     values: dict[str, Any] = {
         name: one.read(OPTIONS[name]) for name, one in request.given.items() if name != "run"
@@ -57,14 +57,14 @@ def _described(one: Parameter) -> dict[str, Any]:
 
 
 def conclude(study: Any, facts: SearchFacts) -> str:
-    """Write down what the search has come to, and say it.
+    """Write and print the result of the search.
 
     Args:
         study: with all trials.
-        facts: what the search is.
+        facts: of the search.
 
     Returns:
-        What is wrong; empty where something was found.
+        The problem; empty if a trial is complete.
     """
     trials = finished(study)
     good = [one for one in trials if one.value is not None]
@@ -79,35 +79,35 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     if best is None:
         last = trials[-1].problem if trials else ""
         return (
-            f"none of {len(trials)} trials has come to its end; {facts.folder / RESULT} says why of each. "
-            f"The last: {last or 'it was given up'}"
+            f"none of {len(trials)} trials is complete; see the reasons in {facts.folder / RESULT}. "
+            f"The last: {last or 'it was pruned'}"
         )
-    print(_said(facts, trials, best, weights, hint), flush=True)
+    print(_result_lines(facts, trials, best, weights, hint), flush=True)
     return ""
 
 
 def _value(one: FinishedTrial) -> float:
-    assert one.value is not None  # only those are compared
+    assert one.value is not None  # the caller has filtered
     return one.value
 
 
 def importances(study: Any, good: Sequence[FinishedTrial]) -> tuple[dict[str, float], str]:
-    """Return how much of the differences each parameter makes, and what to think of it.
+    """Return the importance of each parameter, and a remark about it.
 
     Args:
         study: with all trials.
-        good: those that came to their end.
+        good: the complete ones.
     """
     import optuna
 
     if len(good) < _ENOUGH:
-        return {}, f"importances need {_ENOUGH} trials at least, and there are {len(good)}"
+        return {}, f"importances need at least {_ENOUGH} complete trials, and there are {len(good)}"
     if len({one.value for one in good}) < 2:
-        return {}, "all trials are alike, so no parameter is more important than another"
+        return {}, "all trials have the same value, so no parameter is more important than another"
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     try:
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    except (RuntimeError, ValueError) as error:  # such as no parameter that all trials have
+    except (RuntimeError, ValueError) as error:  # e.g. trials share no parameter
         return {}, f"there are no importances: {error}"
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}, (
         "the share of each parameter in what sets the best tenth of trials apart"
@@ -120,7 +120,7 @@ def _record(
     best: FinishedTrial | None,
     weights: Mapping[str, float],
 ) -> dict[str, Any]:
-    """All there is to know, as plain values."""
+    """Return the contents of `search.json`."""
     return {
         "command": command(),
         "began": facts.began,
@@ -139,7 +139,7 @@ def _record(
     }
 
 
-def _said(
+def _result_lines(
     facts: SearchFacts,
     trials: Sequence[FinishedTrial],
     best: FinishedTrial,
@@ -155,10 +155,10 @@ def _said(
     return "\n".join(
         [
             f"nnlo tune: best of {len(trials)} trials is {best.number}, {facts.figure.name} "
-            f"{best.value:.4f}{spread}" + (f"; {failed} have failed" if failed else ""),
+            f"{best.value:.4f}{spread}" + (f"; {failed} failed" if failed else ""),
             table(rows),
             f"importances: {', '.join(f'{name} {share}' for name, share in shares.items()) or hint}",
-            f"trained again by: nnlo train --config {home / 'config.toml'}{others}",
+            f"train it again: nnlo train --config {home / 'config.toml'}{others}",
             f"report: {facts.folder / REPORT}",
         ]
     )

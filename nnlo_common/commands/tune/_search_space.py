@@ -1,4 +1,4 @@
-"""Search space: parameters of the model, and options of `nnlo train`; `_reading` parses its text."""
+"""Search space: parameters of the model, and options of `nnlo train`; `_space_reader` parses it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from nnlo_common.commands.train._settings import OPTIONS, settings_of
 
 __all__ = ["Parameter", "Space"]
 
-# As far as a multiple of a step may be off by rounding.
+# The rounding error allowed in a multiple of a step.
 _NO_STEP = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One thing that is searched.
+    """One parameter of the search.
 
     Attributes:
         name: in the space, and for Optuna.
-        table: the option whose table it is in; empty where it is an option itself.
+        table: the option whose table it is in; empty if it is an option itself.
         key: its name there.
-        choices: one of these; none: a range.
+        choices: the possible values; empty: a range.
         low: the lowest value.
         high: the highest.
-        step: between values; None: any between.
-        log: whether all orders of magnitude are tried alike.
-        when: of other parameters, the values with which it is searched at all.
+        step: between values; None: any number.
+        log: whether all orders of magnitude are equally likely.
+        when: the values of other parameters with which it is searched.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Parameter:
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def active(self, chosen: Mapping[str, Any]) -> bool:
-        """Whether it is searched, with what was chosen before."""
+        """Whether it is searched, given the earlier choices."""
         return all(name in chosen and chosen[name] in values for name, values in self.when.items())
 
     def holds(self, value: Any) -> bool:
@@ -64,7 +64,7 @@ class Parameter:
 
     @property
     def finite(self) -> bool:
-        """Whether all of its values can be tried."""
+        """Whether the number of its values is finite."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return bool(self.choices) or whole or self.step is not None
 
@@ -79,12 +79,12 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Everything that is searched; what a parameter depends on comes before it."""
+    """All parameters of a search; a parameter comes after those that it depends on."""
 
     parameters: tuple[Parameter, ...]
 
     def suggest(self, trial: Any) -> dict[str, Any]:
-        """Let a trial choose all that it needs."""
+        """Let a trial choose all active parameters."""
         chosen: dict[str, Any] = {}
         for one in self.parameters:
             if one.active(chosen):
@@ -92,7 +92,7 @@ class Space:
         return chosen
 
     def probes(self) -> list[dict[str, Any]]:
-        """Return points to try the options with: both ends of all ranges, and each choice once."""
+        """Return points to check the options with: both ends of all ranges, and each choice once."""
         ends = [
             {one.name: one.choices[0] if one.choices else getattr(one, end) for one in self.parameters}
             for end in ("low", "high")
@@ -101,7 +101,7 @@ class Space:
         return [self.active(point) for point in found]
 
     def active(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what of a point is searched, given the rest of it."""
+        """Return the parameters of a point that are active, given its other values."""
         chosen: dict[str, Any] = {}
         for one in self.parameters:
             if one.name in point and one.active(chosen):
@@ -109,7 +109,7 @@ class Space:
         return chosen
 
     def applied(self, given: Mapping[str, Given], chosen: Mapping[str, Any]) -> dict[str, Given]:
-        """Return what is given to a training, together with what was chosen for it."""
+        """Return the options of a training, merged with the chosen parameters."""
         result, place = dict(given), "the search"
         for one in self.parameters:
             if one.name not in chosen:
@@ -122,24 +122,24 @@ class Space:
         return result
 
     def check_grid(self) -> None:
-        """Refuse what has more values than can be tried."""
+        """Refuse parameters with infinitely many values."""
         if endless := [one.name for one in self.parameters if not one.finite]:
             raise ConfigurationError(
-                f"--hyper-opt grid tries each combination, but {', '.join(map(repr, endless))} may be any "
-                "number between two; give a step, or choices"
+                f"--hyper-opt grid tries each combination, but {', '.join(map(repr, endless))} can have any "
+                "value in a range; give a step, or choices"
             )
 
     def check(self, given: Mapping[str, Given]) -> None:
-        """Refuse what is given and searched, and what no training takes."""
+        """Refuse parameters that are both given and searched, and values that no training takes."""
         for one in self.parameters:
             table = given[one.table].read(OPTIONS[one.table]) if one.table in given else {}
             if one.key in table or (not one.table and one.key in given):
                 raise ConfigurationError(
-                    f"{one.name!r} is searched, and given, too; leave it out of the space or of the options"
+                    f"{one.name!r} is both searched and given; leave it out of the space or of the options"
                 )
         for probe in self.probes():
             try:
                 settings_of(self.applied(given, probe))
             except ConfigurationError as error:
                 told = ", ".join(f"{name} = {value}" for name, value in probe.items())
-                raise ConfigurationError(f"with {told} the search would try: {error}") from None
+                raise ConfigurationError(f"the search would try {told}: {error}") from None

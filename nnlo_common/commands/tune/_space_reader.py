@@ -33,11 +33,11 @@ def space_of(table: Any, place: str, make: Any = None) -> Space:
 
     Args:
         table: by name, ranges and choices.
-        place: by what it was given.
+        place: its origin, for messages.
         make: the function get_model() of a Python file; None: there is none.
 
     Raises:
-        ConfigurationError: it is not possible; the message names the parameter.
+        ConfigurationError: it is invalid; the message names the parameter.
 
     Example:
         >>> space_of({"batch": (16, 64, "log")}, "get_space()").probes()
@@ -45,7 +45,7 @@ def space_of(table: Any, place: str, make: Any = None) -> Space:
     """
     if not isinstance(table, Mapping) or not table:
         raise ConfigurationError(
-            f"{place} has {table!r:.80}; give a table of what is searched, by names, e.g. "
+            f"{place} has {table!r:.80}; give a table of parameters by name, e.g. "
             '{"learning_rate": {"low": 1e-4, "high": 0.1, "log": True}}'
         )
     found: dict[str, Parameter] = {}
@@ -82,9 +82,9 @@ class _Reader:
         return Parameter(name=self.name, table=table, key=key, when=when, **self._range(facts, option))
 
     def _home(self) -> tuple[str, str]:
-        """The table and the name there that the value belongs to."""
+        """Return the table of the parameter, and its name there."""
         if not isinstance(self.name, str):
-            self.refuse("names are texts")
+            self.refuse("names must be texts")
         table, dot, key = self.name.partition(".")
         if dot and table in _TABLES and key.isidentifier():
             if table == "model_params" and not self._taken(key):
@@ -102,12 +102,12 @@ class _Reader:
 
     def _refuse_unknown(self) -> NoReturn:
         if self.name in OPTIONS:
-            self.refuse("an option that cannot be searched; these can: " + ", ".join(SEARCHABLE))
+            self.refuse("it is not a searchable option; these are: " + ", ".join(SEARCHABLE))
         meant = nearest(self.name, [*self._parameters(), *SEARCHABLE])
         self.refuse(f"{self._model()} has no such parameter, nor is it an option of nnlo train{meant}")
 
     def _facts(self, told: Any) -> dict[str, Any]:
-        """The description as a table, whatever it was given as."""
+        """Return the description as a table; it may be a list, a tuple or a table."""
         if isinstance(told, list):
             return {"choices": told}
         if isinstance(told, tuple) and len(told) in (2, 3) and told[2:] in ((), ("log",)):
@@ -116,7 +116,7 @@ class _Reader:
             self.refuse(f"{told!r:.60} is neither a list of choices nor a table of low and high")
         for key in told:
             if key not in _KEYS:
-                self.refuse(f"there is no {key!r}{nearest(key, _KEYS)}; there are {', '.join(_KEYS)}")
+                self.refuse(f"{key!r} is unknown{nearest(key, _KEYS)}; use {', '.join(_KEYS)}")
         if "choices" in told and {"low", "high", "step", "log"} & told.keys():
             self.refuse("it has choices and a range; give one of the two")
         if "choices" not in told and not {"low", "high"} <= told.keys():
@@ -126,12 +126,12 @@ class _Reader:
     def _choices(self, facts: Mapping[str, Any], option: Option | None) -> tuple[Any, ...]:
         choices = facts["choices"]
         if not isinstance(choices, list | tuple) or not choices:
-            self.refuse(f"choices are {choices!r:.60}; give a list of some")
+            self.refuse(f"choices are {choices!r:.60}; give a list that is not empty")
         for one in choices:
             if not isinstance(one, _PLAIN) or (isinstance(one, float) and not math.isfinite(one)):
-                self.refuse(f"the choice {one!r:.60} is no text, finite number, true or false")
+                self.refuse(f"the choice {one!r:.60} is not a text, a finite number, true or false")
         if len({(type(one) is bool, one) for one in choices}) < len(choices):
-            self.refuse(f"choices are {list(choices)}, one of them twice")
+            self.refuse(f"choices are {list(choices)}, one of them twice; give each once")
         return tuple(choices if option is None else [Given(one, self.place).read(option) for one in choices])
 
     def _range(self, facts: Mapping[str, Any], option: Option | None) -> dict[str, Any]:
@@ -145,32 +145,32 @@ class _Reader:
         low, high = ends
         step, log = facts.get("step"), facts.get("log", False)
         if low >= high:
-            self.refuse(f"low is {low} and high {high}; high has to be above low")
+            self.refuse(f"low is {low} and high {high}; high must be above low")
         if not isinstance(log, bool):
-            self.refuse(f"log is {log!r:.60}; it is true or false")
+            self.refuse(f"log is {log!r:.60}; it must be true or false")
         if log and low <= 0:
-            self.refuse(f"low is {low}, and a logarithmic scale has no such value; give one above 0")
+            self.refuse(f"low is {low}, which a logarithmic scale does not have; give one above 0")
         if step is not None:
             step = self._number(step, "step", None)
             if log:
                 self.refuse("it has a step on a logarithmic scale; leave out step, or log")
             if not 0 < step <= high - low or (isinstance(low, int) and not isinstance(step, int)):
-                self.refuse(f"step is {step}; give one above 0 and up to {high - low}, of the kind of low")
+                self.refuse(f"step is {step}; give one above 0 and up to {high - low}, of the type of low")
         return {"low": low, "high": high, "step": step, "log": log}
 
     def _number(self, value: Any, name: str, option: Option | None) -> float:
-        if isinstance(value, str):  # YAML has texts where people mean numbers, e.g. 1e-3
+        if isinstance(value, str):  # YAML reads 1e-3 as a text
             try:
                 value = float(value)
             except ValueError:
-                self.refuse(f"{name} is {value!r:.60}; it has to be a number")
+                self.refuse(f"{name} is {value!r:.60}; it must be a number")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self.refuse(f"{name} is {value!r:.60}; it has to be a finite number")
+            self.refuse(f"{name} is {value!r:.60}; it must be a finite number")
         number: float = value if option is None else Given(value, f"{self.place}, {name}").read(option)
         return number
 
     def _check_default(self, table: str, key: str) -> None:
-        """Refuse numbers for what is a text or a truth by its default."""
+        """Refuse a range for a parameter whose default is a text or boolean."""
         known = self._parameters().get(key) if table == "model_params" else None
         if known is not None and isinstance(known.default, str | bool):
             self.refuse(f"get_model({key}={known.default!r}) takes no number; give a list of choices")
@@ -188,7 +188,7 @@ class _Reader:
             return {}
         try:
             return inspect.signature(self.make).parameters
-        except ValueError:  # one that is written in C
+        except ValueError:  # a function written in C has no signature
             return {}
 
     def _taken(self, name: str) -> bool:
@@ -200,7 +200,7 @@ class _Reader:
 
     def _model(self) -> str:
         if self.make is None:
-            return "the model, which is no Python file,"
+            return "the model, which is not a Python file,"
         return f"get_model({', '.join(self._parameters())})"
 
     def refuse(self, problem: str) -> NoReturn:
@@ -208,17 +208,17 @@ class _Reader:
 
 
 def _check_when(one: Parameter, place: str, before: Mapping[str, Parameter]) -> None:
-    """Refuse conditions on what is not there, or never has such a value."""
+    """Refuse conditions on unknown parameters or impossible values."""
     for name, values in one.when.items():
         known: Sequence[Any] = before[name].choices if name in before else ()
         if not known:
             having = [each.name for each in before.values() if each.choices]
             raise ConfigurationError(
-                f"{place} depends on {name!r}, which has no choices, or does not come before it"
+                f"{place} depends on {name!r}, which is not an earlier parameter with choices"
                 f"{nearest(name, having)}"
             )
         if odd := [value for value in values if value not in known]:
             raise ConfigurationError(
-                f"{place} depends on {name} = {odd[0]!r}, but it is searched among "
+                f"{place} depends on {name} = {odd[0]!r}, but the choices of {name} are "
                 f"{', '.join(map(repr, known))}"
             )

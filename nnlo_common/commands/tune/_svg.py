@@ -1,4 +1,4 @@
-"""Drawings as SVG, to be put into a page: scales, axes, points, lines and bars."""
+"""SVG drawings for a page: scales, axes, points, lines and bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOM = 8  # between the outermost values and the axes
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Where values are drawn.
+    """Scale from values to pixels.
 
     Attributes:
         low: the value at `start`.
@@ -24,7 +24,7 @@ class AxisScale:
         start: in pixels.
         end: in pixels.
         log: whether it is logarithmic.
-        names: where values are choices, all of them.
+        names: all choices; empty for numbers.
     """
 
     low: float
@@ -36,7 +36,7 @@ class AxisScale:
 
     @classmethod
     def of(cls, values: Iterable[Any], start: float, end: float, *, log: bool = False) -> AxisScale:
-        """Return a scale that has room for values, numbers or choices.
+        """Return a scale for values, numbers or choices.
 
         Example:
             >>> AxisScale.of([1.0, 3.0], 0, 100).at(2.0), AxisScale.of([1, 100], 0, 100, log=True).at(10)
@@ -54,7 +54,7 @@ class AxisScale:
         return cls(low, high, start, end, log and low > 0)
 
     def at(self, value: Any) -> float:
-        """Return where a value is, in pixels."""
+        """Return the position of a value, in pixels."""
         if self.names:
             share = (self.names.index(value) + 0.5) / len(self.names)
         elif self.log:
@@ -64,7 +64,7 @@ class AxisScale:
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self, count: int = 5) -> list[tuple[float, str]]:
-        """Return where ticks are, with what they say: round numbers, or the choices."""
+        """Return positions and labels of ticks: round numbers, or the choices."""
         if self.names:
             return [(self.at(name), str(name)) for name in self.names]
         if self.log:
@@ -82,7 +82,7 @@ class AxisScale:
 
 
 def _rounds(low: float, high: float) -> list[float]:
-    """Round numbers around a range of less than three orders of magnitude."""
+    """Return round numbers around a range of less than three orders of magnitude."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
 
@@ -122,9 +122,9 @@ class Axes:
 
 
 def drawing(width: float, height: float, parts: Iterable[str], title: str) -> str:
-    """Return a whole drawing, which a page may make smaller."""
+    """Return a complete drawing, which a page may scale down."""
     inside = "\n".join(parts)
-    # Where a window is narrow, letters are to stay legible: the page scrolls those that are wide.
+    # In a narrow window the page scrolls wide drawings, so that letters stay legible.
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" '
         f'style="max-width:{width:g}px;min-width:{0.75 * width:g}px" '
@@ -133,7 +133,7 @@ def drawing(width: float, height: float, parts: Iterable[str], title: str) -> st
 
 
 def point(x: float, y: float, told: str, kind: str = "dot", style: str = "", *, radius: float = 4) -> str:
-    """Return a point that tells something when it is pointed at."""
+    """Return a point with a tooltip."""
     styled = f' style="{style}"' if style else ""
     where = f'cx="{x:g}" cy="{y:g}" r="{radius:g}"'
     return f'<circle class="{kind}" {where}{styled}><title>{escape(told)}</title></circle>'
@@ -148,7 +148,7 @@ def line(points: Sequence[tuple[float, float]], kind: str, told: str = "", style
 
 
 def bar(corner: tuple[float, float], width: float, height: float, kind: str, told: str) -> str:
-    """Return a box that tells something when it is pointed at."""
+    """Return a box with a tooltip."""
     x, y = corner
     return (
         f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{max(width, 1):g}" height="{height:g}" rx="2">'
@@ -162,7 +162,7 @@ def label(x: float, y: float, text: str, anchor: str = "middle", kind: str = "ti
 
 
 def shade(share: float) -> str:
-    """Return a colour between the worst, 0, and the best, 1, that both kinds of page can show.
+    """Return a colour between the worst, 0, and the best, 1, legible on light and dark pages.
 
     Example:
         >>> shade(0), shade(1)

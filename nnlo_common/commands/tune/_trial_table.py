@@ -1,4 +1,4 @@
-"""Table of a running search: a line for each finished trial, and those under way."""
+"""Table of a running search: finished and running trials, a line each."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """A trial that is under way.
+    """A running trial.
 
     Attributes:
         number: its number.
-        block: which block trains it; None: it has not begun.
-        began_s: since when.
-        params: what it tries.
-        epoch: how many epochs it has had.
-        value: the last; None before the first.
+        block: the number of its block; None: it has not begun.
+        began_s: the start, in seconds since 1970.
+        params: its parameters.
+        epoch: the number of finished epochs.
+        value: the last value; None before the first.
         helpers: the blocks that help.
     """
 
@@ -39,7 +39,7 @@ class TrialRow:
 
     @classmethod
     def of(cls, trial: Any) -> TrialRow:
-        """Return what a trial of a study is at."""
+        """Return the state of a running trial of a study."""
         steps, user = trial.intermediate_values, trial.user_attrs
         last = max(steps, default=-1)
         began = user.get(BEGAN, 0.0)
@@ -50,11 +50,11 @@ class TrialRow:
 
 
 class Board:
-    """What is told of a search at some moment.
+    """Lines on the terminal about a search at one moment.
 
     Args:
-        facts: what the search is.
-        trials: those that have finished.
+        facts: of the search.
+        trials: the finished ones.
         now_s: the time, in seconds since 1970.
     """
 
@@ -63,7 +63,7 @@ class Board:
         self._asked = facts.request.search.num_iterations
 
     def line(self, one: FinishedTrial, best: FinishedTrial | None) -> str:
-        """Return what is told of a trial that has finished.
+        """Return the line of a finished trial.
 
         Args:
             one: the trial.
@@ -84,7 +84,7 @@ class Board:
         return [_cut(row, _WIDTH) for row in [*rows, self._whole()]]
 
     def left_s(self) -> float | None:
-        """How long the rest will take, as trials have taken so far; None where none has finished."""
+        """Estimate the remaining time from complete trials; None before the first."""
         lasted = [one.ended_s - one.began_s for one in self._trials if one.state == "complete"]
         if not lasted:
             return None
@@ -113,7 +113,7 @@ class Board:
 
 
 def lasting(seconds: float) -> str:
-    """Return a time for people.
+    """Return a duration for people.
 
     Example:
         >>> lasting(3.14), lasting(75), lasting(7300)
@@ -126,7 +126,7 @@ def lasting(seconds: float) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value in few letters.
+    """Return a value as a short text.
 
     Example:
         >>> short(0.000123456), short(64), short(True)

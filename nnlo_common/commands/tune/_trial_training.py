@@ -1,4 +1,4 @@
-"""One trial of a search: a training of `nnlo train` by the ranks of a block, or of a fold of it."""
+"""One trial of a search: a training of `nnlo train`, or of one fold, on the ranks of a block."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TrialTraining:
     """The objective of a search.
 
     Attributes:
-        facts: what the search is.
+        facts: of the search.
         path: of the model.
         framework: of the model.
-        found: what was in the folder when the search began.
-        block: which block this rank is in.
+        found: the contents of the folder when the search began.
+        block: the number of this rank's block.
     """
 
     facts: SearchFacts
@@ -47,20 +47,20 @@ class TrialTraining:
     block: int
 
     def __call__(self, trial: Any) -> float:
-        """Train, and return how good that was; all ranks of the block do, as `trial` says."""
+        """Train on all ranks of the block with the parameters of `trial`, and return the objective."""
         chosen = self.facts.space.suggest(trial)
         fold, folds = trial.fold, trial.folds
-        # The folds of a trial have one seed, so that they differ by their samples only.
+        # The folds of a trial share a seed, so that they differ only by their samples.
         name, seed = self.found.home(trial.number, chosen, seed_of(self.facts.request.seed, trial.number))
         if fold == 0:
             for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
-                if key not in trial.user_attrs:  # or it goes on, with more ranks
+                if key not in trial.user_attrs:  # it is set if the trial continues with more ranks
                     trial.set_user_attr(key, value)
         home = self.facts.folder / TRIAL / name
         settings = self._settings(chosen, seed, home, fold, folds)
         job = Job(launched(), "tune")
         known = job.share(known_value(Path(str(settings.run))) if job.speaks else None)[0]
-        if known is not None:  # this fold had ended when the search was killed
+        if known is not None:  # this fold ended before the search was killed
             return float(known)
         run = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
@@ -78,7 +78,7 @@ class TrialTraining:
             plug_in(self.framework).forget()
 
     def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
-        """What a training is to be."""
+        """Return the settings of a training."""
         given = self.facts.space.applied(self.facts.request.given, chosen)
         if folds > 1:
             given = self.facts.request.search.folded(given, fold)
@@ -87,7 +87,7 @@ class TrialTraining:
         return settings_of(given)
 
     def _watch(self, trial: Any, epoch: int, scores: Mapping[str, float]) -> None:
-        """Report an epoch; all ranks give the trial up together."""
+        """Report an epoch; all ranks prune the trial together."""
         if self.facts.figure.metric in scores:
             trial.report(scores[self.facts.figure.metric], epoch)
         if self.facts.request.search.prune != "none" and trial.should_prune():
@@ -106,7 +106,7 @@ class TrialTraining:
 
 
 def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
-    """Write down what is tried, and where folds are trained the same training with all samples."""
+    """Write the parameters of the trial, and with folds a configuration that trains on all samples."""
     home.parent.mkdir(parents=True, exist_ok=True)
     if config:
         home.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Watch over the trials while the coordinator hands them out: report each, and clean up after it."""
+"""Watch over the trials of a running search: report each, and remove the models of worse ones."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _EVERY_S = 0.5
 
 
 class TrialWatch:
-    """A thread beside a search, on the rank that has its study, which alone it looks at.
+    """A thread beside a search, on the rank with the study; it only reads the study.
 
     Args:
         study: of the search.
-        facts: what the search is.
+        facts: of the search.
     """
 
     def __init__(self, study: Any, facts: SearchFacts) -> None:
         self._study, self._facts = study, facts
         asked = facts.request.search.table
         self._live = is_live() if asked is None else asked
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._best: FinishedTrial | None = None
-        self._shown = 0  # lines of the table that are on the screen
+        self._shown = 0  # table lines on the screen
         self._first: int | None = None  # how many trials were there before
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nnlo tune", daemon=True)
@@ -49,13 +49,13 @@ class TrialWatch:
         self.look(over=True)
 
     def look(self, *, over: bool = False) -> None:
-        """Tell what is new, and show what is under way."""
+        """Print new finished trials, and show the running ones."""
         trials = finished(self._study)
         board = Board(self._facts, trials, time.time())
         lines = []
         for one in trials:
-            if one.number not in self._told:
-                self._told.add(one.number)
+            if one.number not in self._reported:
+                self._reported.add(one.number)
                 self._clear(one)
                 lines.append(board.line(one, self._best))
         rows = board.rows(self._running()) if self._live and not over else []
@@ -78,11 +78,11 @@ class TrialWatch:
             drop_models(self._facts.folder / TRIAL / worse.folder)
 
     def _better(self, value: float, than: float | None) -> bool:
-        assert than is not None  # the best has one
+        assert than is not None  # the best has a value
         return value > than if self._facts.figure.maximize else value < than
 
     def _write(self, lines: list[str], rows: list[str]) -> None:
-        """Write lines that stay, and below them those that the next ones replace."""
+        """Print lines that stay, and below them rows that the next call replaces."""
         if not lines and not rows and not self._shown:
             return
         up = f"\x1b[{self._shown}F\x1b[J" if self._shown else ""

@@ -1,4 +1,4 @@
-"""The order of it all: read, look, agree, claim a folder, search, and write down what came of it."""
+"""The command, step by step: read, check, agree, claim a folder, search, write the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
-from nnlo_common.commands.tune._search_folder import Found, claim_search, leave, look
+from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder, remove_unused
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.commands.tune._space_reader import space_of
@@ -39,11 +39,11 @@ _RATE = "learning_rate"
 
 
 def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-    """Search as the command line says, and return the exit status of every rank.
+    """Run `nnlo tune`, and return the exit status of every rank.
 
     Args:
-        flags: what was given to flags, by their names.
-        unknown: what the parser does not know.
+        flags: the values of the flags, by name.
+        unknown: words that the parser does not know.
     """
     return run_in_job("tune", _SearchRun, flags, unknown)
 
@@ -65,12 +65,12 @@ class _SearchRun:
         self._began_s, self._began = time.time(), datetime.now(UTC).isoformat(timespec="seconds")
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-        """Search as the command line says, and return the exit status."""
+        """Prepare and search; return the exit status."""
         self.prepare(flags, unknown)
         return self.search()
 
     def prepare(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> None:
-        """Do all that can go wrong before a search, what is quick first, and agree with all ranks."""
+        """Check everything before the search, quick checks first, and agree with all ranks."""
         job = self._job
         with job.together():
             request = self.request = read_request(flags, unknown)
@@ -96,7 +96,7 @@ class _SearchRun:
         self._claim()
 
     def search(self) -> int:
-        """Search, and write down what came of it; return the exit status."""
+        """Search, write the result, and return the exit status."""
         from nnlo_common.commands.tune._optuna_study import search
 
         self._searching = True
@@ -112,36 +112,36 @@ class _SearchRun:
         )
         speaker = "alone" if self._job.speaks else "worker"
         servers = self.request.draft().servers
-        told = self.layout.told(servers, self.request.search.n_fold)
+        told = self.layout.summary(servers, self.request.search.n_fold)
         say(speaker, f"nnlo tune: {told}; {self._folder}")
         try:
             return search(self._job, facts, self._path, self.framework, self._found)
         except SystemExit as left:
             if left.code == EXIT_CODE and self._job.speaks:
-                tell(f"a signal has ended the search{self.advice}", "tune")
+                tell(f"a signal ended the search{self.advice}", "tune")
             raise
 
     def undo(self) -> None:
-        """Leave nothing of a search that has not begun."""
+        """Remove the folder of a search that has not begun."""
         if self._job.speaks and self._fresh:
-            leave(self._folder)
+            remove_unused(self._folder)
 
     @property
     def advice(self) -> str:
-        """What to do when the search is broken off."""
+        """Text to print when the search stops early: what to do next."""
         if not self._searching:
             return ""
         if self.request.run is None:
-            return "\nWith --run FOLDER the same command would go on from here"
-        return f"\nThe same command goes on from the trials in {self._folder}"
+            return "\nTo be able to resume a search, give --run FOLDER"
+        return f"\nRerun the same command to resume from the trials in {self._folder}"
 
     @property
-    def going_on(self) -> str:
-        """The same: a search that was interrupted is one that was broken off."""
+    def resume_hint(self) -> str:
+        """The same text, after an interrupt."""
         return self.advice
 
     def _read_space(self) -> Space:
-        """Read what is searched; for that the Python file is run."""
+        """Return the search space; this imports the Python file."""
         request, path = self.request, self._path
         module = None
         if path.suffix.lower() == ".py":
@@ -151,7 +151,7 @@ class _SearchRun:
         table = asked(module, path, "get_space") if request.table is None else request.table
         if table is None:
             raise ConfigurationError(
-                "nothing is searched: write get_space() into the Python file, or give --space FILE"
+                "there is no search space: write get_space() into the Python file, or give --space FILE"
             )
         place = f"--model {path}: get_space()" if request.table is None else request.place
         self._make = getattr(module, "get_model", None)
@@ -163,7 +163,7 @@ class _SearchRun:
 
     @contextmanager
     def _cell(self) -> Iterator[None]:
-        """Let this rank have those for its world that it will train with."""
+        """Make the ranks that train one model this rank's world."""
         if self._job.world is None:
             yield
             return
@@ -176,7 +176,7 @@ class _SearchRun:
             part.close()
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the first trial; a learning rate that the framework has shows when all else is made."""
+        """Return the first trial; try a training to find the framework's learning rate."""
         given, space = self.request.given, self.space
         found = defaults(space, given, self._make)
         if any(one.name == _RATE for one in space.parameters):
@@ -186,7 +186,7 @@ class _SearchRun:
         return found
 
     def _try(self, chosen: Mapping[str, Any]) -> float:
-        """Make a training, without training it, and return its learning rate."""
+        """Prepare a training without running it, and return its learning rate."""
         request = self.request
         settings = settings_of(request.search.folded(self.space.applied(request.given, chosen), 0))
         loaded = load_model(settings, self._path)
@@ -205,7 +205,7 @@ class _SearchRun:
         return float(f"{training.learning_rate:.6g}")  # Keras has it in 32 bits
 
     def _claim(self) -> None:
-        """Take a folder for the search, and look what is in it (collective)."""
+        """Claim a folder for the search, and read its contents (collective)."""
         job = self._job
         told: list[Any] = []
         with job.together():
@@ -213,7 +213,7 @@ class _SearchRun:
                 text = search_text(self.request, self.space)
                 self._folder, goes_on = claim_search(self.request.run, self._name, text)
                 self._fresh = not goes_on
-                found = look(self._folder, "checkpoint" in self.request.given)
+                found = inspect_folder(self._folder, "checkpoint" in self.request.given)
                 told = [str(self._folder), list(found.taken), [list(one) for one in found.left]]
         folder, taken, left = job.share(told)[0]
         self._folder = Path(folder)
@@ -221,7 +221,7 @@ class _SearchRun:
 
 
 def _nobody(epoch: int, scores: Mapping[str, float]) -> None:
-    """Watch nothing."""
+    """Ignore the epoch."""
 
 
 def _check_export(asked: str | None) -> None:

@@ -1,1 +1,1 @@
-"""Samples in lists of HDF5 files: opening, inspecting by metadata, reading slices."""
+"""Samples in lists of HDF5 files: opening files, inspecting metadata, reading slices."""

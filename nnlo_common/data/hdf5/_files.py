@@ -1,4 +1,4 @@
-"""Opening HDF5 files, with errors that say which file it is and what to do."""
+"""Opening HDF5 files, with errors that name the file and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["OpenFiles", "open_file"]
 
 _LOG = logging.getLogger(__name__)
 
-# How many files stay open: each has caches of a megabyte or so.
+# Files that stay open: each has caches of about a megabyte.
 _KEPT = 16
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
@@ -27,17 +27,18 @@ def open_file(path: str, locking: bool | None = None) -> Any:
 
     Args:
         path: of the file.
-        locking: as h5py takes it; None: lock it, but not where the file system has no locks.
+        locking: passed to h5py; None: lock the file if the file system has locks.
 
     Raises:
-        ConfigurationError: it cannot be opened; the message names it and what to do.
+        ConfigurationError: the file cannot be opened.
         MissingExtraError: h5py is not installed.
     """
     try:
         import h5py
     except ImportError:
         raise MissingExtraError("reading HDF5 files", "h5py", "hdf5") from None
-    if not os.path.isfile(path):  # noqa: PTH113 - False, too, where one may not look. (A pipe would hang.)
+    # Opening a pipe would hang.
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises in a folder without permission
         raise ConfigurationError(f"{path} {_wrong_path(path)}")
     try:
         try:
@@ -45,7 +46,7 @@ def open_file(path: str, locking: bool | None = None) -> Any:
         except OSError as error:
             if locking is not None or not _has_no_locks(error):
                 raise
-            _LOG.warning("%s: the file system has no locks; it is opened without (locking=False)", path)
+            _LOG.warning("%s: the file system has no locks; the file is opened with locking=False", path)
             return h5py.File(path, "r", locking=False)
     except OSError as error:
         raise ConfigurationError(f"{path} {_wrong_file(path, str(error), error.errno)}") from None
@@ -56,38 +57,38 @@ def _has_no_locks(error: OSError) -> bool:
 
 
 def _wrong_path(path: str) -> str:
-    """Say why there is no file to open."""
+    """Return why there is no file to open, and what to do."""
     if "://" in path:
-        return "is not on this machine; give stage_to= and copy_command=, which fetch it"
+        return "is not on this machine; pass stage_to= and copy_command= to fetch it"
     try:
         mode = Path(path).lstat().st_mode
     except PermissionError:
-        return "is in a folder that may not be entered (no permission); ask for the right to (chmod a+x)"
+        return "is in a folder that you may not enter (no permission); ask its owner for access (chmod a+x)"
     except OSError:
         return "does not exist on this host; correct the path, or make the file first"
     if Path(path).is_dir():
         return f"is a folder; name its files, e.g. {str(Path(path, '*.h5'))!r}"
     if stat.S_ISLNK(mode):
-        return f"is a link to {Path(path).readlink()}, which is no file; mend the link"
-    return "is no ordinary file; give the path of an HDF5 file"
+        return f"is a link to {Path(path).readlink()}, which is not a file; correct the link"
+    return "is not an ordinary file; give the path of an HDF5 file"
 
 
 def _wrong_file(path: str, text: str, number: int | None) -> str:
-    """Say why it cannot be opened, in words of ours: HDF5's own tell what its functions did."""
+    """Return why a file cannot be opened, and what to do; HDF5's messages only name its functions."""
     if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-        return "may not be read by this user (no permission); ask for the right to read it (chmod a+r)"
+        return "may not be read by this user (no permission); ask its owner for access (chmod a+r)"
     if Path(path).stat().st_size == 0:
-        return "is empty (0 bytes); what wrote it has failed, so make it again"
+        return "is empty (0 bytes); the program that wrote it failed, so make it again"
     if "unable to lock" in text or number == errno.EAGAIN:
         return (
-            "is locked: a program has it open for writing; wait for that to end. If none has, or the file "
-            "system's locks do not work, pass locking=False"
+            "is locked: a program has it open for writing; wait until that ends. If no program has, or the "
+            "file system's locks do not work, pass locking=False"
         )
     if "truncated" in text:
-        return "is truncated: a part of it is missing; copy it, or make it, again"
+        return "is truncated: a part of it is missing; copy or make it again"
     if "signature not found" in text:
-        return f"is no HDF5 file; it begins with {_beginning(path)!r}. Convert it, or take it off the list"
-    return f"cannot be opened ({text}); check it with h5ls, and make it again if that fails, too"
+        return f"is not an HDF5 file: it begins with {_beginning(path)!r}; convert it or leave it out"
+    return f"cannot be opened ({text}); check it with h5ls, and if that fails too, make it again"
 
 
 def _beginning(path: str) -> bytes:
@@ -96,7 +97,7 @@ def _beginning(path: str) -> bytes:
 
 
 class OpenFiles:
-    """Keeps the files open that were read last; each process, if this one is forked, its own.
+    """Keeps the most recently read files open; a forked process opens its own.
 
     Args:
         locking: as in `open_file`.
@@ -107,13 +108,13 @@ class OpenFiles:
         self._begin()
 
     def lock(self) -> threading.RLock:
-        """Return what to hold while a file is used, or another thread may close it."""
+        """Return the lock to hold while using a file, so that no other thread closes it."""
         if self._pid != os.getpid():
-            self._begin()  # what was open belongs to another process, as does the thread that holds its lock
+            self._begin()  # forked: the open files, and the thread that may hold the lock, are the parent's
         return self._lock
 
     def get(self, path: str) -> Any:
-        """Return an open file."""
+        """Return the file at `path`, open."""
         with self.lock():
             file = self._files.pop(path, None) or open_file(path, self._locking)
             self._files[path] = file
@@ -122,7 +123,7 @@ class OpenFiles:
             return file
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all files."""
         with self.lock():
             while self._files:
                 self._files.popitem()[1].close()

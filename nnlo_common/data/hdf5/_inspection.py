@@ -1,4 +1,4 @@
-"""Inspection of HDF5 files by metadata alone: datasets, shapes, and what is wrong with them."""
+"""Inspection of HDF5 files by metadata alone: datasets, shapes and defects."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Field
 from nnlo_common.data.hdf5._files import open_file
 
-__all__ = ["Look", "look", "look_at_all"]
+__all__ = ["FileInfo", "inspect_file", "inspect_files"]
 
-_SHOWN = 8  # of many names
-_REPORTED = 3  # of many files
-_ENOUGH = 1000  # bad ones, after which nobody wants to know of more
+_SHOWN = 8  # names in a message
+_REPORTED = 3  # bad files in a message
+_MOST_PROBLEMS = 1000  # bad files, after which inspection stops
 _NUMBERS = "biuf"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a file has.
+class FileInfo:
+    """The requested datasets of a file.
 
     Attributes:
         path: of the file.
-        length: how many samples.
-        fields: what they are of, by the full names of the datasets; those of a group by the alphabet.
-        grain: the rows of the longest chunk; 1 where nothing is in chunks.
-        groups: for each name that was asked for how many datasets it stands for; None if it is one itself.
+        length: the number of samples.
+        fields: one for each dataset, with its full name; those of a group in alphabetical order.
+        grain: the rows of the longest chunk; 1 without chunks.
+        groups: for each requested name, the number of datasets in that group; None for a dataset.
     """
 
     path: str
@@ -41,23 +41,23 @@ class Look:
     groups: tuple[int | None, ...]
 
 
-def look(path: str, names: Sequence[str], locking: bool | None = None) -> Look:
-    """Look at the datasets and groups of these names.
+def inspect_file(path: str, names: Sequence[str], locking: bool | None = None) -> FileInfo:
+    """Inspect the datasets and groups of these names.
 
     Raises:
-        ConfigurationError: the file cannot be opened, or has not what was asked for.
+        ConfigurationError: the file cannot be opened, or lacks a usable dataset of one of the names.
     """
     try:
-        return _looked(path, names, locking)
+        return _inspect(path, names, locking)
     except NNLOError:
         raise
-    except Exception as error:  # h5py has one of any type for what is damaged
+    except Exception as error:  # h5py raises any type of exception for damaged files
         raise ConfigurationError(
-            f"{path} is damaged ({error}); check it with h5ls, and copy it, or make it, again"
+            f"{path} is damaged ({error}); check it with h5ls, and copy or make it again"
         ) from None
 
 
-def _looked(path: str, names: Sequence[str], locking: bool | None) -> Look:
+def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
     with open_file(path, locking) as file:
         datasets: list[Any] = []
         groups: list[int | None] = []
@@ -68,17 +68,17 @@ def _looked(path: str, names: Sequence[str], locking: bool | None) -> Look:
         fields = tuple(_field(path, one) for one in datasets)
         lengths = {one.name: int(one.shape[0]) for one in datasets}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ConfigurationError(
-                f"{path} has datasets of unequal lengths: {told}; each needs a row for each sample, so make "
+                f"{path} has datasets of unequal lengths: {listed}; each needs a row for each sample: make "
                 "the file again, or name other datasets"
             )
         grain = max((one.chunks[0] for one in datasets if one.chunks), default=1)
-        return Look(path, datasets[0].shape[0], fields, grain, tuple(groups))
+        return FileInfo(path, datasets[0].shape[0], fields, grain, tuple(groups))
 
 
 def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
-    """The datasets that a name stands for."""
+    """Yield the dataset of a name, or all datasets of its group."""
     import h5py
 
     _check_links(file, path, name)
@@ -91,7 +91,7 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
         return
     if not isinstance(found, h5py.Group):
         raise ConfigurationError(
-            f"{path}: {name!r} is a named type, and has no samples; name one of {_names(file)}"
+            f"{path}: {name!r} is a named type, without samples; name one of {_names(file)}"
         )
     if not len(found):
         raise ConfigurationError(f"{path}: the group {name!r} is empty; name one of {_names(file)}")
@@ -99,84 +99,83 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
         _check_links(found, path, child)
         inside = found.get(child)
         if not isinstance(inside, h5py.Dataset):
-            what = "a link that leads nowhere" if inside is None else "a group of its own"
+            what = "a broken link" if inside is None else "a group"
             raise ConfigurationError(
-                f"{path}: in the group {name!r}, {child!r} is {what}; a group is taken as several inputs or "
+                f"{path}: in the group {name!r}, {child!r} is {what}; a group stands for several inputs or "
                 f"outputs, so it may only have datasets. Name those you want, e.g. {[f'{name}/{child}/...']}"
             )
         yield inside
 
 
 def _check_links(group: Any, path: str, name: str) -> None:
-    """Refuse links to what is no ordinary file: HDF5 would wait for a pipe for ever."""
+    """Refuse links into anything but an ordinary file: HDF5 would wait for a pipe for ever."""
     import h5py
 
     parts = [part for part in name.split("/") if part]
     for count in range(1, len(parts) + 1):
         link = group.get("/".join(parts[:count]), getlink=True)
-        if isinstance(link, h5py.ExternalLink) and _odd(path, link.filename):
+        if isinstance(link, h5py.ExternalLink) and _is_special(path, link.filename):
             raise ConfigurationError(
-                f"{path}: {name!r} is a link into {link.filename!r}, which is no ordinary file; mend the link"
+                f"{path}: {name!r} is a link into {link.filename!r}, which is not an ordinary file; correct "
+                "the link"
             )
         if link is None:
             return
 
 
-def _odd(path: str, name: str) -> bool:
-    """Whether there is something of this name that is no file."""
+def _is_special(path: str, name: str) -> bool:
+    """Return whether the name exists beside `path` and is not an ordinary file."""
     found = Path(path).parent / name
     return found.exists() and not found.is_file()
 
 
 def _missing(file: Any, name: str) -> str:
-    """Say what is the matter with a name that there is not."""
+    """Return why a file lacks a name, and what to do."""
     import h5py
 
     link = None
     if name.strip("/") and name.strip("/").rpartition("/")[0] in ("", *file):
         link = file.get(name, getlink=True)
     if isinstance(link, h5py.HardLink):
-        return f"has {name!r}, but damaged; check it with h5ls, and copy it, or make it, again"
+        return f"has {name!r}, but it is damaged; check it with h5ls, and copy or make the file again"
     if isinstance(link, h5py.SoftLink):
-        return (
-            f"has {name!r} as a link to {link.path!r}, which it does not have, or in a circle; mend the link"
-        )
+        return f"has {name!r} as a link to {link.path!r}, which is missing or a circle; correct the link"
     if isinstance(link, h5py.ExternalLink):
         return (
             f"has {name!r} as a link to {link.path!r} in the file {link.filename!r}, which cannot be opened; "
-            "put that file where the link says"
+            "put that file there"
         )
     near = difflib.get_close_matches(name, list(file), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"has no {name!r}; it has {_names(file)}.{meant} Pass the names of its datasets"
+    return f"has no {name!r}; it has {_names(file)}.{meant} Pass names of its datasets"
 
 
 def _names(file: Any) -> str:
-    """What a file has, as text that is not too long."""
+    """Return the names in a file as a short text."""
     names = list(file)
     if not names:
-        return "nothing at all"
+        return "no datasets"
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _field(path: str, dataset: Any) -> Field:
-    """What a dataset's samples are like; refuse it if they are nothing to train on."""
+    """Return shape and type of a dataset's samples; refuse data that cannot be trained on."""
     name = dataset.name
     if dataset.shape is None or not dataset.shape:
         what = "has no data" if dataset.shape is None else "is one number"
         raise ConfigurationError(
-            f"{path}: {name} {what}, and not a row for each sample; name another dataset"
+            f"{path}: {name} {what}, but needs a row for each sample; name another dataset"
         )
     if 0 in dataset.shape[1:]:
         raise ConfigurationError(
-            f"{path}: {name} has samples of shape {dataset.shape[1:]}, which hold nothing; name another"
+            f"{path}: {name} has empty samples, of shape {dataset.shape[1:]}; name another dataset"
         )
     dtype = dataset.dtype
     if dtype.kind not in _NUMBERS or dtype.itemsize > 8 or dtype.metadata:
         raise ConfigurationError(
-            f"{path}: {name} has the type {_type(dtype)}, and not one of numbers to train on; convert "
-            "it to float32 or an integer type when you make the file, or name another dataset"
+            f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
+            "float32 or an integer type, or name another dataset"
         )
     _check_sources(path, dataset)
     _check_filters(path, dataset)
@@ -190,7 +189,7 @@ def _type(dtype: np.dtype[Any]) -> str:
 
 
 def _check_sources(path: str, dataset: Any) -> None:
-    """Refuse data that lies where there is none: HDF5 would give zeros for them without a word."""
+    """Refuse data in missing files or datasets: HDF5 would silently read zeros."""
     folder = Path(path).parent
     sources = [(name, "") for name, *_ in dataset.external or ()]
     if dataset.is_virtual:
@@ -203,75 +202,76 @@ def _check_sources(path: str, dataset: Any) -> None:
                 f"{path}: {dataset.name} has its data in {name!r}, which does not exist; HDF5 would read "
                 "zeros, so put that file there"
             )
-        if _odd(path, name):
+        if _is_special(path, name):
             raise ConfigurationError(
-                f"{path}: {dataset.name} has its data in {name!r}, which is no ordinary file; make it again"
+                f"{path}: {dataset.name} has its data in {name!r}, which is not an ordinary file; make it "
+                "again"
             )
         if inside:
             with open_file(str(folder / name)) as source:
                 if inside not in source:
                     raise ConfigurationError(
-                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which has none; "
-                        "HDF5 would read zeros, so make one of the two again"
+                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which does not "
+                        "exist; HDF5 would read zeros, so make one of the two files again"
                     )
 
 
 def _check_filters(path: str, dataset: Any) -> None:
-    """Refuse what is compressed in a way that is not installed here."""
+    """Refuse a dataset whose compression filter is not installed."""
     import h5py
 
     properties = dataset.id.get_create_plist()
     for index in range(properties.get_nfilters()):
         code, _, _, name = properties.get_filter(index)
         if not h5py.h5z.filter_avail(code):
-            told = f" ({name.decode(errors='replace')})" if name else ""
+            label = f" ({name.decode(errors='replace')})" if name else ""
             raise ConfigurationError(
-                f"{path}: {dataset.name} is compressed with filter {code}{told}, which is not installed; try "
+                f"{path}: {dataset.name} is compressed with filter {code}{label}, which is not installed; "
                 "`pip install hdf5plugin` and import it, or write the file with gzip"
             )
 
 
-def look_at_all(paths: Sequence[str], names: Sequence[str], locking: bool | None = None) -> list[Look]:
-    """Look at all files; they have to be alike.
+def inspect_files(paths: Sequence[str], names: Sequence[str], locking: bool | None = None) -> list[FileInfo]:
+    """Inspect all files; they must be alike.
 
     Raises:
-        ConfigurationError: with what is wrong with the first few of those with which something is wrong.
+        ConfigurationError: a file is unusable or unlike the first; the message describes the first few.
     """
-    looks: list[Look] = []
+    infos: list[FileInfo] = []
     problems: list[str] = []
     for path in paths:
         try:
-            found = look(path, names, locking)
-            if looks:
-                _compare(looks[0], found)
-            looks.append(found)
+            found = inspect_file(path, names, locking)
+            if infos:
+                _compare(infos[0], found)
+            infos.append(found)
         except ConfigurationError as error:
             problems.append(str(error))
-            if len(problems) == _ENOUGH:
+            if len(problems) == _MOST_PROBLEMS:
                 break
     if problems:
         more = len(problems) - _REPORTED
-        least = "at least " if len(problems) == _ENOUGH else ""
-        told = [
+        least = "at least " if len(problems) == _MOST_PROBLEMS else ""
+        listed = [
             *problems[:_REPORTED],
             *([f"and {least}{more} more of {len(paths)} files"] if more > 0 else []),
         ]
-        raise ConfigurationError("\n".join(told))
-    if not sum(one.length for one in looks):
+        raise ConfigurationError("\n".join(listed))
+    if not sum(one.length for one in infos):
         raise ConfigurationError(
             f"{paths[0]}{f' and all other {len(paths) - 1} files' if len(paths) > 1 else ''} have no samples "
-            f"in {', '.join(names)}; give files that have some"
+            f"in {', '.join(names)}; give files with samples"
         )
-    return looks
+    return infos
 
 
-def _compare(first: Look, other: Look) -> None:
-    """Refuse a file that is unlike the first."""
+def _compare(first: FileInfo, other: FileInfo) -> None:
+    """Refuse a file whose datasets differ from those of the first."""
     for mine, theirs in zip(first.fields, other.fields, strict=False):
         if mine != theirs:
             raise ConfigurationError(
                 f"{other.path}: {theirs.name} has samples of {theirs.shape} {theirs.dtype}, but "
-                f"{mine.name} in {first.path} of {mine.shape} {mine.dtype}; make all files alike"
+                f"{mine.name} in {first.path} has {mine.shape} {mine.dtype}; make all files alike"
             )
     if first.groups != other.groups:
         names = [[field.name for field in one.fields] for one in (other, first)]

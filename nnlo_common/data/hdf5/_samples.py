@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.data._listing import Files, list_files, refuse_one_twice
+from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data.hdf5._files import OpenFiles
-from nnlo_common.data.hdf5._inspection import look_at_all
+from nnlo_common.data.hdf5._inspection import inspect_files
 
 __all__ = ["Adaptor", "HDF5Source", "Names", "Reading"]
 
@@ -25,7 +25,7 @@ Adaptor: TypeAlias = Callable[[Any], Any]
 
 
 class Reading(TypedDict, total=False):
-    """Options of `HDF5Source`, which others hand on."""
+    """Options of `HDF5Source`, for callers that pass them on."""
 
     features: Names
     labels: Names | None
@@ -40,28 +40,28 @@ class Reading(TypedDict, total=False):
 
 
 class HDF5Source:
-    """The samples of a list of HDF5 files as if they were in one; nothing but slices is read.
+    """The samples of a list of HDF5 files, read in slices as if they were in one file.
 
-    All files are looked at, by their metadata, before anything is read: each has to be there, whole, and like
-    the others, but for how many samples it has.
+    The metadata of all files are checked first: each file must exist, be whole, and have the same datasets as
+    the others, except for the number of samples.
 
-    Files are opened where they are read, in each process anew, so that it can go into another process.
+    Each process opens the files when it reads them, so a source can be pickled and sent to another process.
 
     Args:
         files: see `list_files`.
-        features: the name of a dataset with a row for each sample. A group means all datasets in it, by the
-            alphabet, as several inputs; so do several names, in their order. They come as a tuple.
-        labels: the same of outputs; None: there are none, and a batch is `(features,)`.
-        weights: the same of how much each sample counts, the third of a batch; None: all count alike.
-        adapt_features: makes of the features of some samples, as they were read, what the model is given. It
-            is called in a thread that reads ahead, with NumPy arrays, and returns as many rows.
-        adapt_labels: the same of labels.
+        features: the name of a dataset with a row for each sample. A group means all datasets in it, in
+            alphabetical order, as several inputs; so do several names, in their order. They come as a tuple.
+        labels: the same for outputs; None: no labels, and a batch is `(features,)`.
+        weights: the same for sample weights, the third item of a batch; None: all samples count alike.
+        adapt_features: converts the features of some samples, as read, into the model's input. It is called
+            with NumPy arrays, in a thread that reads ahead, and returns as many rows.
+        adapt_labels: the same for labels.
         check_finite: refuse NaN and infinity when they are read.
-        locking: whether to lock the files; None: where the file system can.
+        locking: whether to lock the files; None: lock them if the file system can.
         stage_to: a folder of this host to copy the files to first; see `Staging`.
-        copy_command: what copies a file there; see `Staging`.
-        samples: the numbers of those that are to be used, rising; None: all. The others are read with them,
-            where they lie between, and dropped: it is for parts of some size, such as folds.
+        copy_command: the command that copies a file there; see `Staging`.
+        samples: the rising numbers of the samples to use; None: all. The others between them are read, too,
+            and dropped, so use it for large parts, such as folds.
 
     Example:
         >>> import tempfile, h5py
@@ -93,10 +93,10 @@ class HDF5Source:
         samples: Sequence[int] | npt.NDArray[Any] | None = None,
     ) -> None:
         if weights is not None and labels is None:
-            raise ConfigurationError(f"weights={weights!r} need labels to weigh; pass labels=, too")
+            raise ConfigurationError(f"weights={weights!r} were given without labels; pass labels=, too")
         for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
             if adaptor is not None and not callable(adaptor):
-                raise ConfigurationError(f"{name}={adaptor!r} is no function; give one that takes arrays")
+                raise ConfigurationError(f"{name}={adaptor!r} is not a function; give one that takes arrays")
         asked = {"features": features, "labels": labels, "weights": weights}
         sides = {
             side: _names(side, names)
@@ -105,32 +105,32 @@ class HDF5Source:
         }
         if copy_command is not None and stage_to is None:
             raise ConfigurationError(
-                f"copy_command={list(copy_command)} has nowhere to copy to; pass stage_to=, a local folder"
+                f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
             )
         self.files = list_files(files)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else self._staging.stage(self.files)
         try:
-            looks = look_at_all(self._paths, [name for names in sides.values() for name in names], locking)
-            refuse_one_twice(self.files)
+            infos = inspect_files(self._paths, [name for names in sides.values() for name in names], locking)
+            refuse_duplicates(self.files)
         except ConfigurationError as error:
             if self._staging is None:
                 raise
             self._staging.close()
-            told = str(error)
+            text = str(error)
             for copy, file in zip(self._paths, self.files, strict=True):
-                told = told.replace(copy, file)  # which the user knows
-            raise ConfigurationError(told) from None
-        self.lengths: Sequence[int] = [one.length for one in looks]
-        self.fields: Sequence[Field] = looks[0].fields
-        self.grain = looks[0].grain
+                text = text.replace(copy, file)  # the user knows the original only
+            raise ConfigurationError(text) from None
+        self.lengths: Sequence[int] = [one.length for one in infos]
+        self.fields: Sequence[Field] = infos[0].fields
+        self.grain = infos[0].grain
         self._starts = list(accumulate(self.lengths, initial=0))
         self._samples = None if samples is None else _rising(samples, self._starts[-1])
         if self._samples is not None:
             counts = np.diff(np.searchsorted(self._samples, self._starts))
             self.lengths, self.grain = counts.tolist(), 1
         self._finite = check_finite
-        groups = iter(looks[0].groups)
+        groups = iter(infos[0].groups)
         adaptors = {"features": adapt_features, "labels": adapt_labels}
         self._sides = [
             _Side(side, asked[side], [next(groups) for _ in names], adaptors.get(side))
@@ -138,10 +138,10 @@ class HDF5Source:
         ]
         self._open = OpenFiles(locking)
         if adapt_features is not None or adapt_labels is not None:
-            self.take(0, 1)  # adaptors that do not fit are told of before the training
+            self.take(0, 1)  # reports a failing adaptor before the training
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return sum(self.lengths)
 
     def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
@@ -166,10 +166,10 @@ class HDF5Source:
                 for field, array in zip(self.fields, out, strict=True):
                     try:
                         file[field.name].read_direct(array, np.s_[first:last], into)
-                    except Exception as error:  # h5py has one of any type for what is damaged
+                    except Exception as error:  # h5py raises any type of exception for damaged files
                         raise ConfigurationError(
                             f"{self.files[part]}: samples {first} to {last - 1} of {field.name} cannot be "
-                            f"read ({error}): the file is damaged, or was changed meanwhile; make it again"
+                            f"read ({error}): the file is damaged, or has changed since; make it again"
                         ) from None
             if self._finite:
                 self._check_finite(self.files[part], first, [array[into] for array in out])
@@ -181,21 +181,21 @@ class HDF5Source:
         return self.assemble(arrays)
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
-        """Make of arrays, one for each field, (features, labels, weights), as far as there are such."""
+        """Return (features, labels, weights), without absent ones, from one array for each field."""
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
 
     def close(self) -> None:
-        """Close all files, and take leave of what was copied; the source may be read no more."""
+        """Close all files, and release staged copies; the source must not be read afterwards."""
         self._open.close()
         if self._staging is not None:
             self._staging.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_staging": None}  # the copies are for the process that has asked for them
+        return {**vars(self), "_staging": None}  # the process that staged the copies releases them
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """The parts in which samples lie, with the slice of each."""
+        """Yield the parts that have these samples, with the slice of each."""
         part = bisect_right(self._starts, start) - 1
         while start < stop:
             begin, end = self._starts[part : part + 2]
@@ -209,13 +209,13 @@ class HDF5Source:
             if field.dtype.kind == "f" and not np.isfinite(array).all():
                 row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
                 raise ConfigurationError(
-                    f"{path}: sample {first + row} of {field.name} is not finite (NaN or infinity); take it "
-                    "out of the file, or replace it by an adaptor and leave check_finite out"
+                    f"{path}: sample {first + row} of {field.name} is not finite (NaN or infinity); remove "
+                    "it from the file, or drop check_finite and replace it in an adaptor"
                 )
 
 
 class _Side:
-    """Features, or labels: which arrays belong to them, and what is made of these."""
+    """Features, labels or weights: makes this item of a batch from its arrays."""
 
     def __init__(
         self, name: str, asked: Names | None, groups: Sequence[int | None], adaptor: Adaptor | None
@@ -233,14 +233,15 @@ class _Side:
             made = self._adaptor(made)
         except Exception as error:
             raise ConfigurationError(
-                f"adapt_{self._name} has failed on {rows} samples, {_described(made)}, with "
-                f"{type(error).__name__}: {error}; mend it, and try it on `HDF5Source(...).take(0, {rows})`"
+                f"adapt_{self._name} failed on {rows} samples, {_described(made)}, with "
+                f"{type(error).__name__}: {error}; correct it, and test it with "
+                f"`HDF5Source(...).take(0, {rows})`"
             ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
             raise ConfigurationError(
-                f"adapt_{self._name} was given {rows} samples and has returned {_shown(lengths)}; return an "
-                "array, or a list, tuple or dictionary of arrays, with one row for each sample"
+                f"adapt_{self._name} got {rows} samples and returned {_shown(lengths)}; return an array, or "
+                "a list, tuple or dictionary of arrays, with one row for each sample"
             )
         return made
 
@@ -250,7 +251,7 @@ def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:
     whole = found.ndim == 1 and found.dtype.kind in "iu" and len(found) > 0
     if not whole or found[0] < 0 or found[-1] >= size or (np.diff(found) <= 0).any():
         raise ConfigurationError(
-            f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample's"
+            f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample"
         )
     return found.astype(np.int64)
 
@@ -270,7 +271,7 @@ def _described(arrays: Any) -> str:
 
 
 def _lengths(made: Any) -> Iterator[int | None]:
-    """How many rows each array in it has; None for what is no array."""
+    """Yield the number of rows of each array in `made`; None for an item that is not an array."""
     if isinstance(made, Mapping):
         made = list(made.values())
     if isinstance(made, list | tuple):
@@ -282,5 +283,5 @@ def _lengths(made: Any) -> Iterator[int | None]:
 
 
 def _shown(lengths: Sequence[int | None]) -> str:
-    told = sorted({"no array" if length is None else f"{length} rows" for length in lengths})
-    return " and ".join(told) or "nothing"
+    listed = sorted({"no array" if length is None else f"{length} rows" for length in lengths})
+    return " and ".join(listed) or "nothing"

@@ -1,1 +1,1 @@
-"""Leases of parts of an epoch: the ledger on the server, the holder's entry, and batches read from leases."""
+"""Leases of parts of an epoch: the server's ledger, its record of each worker, and batches from leases."""

@@ -14,8 +14,8 @@ class Lease:
     """The positions [start, stop) of an epoch, for one worker alone.
 
     Attributes:
-        epoch: whose order they are positions of. It may be earlier than the one that was asked about:
-            then a worker died with them.
+        epoch: the epoch of the positions. It may be earlier than the one the worker asked about: then
+            another worker died with them.
         start: the first position.
         stop: the one after the last.
 
@@ -31,14 +31,14 @@ class Lease:
 
     @property
     def size(self) -> int:
-        """How many positions they are."""
+        """The number of positions."""
         return self.stop - self.start
 
 
 class Unanswered(enum.Enum):
-    """The answer that is none yet."""
+    """An answer that comes later, see `Leases.answers`."""
 
-    WAIT = "nothing is free, but somebody else still holds what would come back if it died"
+    WAIT = "nothing is free, but another worker holds positions that come back if it dies"
 
 
 WAIT: Final = Unanswered.WAIT

@@ -1,4 +1,4 @@
-"""Sets of whole numbers as ranges: what is free, used or owed of an epoch."""
+"""Sets of whole numbers as ranges: the free, used or owed positions of an epoch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Range: TypeAlias = tuple[int, int]
 
 
 class Ranges:
-    """A set of whole numbers, held as ranges [start, stop) in order that neither touch nor overlap.
+    """A set of whole numbers, held as sorted ranges [start, stop) that neither touch nor overlap.
 
     Attributes:
-        total: how many numbers are in it.
+        total: the number of elements.
 
     Example:
         >>> ranges = Ranges([(0, 3), (5, 9)])
@@ -39,17 +39,19 @@ class Ranges:
         return any(start <= number < stop for start, stop in self._ranges)
 
     def add(self, start: int, stop: int) -> None:
-        """Put the numbers from `start` up to `stop` in; an empty range changes nothing.
+        """Add the numbers from `start` up to `stop`; an empty range changes nothing.
 
         Raises:
-            ValueError: it runs backwards, or one of them is in already.
+            ValueError: the range runs backwards, or a number is in already.
         """
         if start == stop:
             return
         at = bisect_left(self._ranges, (start, stop))
         before, after = self._ranges[max(at - 1, 0) : at], self._ranges[at : at + 1]
         if start > stop or (before and before[0][1] > start) or (after and after[0][0] < stop):
-            raise ValueError(f"[{start}, {stop}) runs backwards or is in already, in part: {self._ranges}")
+            raise ValueError(
+                f"[{start}, {stop}) runs backwards or is in already, at least partly: {self._ranges}"
+            )
         self.total += stop - start
         first, last = at, at
         if before and before[0][1] == start:
@@ -59,7 +61,7 @@ class Ranges:
         self._ranges[first:last] = [(start, stop)]
 
     def take(self, most: int) -> Range | None:
-        """Remove up to `most` numbers, all of one range, from the front, and return them as a range."""
+        """Remove up to `most` numbers from the first range, and return them as a range."""
         if not self._ranges:
             return None
         start, end = self._ranges[0]

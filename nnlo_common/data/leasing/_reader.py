@@ -1,4 +1,4 @@
-"""Batches of what a worker leases: windows, each read while the batches of the one before are used."""
+"""Batches of leased windows; each window is read while the worker uses the batches of the one before."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["LeasedBatches"]
 
 
 class Ledger(Protocol):
-    """What a worker asks of the ledger of leases; over ranks `nnlo_common.protocol.LedgerClient` does."""
+    """A worker's access to the ledger of leases; `nnlo_common.protocol.LedgerClient` reaches a server's."""
 
     def take(self, epoch: int, unused: int) -> Lease | None:
-        """Return its next lease of this epoch, while `unused` positions of the last ones are left."""
+        """Return the worker's next lease of this epoch; `unused` positions of its earlier ones are left."""
 
     def held(self) -> Sequence[Lease]:
-        """Return the leases that it has."""
+        """Return the worker's leases."""
 
     def give_back(self, left: int) -> None:
-        """Take back what is left of them."""
+        """Return the last `left` positions of its leases to the ledger."""
 
 
 class LeasedBatches:
-    """The batches of an epoch that one worker gets where speed decides the shares.
+    """The batches of an epoch that one worker gets under dynamic assignment.
 
-    Leases are whole windows of `Batches`, but for what is left of one. When the last window of a lease is
-    begun the next lease is asked for, so that it is read in time. A batch counts as used when the next one
-    is asked for; what a worker dies with is given out again, the used part of its lease too.
+    Leases are whole windows of `Batches`, or the rest of one. The next lease is requested at the start of the
+    last window of the present one, so that it is read in time. A batch counts as used when the next one is
+    requested. If a worker dies, its whole lease goes to others, including the used part.
 
     Args:
         batches: of all positions.
-        ledger: asks the server's.
+        ledger: the worker's access to the server's ledger.
 
     Example:
         >>> import numpy as np
@@ -53,16 +53,16 @@ class LeasedBatches:
 
     def __init__(self, batches: Batches, ledger: Ledger) -> None:
         self._batches, self._ledger = batches, ledger
-        self._held: deque[Lease] = deque()  # what was not handed out
-        self._ready: deque[Any] = deque()  # the batches of a window that is begun
-        self._booked = False  # whether the ledger may have something for this worker
+        self._held: deque[Lease] = deque()  # leased positions whose batches were not returned yet
+        self._ready: deque[Any] = deque()  # the remaining batches of the present window
+        self._may_hold = False  # whether the ledger may have leases of this worker
 
     def more(self, epoch: int) -> bool:
-        """Whether there is another batch in this epoch; what was taken before has been used."""
+        """Return whether this epoch has another batch; the batch taken before counts as used."""
         return bool(self._held) or self._lease(epoch)
 
     def take(self, epoch: int) -> tuple[Any, int]:
-        """Return the next batch, if there is `more`, and how many samples it has."""
+        """Return the next batch and its number of samples; call `more` first."""
         if not self._ready:
             first = self._cut(self._held[0])
             self._ready.extend(self._batches.leased(first, self._following(epoch, first)))
@@ -73,45 +73,45 @@ class LeasedBatches:
         return self._ready.popleft(), middle - lease.start
 
     def left(self) -> list[list[int]]:
-        """Return what this worker has and has not taken, for `resume`."""
+        """Return the leased positions not taken yet, for `resume`."""
         return [[lease.epoch, lease.start, lease.stop] for lease in self._held]
 
     def resume(self, left: Sequence[Sequence[int]]) -> None:
-        """Go on with what was `left` when the ledger was saved, unless that was given to others since."""
+        """Resume with the positions `left` when the ledger was saved, unless others got them since."""
         held = self._ledger.held()
         wanted = deque(Lease(*lease) for lease in left)
-        self._held, self._booked = wanted, bool(held)
+        self._held, self._may_hold = wanted, bool(held)
         self._ready.clear()
         if wanted != _last(held, self._left()):
             self._held = deque(held)
             self.give_back()
 
     def give_back(self) -> None:
-        """Leave to others what was not taken: the loop was left, or its epoch is over."""
-        if self._booked:
+        """Return the positions not taken to the ledger: the loop has ended, or its epoch is over."""
+        if self._may_hold:
             self._ledger.give_back(self._left())
         self._held.clear()
         self._ready.clear()
-        self._booked = False
+        self._may_hold = False
 
     def _left(self) -> int:
         return sum(lease.size for lease in self._held)
 
     def _lease(self, epoch: int) -> bool:
-        """Ask for one more lease."""
+        """Request one more lease; return whether there is one."""
         lease = self._ledger.take(epoch, self._left())
-        self._booked = lease is not None or bool(self._held)
+        self._may_hold = lease is not None or bool(self._held)
         if lease is not None:
             self._held.append(lease)
         return lease is not None
 
     def _cut(self, lease: Lease) -> Lease:
-        """The part of a lease that lies in its first window."""
+        """Return the part of a lease that lies in its first window."""
         size = self._batches.window_size
         return Lease(lease.epoch, lease.start, min(lease.stop, (lease.start // size + 1) * size))
 
     def _following(self, epoch: int, first: Lease) -> Lease | None:
-        """What is used after a window, as far as that is known."""
+        """Return the part to read after `first`: of the same lease or the next one, if there is one."""
         lease = self._held[0]
         if first.stop < lease.stop:
             return self._cut(Lease(lease.epoch, first.stop, lease.stop))
@@ -121,7 +121,7 @@ class LeasedBatches:
 
 
 def _last(leases: Sequence[Lease], size: int) -> deque[Lease]:
-    """The last positions of leases."""
+    """Return the last `size` positions of leases."""
     found: deque[Lease] = deque()
     for lease in reversed(leases):
         start = max(lease.start, lease.stop - size)

@@ -1,4 +1,4 @@
-"""Block rank: run trial after trial, call the objective, and agree with the block on each end."""
+"""Block rank: runs trial after trial, calls the objective, and agrees with the block on each result."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["Objective", "attempt", "run_block"]
 Objective: TypeAlias = Callable[[Any], Any]
 
 _DRAIN_PAUSE_S = 1e-3
-# Ranks that save and leave do it together, each when its part of the checkpoint is on the disk.
+# Ranks save and leave together; each needs this long at most to write its part of the checkpoint.
 _LEAVING_S = 60.0
-_LEFT, _AT_A_SIGNAL = "left", "broken off: the training in it has saved and left at a signal"
+_LEFT, _AT_A_SIGNAL = "left", "broken off: its training saved at a signal and left"
 
 
 def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective) -> End:
-    """Train what the coordinator hands out, until it ends the search.
+    """Train the trials that the coordinator sends, until it ends the search.
 
     Args:
-        channel: this rank's, to the coordinator and its partners.
+        channel: this rank's channel to the coordinator and its partners.
         ranks: all ranks of the search.
-        objective: the user's.
+        objective: the user's objective.
     """
     parts = _Parts(channel, ranks)
     while isinstance(order := channel.next_order(), Start):
         try:
             part = parts.of(order)
-        except PeerLostError as lost:  # of which the coordinator knows by itself
+        except PeerLostError as lost:  # the coordinator sees the death itself
             channel.tell_partners(RunOutcome(order.run, "freed", (), str(lost), "", ()))
             continue
         world = BlockWorld(part, channel)
@@ -57,15 +57,15 @@ def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective)
         alarm = Alarm(order.run, f"has ended the trial: {problem}", world.gathered)
         outcomes = _settle(channel, world, outcome, alarm, patience_s)
         world.close()
-        if world.rank == 0 and not channel.lost:  # of a death the coordinator knows by itself
-            channel.tell_coordinator(_together(order.run, outcomes))
+        if world.rank == 0 and not channel.lost:  # the coordinator sees a death itself
+            channel.tell_coordinator(_combined(order.run, outcomes))
     parts.close()
     assert isinstance(order, End)
     return order
 
 
 class _Parts:
-    """Those that train together, to begin with and later: their own world is kept, to fall back upon."""
+    """The worlds that this rank trains in: that of its first team, which is kept, and one of united teams."""
 
     def __init__(self, channel: RankChannel, ranks: DivisibleWorld) -> None:
         self._channel, self._ranks = channel, ranks
@@ -73,10 +73,10 @@ class _Parts:
         self._joint: PartWorld | None = None
 
     def of(self, order: Start) -> PartWorld:
-        """Return the world of who is to train a run (collective over them).
+        """Return the world that trains a run (collective over it).
 
         Raises:
-            PeerLostError: one of them has died.
+            PeerLostError: one of its ranks died.
         """
         if order.members:
             self._close_joint()
@@ -103,14 +103,14 @@ def attempt(
     end: Callable[[], object] = lambda: None,
     where: str = "",
 ) -> Done:
-    """Run the objective once, and say how it has ended on this rank.
+    """Run the objective once and return its result on this rank.
 
     Args:
         start: the trial.
-        line: how it reaches the coordinator.
-        objective: the user's.
-        end: done when the objective has returned, as a part of it.
-        where: which rank this is, for messages; empty alone.
+        line: the trial's link to the coordinator.
+        objective: the user's objective.
+        end: called when the objective has returned; its errors count as the objective's.
+        where: names this rank in messages; empty on a single process.
     """
     try:
         result = objective(BlockTrial(start, line))
@@ -127,7 +127,7 @@ def attempt(
         if left.code != EXIT_CODE:
             raise
         return Done(start.run, "halted", error=_AT_A_SIGNAL)
-    except Exception as error:  # it is the trial that has failed, whatever the reason; the search goes on
+    except Exception as error:  # any error fails only the trial; the search continues
         text = "".join(traceback.format_exception(error))
         return Done(start.run, "failed", error=f"{where}{text}", failure=kind_of(error))
 
@@ -150,25 +150,25 @@ def _numbers(result: object, directions: int) -> tuple[float, ...]:
 def _settle(
     channel: RankChannel, world: BlockWorld, mine: RunOutcome, alarm: Alarm, patience_s: float
 ) -> list[RunOutcome]:
-    """Wait until all living ranks have ended the run and nothing is under way between them.
+    """Wait until all living ranks have ended the run and no message is under way between them.
 
     Args:
-        channel: this rank's, to the coordinator and its partners.
+        channel: this rank's channel to the coordinator and its partners.
         world: the ranks.
-        mine: how this rank has ended the run.
-        alarm: what frees those that wait for this rank, unless it has completed the run.
-        patience_s: how long they are left alone, as they are to leave by themselves.
+        mine: this rank's outcome.
+        alarm: sent to free ranks that wait for this one, unless it completed the run.
+        patience_s: how long to wait before the alarm, as the ranks may leave by themselves.
     """
     channel.tell_partners(mine)
     outcomes = {world.rank: mine}
-    told, until_s = mine.state == "complete", time.monotonic() + patience_s
+    alarmed, until_s = mine.state == "complete", time.monotonic() + patience_s
     while outcomes.keys() | channel.lost < set(range(world.size)):
-        if not told and time.monotonic() >= until_s:
-            told = True
+        if not alarmed and time.monotonic() >= until_s:
+            alarmed = True
             channel.tell_partners(alarm)
         if channel.lost:
             world.revoke()
-        world.drain()  # a partner may be unable to go on before this rank has taken in what it sent
+        world.drain()  # a partner may be blocked until this rank receives its messages
         while (found := channel.taken(RunOutcome)) is not None:
             outcomes[found[0]] = found[1]
         if len(outcomes) < world.size:
@@ -179,8 +179,8 @@ def _settle(
     return [outcomes[rank] for rank in sorted(outcomes)]
 
 
-def _together(run: int, outcomes: Sequence[RunOutcome]) -> Done:
-    """Say how the ranks have ended the run: it fails with any of them."""
+def _combined(run: int, outcomes: Sequence[RunOutcome]) -> Done:
+    """Combine the ranks' outcomes: the run fails if any rank failed."""
     for state in ("failed", "halted", "pruned", "recalled"):
         for outcome in outcomes:
             if outcome.state == state:

@@ -1,11 +1,11 @@
-"""The ranks of a block as the world of one trial: whoever waits in it is freed when a partner fails.
+"""World of a block's ranks for one trial: frees ranks that wait for a partner that failed.
 
     launched() ─► BlockWorld ─► open() ─► _BlockEndpoint ─► the transport's own endpoint
-                     │                      └ looks for an alarm now and then, counts what it sends
-                     └ gather_text() goes by mail, because nobody can be freed from a collective call of MPI
+                     │                      └ checks for alarms, counts messages
+                     └ gather_text() uses mail, because no alarm can interrupt a collective call of MPI
 
-At the end of a trial all ranks exchange how many messages they have sent through each endpoint. A rank takes
-in those that are still under way to it before its endpoints close, so that the next trial finds none.
+At the end of a trial all ranks exchange how many messages they sent through each endpoint. Before a rank
+closes its endpoints it receives those still under way to it, so that the next trial finds none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nnlo_common.search.messages._search_messages import Text
 
 __all__ = ["BlockWorld"]
 
-# How often an endpoint looks for an alarm, whether it waits or not: each look costs some microseconds.
+# How often an endpoint checks for alarms, waiting or not; each check costs some microseconds.
 _LOOK_EVERY_S = 20e-3
 
 
@@ -33,11 +33,11 @@ class BlockWorld:
     """The ranks of a block, for one trial.
 
     Attributes:
-        gathered: in how many gatherings this rank has taken part.
+        gathered: how many gatherings this rank joined.
 
     Args:
-        ranks: the same ranks to the transport.
-        channel: this rank's, to its partners.
+        ranks: the transport's world of the same ranks.
+        channel: this rank's channel to its partners.
     """
 
     survives_loss = False
@@ -72,18 +72,18 @@ class BlockWorld:
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's endpoint (collective)."""
-        # Ranks pass a gathering all or none, so nobody is missing from how the transport opens an endpoint,
-        # which no alarm could end.
+        # All ranks pass a gathering or none does, so none is missing when the transport opens an endpoint:
+        # no alarm can interrupt that.
         self.gather_text("")
         endpoint = _BlockEndpoint(self._ranks.open(links), self._channel, self.size)
         self._endpoints.append(endpoint)
         return endpoint
 
     def engage(self) -> Callable[[], None]:
-        """Refuse a second training at once; the search itself makes this rank's end everybody's."""
+        """Refuse a second training at the same time; the search itself handles this rank's exit."""
         if self._engaged:
             raise ConfigurationError(
-                f"rank {self.rank} of this block: a training is open already; finish it before the next"
+                f"rank {self.rank} of this block: another training is open; finish it before the next"
             )
         self._engaged = True
 
@@ -93,7 +93,7 @@ class BlockWorld:
         return disengage
 
     def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call this when the objective has returned."""
+        """Register a call for when the objective has returned; return a function that cancels it."""
         self._last_calls.append(call)
 
         def forget() -> None:
@@ -103,12 +103,12 @@ class BlockWorld:
         return forget
 
     def at_meeting(self, call: Callable[[], object]) -> None:
-        """Call this before this rank waits for the others of the block outside of a training."""
+        """Register a call for before this rank waits for the block outside a training."""
         self._before_meeting.append(call)
 
     @property
     def recalled(self) -> bool:
-        """Whether a training is to leave after its next checkpoint, for more ranks to go on with it."""
+        """Whether a training must leave after its next checkpoint, so that more ranks can resume it."""
         while self._channel.take_in(0):
             pass
         return self._channel.recalled
@@ -124,33 +124,33 @@ class BlockWorld:
     # -- for the block --------------------------------------------------------------------------------
 
     def meet(self) -> None:
-        """Do what must not wait until this rank has met the others."""
+        """Make the registered calls before this rank waits for the others."""
         for call in self._before_meeting:
             call()
 
     def end(self) -> None:
-        """Do what was asked for at the end of the objective: leave the trainings that it has left open."""
+        """Make the registered calls at the end of the objective, which close trainings left open."""
         while self._last_calls:
             self._last_calls.pop(0)()
 
     @property
     def sent(self) -> tuple[tuple[int, ...], ...]:
-        """How many messages this rank has sent, endpoint by endpoint, to each rank of the block."""
+        """How many messages this rank sent through each endpoint to each rank of the block."""
         return tuple(tuple(endpoint.sent) for endpoint in self._endpoints)
 
     def drain(self) -> None:
-        """Take in, and throw away, what has come through the endpoints that are open."""
+        """Receive and drop what has arrived at the open endpoints."""
         for endpoint in self._endpoints:
             endpoint.drain()
 
     def revoke(self) -> None:
-        """Free the ranks that wait for a dead one where the transport opens an endpoint."""
+        """Free the ranks that wait for a dead one while the transport opens an endpoint."""
         if not self._revoked:
             self._revoked = True
             self._ranks.revoke()
 
     def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
-        """Tell whether all has come that the ranks say they have sent, by rank."""
+        """Return whether all messages have arrived; `sent` is what each rank reports as sent."""
         for index, endpoint in enumerate(self._endpoints):
             for peer, counts in sent.items():
                 opened = index < len(counts) and not endpoint.closed
@@ -159,7 +159,7 @@ class BlockWorld:
         return True
 
     def close(self) -> None:
-        """Close what is still open; nothing is under way any more."""
+        """Close what is still open; no message may be under way."""
         self._last_calls.clear()
         self._before_meeting.clear()
         for endpoint in self._endpoints:
@@ -168,7 +168,7 @@ class BlockWorld:
 
 
 class _BlockEndpoint:
-    """An endpoint of the transport that raises an alarm, also while it need not wait."""
+    """An endpoint of the transport that checks for alarms in every receive, waiting or not."""
 
     def __init__(self, endpoint: Endpoint, channel: RankChannel, size: int) -> None:
         self._endpoint, self._channel = endpoint, channel

@@ -1,8 +1,8 @@
-"""Folds: assign samples to folds in the same way on every rank, in whatever order it asks.
+"""Folds: assigns samples to folds identically on every rank, whatever fold it asks for first.
 
 plain       shuffled, then dealt out one by one
-labels      the same, label by label: each fold has its part of every label
-groups      whole groups, the largest first, each to the fold that is in need of it most
+labels      likewise, label by label: each fold gets its share of every label
+groups      whole groups, the largest first, each to the fold that needs it most
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Indices = npt.NDArray[np.int64]
 def split(
     samples: int, folds: int, fold: int, *, labels: Any = None, groups: Any = None, seed: int = 0
 ) -> tuple[Indices, Indices]:
-    """Return which samples train and which validate in a fold.
+    """Return the training and the validation samples of a fold, as sorted indices.
 
     Every sample validates in exactly one fold. The validation parts differ by one sample at most; with
-    `groups` by as little as whole groups allow. Indices are sorted, as HDF5 wants them.
+    `groups` by as little as whole groups allow. Indices are sorted, as HDF5 requires.
 
     Args:
-        samples: how many there are.
-        folds: into how many parts they are split.
-        fold: which part validates, from 0.
-        labels: the class of each sample, if each fold is to have its part of every class.
-        groups: the group of each sample, e.g. its patient or run, if no group may train and validate.
-        seed: of the shuffling; all folds of one split need the same.
+        samples: the number of samples.
+        folds: the number of parts.
+        fold: the part that validates, from 0.
+        labels: the class of each sample, to give each fold its share of every class.
+        groups: the group of each sample, e.g. its patient or run, to keep each group on one side.
+        seed: seeds the shuffling; all folds of one split need the same.
 
     Raises:
         ConfigurationError: there are too few samples, members of a class, or groups.
@@ -50,7 +50,7 @@ def split(
     whole_number("folds", folds, 2)
     whole_number("fold", fold, 0)
     if fold >= folds:
-        raise ConfigurationError(f"fold={fold} of folds={folds}: the last is fold {folds - 1}")
+        raise ConfigurationError(f"fold={fold} of folds={folds}: give 0 to {folds - 1}")
     if samples < folds:
         raise ConfigurationError(
             f"folds={folds} of {samples} samples would leave some empty; give at most folds={samples}"
@@ -65,7 +65,7 @@ def split(
 
 
 def _dealt(classes: Indices, folds: int, random: np.random.Generator) -> Indices:
-    """Return the part of each sample; dealing goes on from class to class, so the sums are even as well."""
+    """Return the part of each sample; dealing continues across classes, so totals are even too."""
     shuffled = random.permutation(len(classes))
     order = shuffled[np.argsort(classes[shuffled], kind="stable")]
     parts = np.empty(len(classes), np.int64)
@@ -74,7 +74,7 @@ def _dealt(classes: Indices, folds: int, random: np.random.Generator) -> Indices
 
 
 def _grouped(members: Indices, classes: Indices, folds: int, random: np.random.Generator) -> Indices:
-    """Return the part of each sample, the same for all of a group."""
+    """Return the part of each sample, the same for a whole group."""
     counts = np.zeros((members.max() + 1, classes.max() + 1))
     np.add.at(counts, (members, classes), 1)
     if len(counts) < folds:
@@ -86,11 +86,11 @@ def _grouped(members: Indices, classes: Indices, folds: int, random: np.random.G
     order = shuffled[np.argsort(-counts[shuffled].sum(1), kind="stable")]
     shares, part_of = np.zeros((folds, counts.shape[1])), np.empty(len(counts), np.int64)
     for turn, group in enumerate(order):
-        # What each class, as a part of all its samples, would be off from even.
+        # The deviation from an even split, by class, relative to its size.
         costs = (((shares + counts[group]) ** 2 - shares**2) / counts.sum(0)).sum(1)
-        costs += shares.sum(1) / (1e3 * counts.sum())  # of equal ones the smallest
+        costs += shares.sum(1) / (1e3 * counts.sum())  # break ties: the smallest fold
         empty = ~shares.any(1)
-        if empty.sum() >= len(order) - turn:  # no more groups than folds that have none
+        if empty.sum() >= len(order) - turn:  # every group left must fill an empty fold
             costs[~empty] = np.inf
         part_of[group] = np.argmin(costs)
         shares[part_of[group]] += counts[group]
@@ -110,7 +110,7 @@ def _labelled(labels: Any, samples: int, folds: int) -> Indices:
 
 
 def _codes(name: str, values: Any, samples: int) -> Indices:
-    """Return the values numbered from 0, in their sorted order."""
+    """Number the values from 0 in sorted order."""
     found = np.asarray(values)
     if found.shape not in {(samples,), (samples, 1)}:
         raise ConfigurationError(

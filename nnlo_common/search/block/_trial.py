@@ -1,9 +1,9 @@
-"""A trial as the objective sees it, on every rank of a block.
+"""Trial as the objective sees it, on every rank of a block.
 
-    objective ─► suggest_float("lr", ...) ─► leader: asks the coordinator, tells its partners
-                                          └► partner: waits for what the leader says
+    objective ─► suggest_float("lr", ...) ─► leader: asks the coordinator, sends the value to its partners
+                                          └► partner: waits for the leader's value
 
-Every method gives the same on all ranks of the block; `report` and the attributes are the leader's to send.
+Every method returns the same on all ranks of the block; only the leader sends `report` and attributes.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class BlockTrial(BaseTrial):
     """A trial of a search over blocks of ranks.
 
     Attributes:
-        seed: this trial's own, or this fold's; the same on all ranks, and when the search is repeated.
-        name: this trial's, or this fold's; also when the search goes on after it was killed. For folders.
-        fold: which fold this is, from 0.
-        folds: how many there are; 1 if the search has none.
+        seed: the trial's seed, or the fold's; the same on all ranks, and when the search is repeated.
+        name: the trial's name, or the fold's, for folders; it stays when a killed search resumes.
+        fold: the fold, from 0.
+        folds: the number of folds; 1 if the search has none.
 
     Args:
-        start: what the coordinator has sent.
-        line: how to reach it.
+        start: the coordinator's message.
+        line: the link to the coordinator.
     """
 
     def __init__(self, start: Start, line: TrialLink) -> None:
@@ -80,8 +80,8 @@ class BlockTrial(BaseTrial):
         """Choose one of several."""
         if odd := [choice for choice in choices if not isinstance(choice, _PLAIN)]:
             raise ConfigurationError(
-                f"suggest_categorical({name!r}): {odd[0]!r} is a {type(odd[0]).__name__}; choices are None, "
-                "bool, int, float or str: let them be names, and look the objects up in a dict"
+                f"suggest_categorical({name!r}): {odd[0]!r} is a {type(odd[0]).__name__}; choices must be "
+                "None, bool, int, float or str: choose among names, and look the objects up in a dict"
             )
         return self._suggest(name, CategoricalDistribution(choices))
 
@@ -98,7 +98,7 @@ class BlockTrial(BaseTrial):
         return self.suggest_float(name, low, high, step=q)
 
     def report(self, value: float, step: int) -> None:
-        """Report an intermediate value; that of the block's first rank counts."""
+        """Report an intermediate value; the value from the block's first rank counts."""
         self._refuse_several("report")
         try:
             message = TrialReport(self._run, float(value), int(step))
@@ -106,37 +106,37 @@ class BlockTrial(BaseTrial):
             message = None
         if message is None or message.step < 0:
             raise ConfigurationError(
-                f"report(value={value!r}, step={step!r}): give a number and the step it belongs to, from 0"
+                f"report(value={value!r}, step={step!r}): give a number and its step, from 0"
             )
         self._line.tell(message)
 
     def should_prune(self) -> bool:
-        """Ask whether to give this trial up; all ranks of the block get the same answer to the same call.
+        """Ask whether to prune this trial; all ranks of the block get the same answer to the same call.
 
-        Call it on all ranks, after an epoch. Folds that train side by side wait for each other here.
+        Call it on all ranks after an epoch. Folds that train side by side wait for each other here.
         """
         self._refuse_several("should_prune")
         return self._line.verdict(PruneRequest(self._run))
 
     def split(self, samples: int, *, labels: Any = None, groups: Any = None) -> tuple[Indices, Indices]:
-        """Return which samples train and which validate in this fold, as sorted indices.
+        """Return the training and the validation samples of this fold, as sorted indices.
 
-        Every sample validates in one fold, in the same one in all trials of a search and on all ranks.
+        Every sample validates in one fold, the same in all trials of a search and on all ranks.
 
         Args:
-            samples: how many there are.
-            labels: the class of each, if each fold is to have its part of every class.
-            groups: the group of each, if no group may train and validate.
+            samples: the number of samples.
+            labels: the class of each sample, to give each fold its share of every class.
+            groups: the group of each sample, to keep each group on one side.
 
         Raises:
             ConfigurationError: the search has no folds, or there are too few samples for them.
         """
         if self.folds == 1:
-            raise ConfigurationError("trial.split: this search has no folds; ask for optimize(..., folds=5)")
+            raise ConfigurationError("trial.split: this search has no folds; use optimize(..., folds=5)")
         return split(samples, self.folds, self.fold, labels=labels, groups=groups, seed=self._split_seed)
 
     def set_user_attr(self, key: str, value: Any) -> None:
-        """Keep something with the trial; what the block's first rank keeps counts."""
+        """Store a value with the trial; the value from the block's first rank counts."""
         try:
             kept = json.loads(json.dumps(value))
         except (TypeError, ValueError):
@@ -148,10 +148,10 @@ class BlockTrial(BaseTrial):
         self._line.tell(Note(self._run, key, kept))
 
     def set_constraint(self, key: str, value: float) -> None:
-        """Set a constraint, which is kept where it is zero or less; that of the block's first rank counts."""
+        """Set a constraint, satisfied at zero or less; the value from the block's first rank counts."""
         if math.isnan(value):
             raise ConfigurationError(
-                f"set_constraint({key!r}, {value!r}): give a number, kept where 0 or less"
+                f"set_constraint({key!r}, {value!r}): give a number, at most 0 if satisfied"
             )
         self._constraints[key] = float(value)
         self._line.tell(Note(self._run, key, float(value), constraint=True))
@@ -168,7 +168,7 @@ class BlockTrial(BaseTrial):
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """What they were chosen from."""
+        """The distributions of the parameters chosen so far."""
         return dict(self._distributions)
 
     @property
@@ -183,13 +183,13 @@ class BlockTrial(BaseTrial):
 
     @property
     def datetime_start(self) -> datetime.datetime:
-        """When this rank has begun the trial."""
+        """When this rank began the trial."""
         return self._start
 
     def _refuse_several(self, call: str) -> None:
         if self._directions > 1:
             raise ConfigurationError(
-                f"trial.{call}: pruning is for one objective, not {self._directions}; leave it out"
+                f"trial.{call}: pruning needs a single objective, not {self._directions}; leave it out"
             )
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:

@@ -24,7 +24,7 @@ __all__ = ["BlockLink", "LocalLink", "TrialLink"]
 
 
 class TrialLink(Protocol):
-    """How a trial reaches the coordinator."""
+    """Link from a trial to the coordinator."""
 
     def suggest(self, message: ParameterRequest, call: str) -> float:
         """Return the internal number of a parameter."""
@@ -37,10 +37,10 @@ class TrialLink(Protocol):
 
 
 class BlockLink:
-    """The link of a rank of a block: the leader's to the coordinator, its partners' to the leader.
+    """The link of a block's rank: from the leader to the coordinator, from a partner to the leader.
 
     Args:
-        channel: this rank's.
+        channel: this rank's channel.
         world: the ranks of the block.
     """
 
@@ -55,11 +55,11 @@ class BlockLink:
             said = channel.wait(ParameterValue)
             if said.call != call:
                 raise ConfigurationError(
-                    f"rank {channel.rank} of the block calls {call} where its first rank has called "
+                    f"rank {channel.rank} of the block calls {call}, but its first rank called "
                     f"{said.call}; suggest the same parameters in the same order on all ranks"
                 )
             return said.value
-        value = float(self._asked(message))
+        value = float(self._request(message))
         channel.tell_partners(ParameterValue(message.run, call, value))
         return value
 
@@ -68,7 +68,7 @@ class BlockLink:
         self._world.meet()
         if self._channel.rank:
             return self._channel.wait(PruneVerdict).prune
-        prune = bool(self._asked(message))
+        prune = bool(self._request(message))
         self._channel.tell_partners(PruneVerdict(message.run, self._judged, prune))
         self._judged += 1
         return prune
@@ -79,13 +79,13 @@ class BlockLink:
             self._channel.check()
             self._channel.tell_coordinator(message)
 
-    def _asked(self, message: SearchMessage) -> float | bool:
+    def _request(self, message: SearchMessage) -> float | bool:
         self._channel.tell_coordinator(message)
         return _answer_of(self._channel.wait(RequestAnswer))
 
 
 def _answer_of(answer: RequestAnswer) -> float | bool:
-    """Return what the coordinator has answered, or raise what stood in the way."""
+    """Return the coordinator's answer, or raise its problem."""
     if answer.problem:
         raise ConfigurationError(answer.problem)
     return answer.value
@@ -95,8 +95,8 @@ class LocalLink:
     """The link of a trial in the coordinator's own process.
 
     Attributes:
-        halted: why the trial has been broken off; empty where it has not.
-        refused: what the sampler has refused, which is no failure of the trial.
+        halted: why the coordinator halted the trial; empty if it did not.
+        refused: the sampler's error, which is not a failure of the trial.
     """
 
     def __init__(self, coordinator: Coordinator, interrupts: Interrupts) -> None:
@@ -105,17 +105,17 @@ class LocalLink:
         self.refused: ConfigurationError | None = None
 
     def suggest(self, message: ParameterRequest, call: str) -> float:  # noqa: ARG002
-        return float(self._asked(message))
+        return float(self._request(message))
 
     def verdict(self, message: PruneRequest) -> bool:
-        return bool(self._asked(message))
+        return bool(self._request(message))
 
     def tell(self, message: SearchMessage) -> None:
-        self._heed()
+        self._raise_if_halted()
         self._coordinator.handle(0, message)
 
-    def _asked(self, message: SearchMessage) -> float | bool:
-        self._heed()
+    def _request(self, message: SearchMessage) -> float | bool:
+        self._raise_if_halted()
         try:
             (answer,) = self._coordinator.handle(0, message)
         except ConfigurationError as error:
@@ -124,7 +124,7 @@ class LocalLink:
         assert isinstance(answer.message, RequestAnswer)
         return _answer_of(answer.message)
 
-    def _heed(self) -> None:
+    def _raise_if_halted(self) -> None:
         for sent in check_interrupts(self._coordinator, self._interrupts):
             if isinstance(sent.message, Halt):
                 self.halted = sent.message.reason

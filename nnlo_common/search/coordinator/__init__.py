@@ -1,1 +1,1 @@
-"""The coordinator of a search: which trial begins next, what its end means, who helps at the end; pure."""
+"""Coordinator of a search: hands out trials, handles their ends, lets idle blocks help at the end; pure."""

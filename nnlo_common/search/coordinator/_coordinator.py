@@ -1,15 +1,15 @@
-"""The coordinator as a state machine: messages of the teams in, messages to them out; no MPI.
+"""State machine of the coordinator: takes messages from teams, returns messages to send; no MPI.
 
     team t: Done ─► Start to t, or to others     the next fold or trial
-                    Halt to others               a fold has failed, or the search is to end
-                    End to all                   once nothing is left and nobody trains
-    a rank of t has died ─► Halt to t's block    whose trial fails; it gets no other
-    team t is idle ─► Recall to the leader of t' once nothing is left to begin, in an elastic search
-    team t': Done ("recalled") ─► Start to t' and t as one team from now on
-    whatever else a team says                    answered by the source of the trials
+                    Halt to others               a fold failed, or the search ends
+                    End to all                   nothing is left and no team trains
+    a rank of t died ─► Halt to t's block        its trial fails; the block gets no other
+    team t is idle ─► Recall to the leader of t' nothing is left to begin, in an elastic search
+    team t': Done ("recalled") ─► Start to t' and t, one team from now on
+    any other message                            answered by the source of the trials
 
-The coordinator decides what a trial's life is. Which parameters it has, what its reports mean and what its
-end tells whom is the business of the source: an Optuna study, or an oracle of keras-tuner.
+The coordinator decides when a trial begins and ends. The source (an Optuna study, or an oracle of
+keras-tuner) chooses parameters, handles reports and records results.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from nnlo_common.search.messages._team_events import Death, TeamMessage
 
 __all__ = ["SIGNAL", "Coordinator"]
 
-#: Why trials were broken off that were to be trained again: the process is expected to end.
+#: Reason given when a signal interrupted trials that the next start trains again.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
 
 
 class Coordinator:
-    """Hands out the trials of a search and takes in what becomes of them.
+    """Hands out the trials of a search and handles their results.
 
     Args:
-        source: gives the trials, and learns how they end.
-        blocks: how many blocks there are.
-        teams: how many teams each block has: 1, or as many as folds.
-        folds: in how many folds each trial is trained.
-        time_left: how long there is; None: for ever.
-        clock: the time, in seconds.
-        search_ranks: how many ranks choose parameters; their teams come after those of the blocks.
-        lockstep: whether the source learns of the ends of trials in the order in which they began, so that
-            the search repeats, whatever the pace of the blocks.
-        elastic: whether idle teams help those that train when nothing is left to begin.
+        source: provides trials and receives their results.
+        blocks: the number of blocks.
+        teams: teams per block: 1, or one per fold.
+        folds: folds per trial.
+        time_left: the time limit; None: no limit.
+        clock: returns the time, in seconds.
+        search_ranks: ranks that choose parameters; their teams are numbered after those of the blocks.
+        lockstep: whether to report ends of trials to the source in the order in which the trials began, so
+            that the search repeats at any pace of the blocks.
+        elastic: whether idle teams help running trials when nothing is left to begin.
 
     Attributes:
-        over: whether all teams have been told that the search is.
-        interrupted: why trials were broken off that are to be trained again; empty where none was.
+        over: whether the search is over and every team has been sent `End`.
+        interrupted: why trials were interrupted that the next start trains again; empty if none were.
     """
 
     def __init__(
@@ -73,47 +73,47 @@ class Coordinator:
         self._roster, self._runs = Roster(blocks, teams), itertools.count()
         self._elastic = ElasticPolicy(self._roster, self._time) if elastic else None
         self._search_ranks = range(blocks * teams, blocks * teams + search_ranks)
-        self._untold: list[RunningTrial] = []  # those of whose end the source has not been told, in order
+        self._unreported: list[RunningTrial] = []  # trials whose end the source does not know, in order
         self._lost: list[Death] = []
-        self._broken: set[int] = set()  # runs of which a rank has died
-        self._stopped = self._cut = False  # cut: in lock-step what ends later does not count
+        self._broken: set[int] = set()  # runs that lost a rank
+        self._stopped = self._cut = False  # cut: in lock-step, discard later results
         self.over, self.interrupted = False, ""
 
     def begin(self) -> list[TeamMessage]:
         """Give every block its first trial."""
-        return self._fed()
+        return self._fill_blocks()
 
     def think(self) -> bool:
-        """Choose the next trial while all blocks train; say whether there was one to choose."""
+        """Choose the next trial while all blocks train; return whether there was one to choose."""
         return bool(self._training) and self._source.think(len(self._roster.living))
 
     def look(self) -> list[TeamMessage]:
-        """Break off what is running when the time is up; let idle teams help what takes long."""
+        """Interrupt running trials when the time is up; let idle teams help long trials."""
         if self._training and not self.interrupted and self._time.over(self._clock()):
             return self.interrupt("the time is up")
-        # Where nobody trains the source has not had a trial yet, so it is asked again.
-        return self._helped() if self._untold or self.over else self._fed()
+        # No trial runs, so the source had none to give last time: ask again.
+        return self._help_running() if self._unreported or self.over else self._fill_blocks()
 
     def interrupt(self, reason: str) -> list[TeamMessage]:
-        """Break off what is running, so that the same command trains it again."""
+        """Interrupt running trials; the same command trains them again."""
         if self.over or self.interrupted:
             return []
         self.interrupted = reason
         return self._stop(reason)
 
     def lost(self, death: Death) -> list[TeamMessage]:
-        """Go on without a block of which a rank has died, or without a search rank.
+        """Continue without the block or the search rank that died.
 
-        The trial of the block fails, or is tried again by another.
+        The block's trial fails, or another block retries it.
 
         Raises:
-            PeerLostError: that was the last block, and there is something left to train.
+            PeerLostError: the last block died, and trials are left.
         """
         self._lost.append(death)
         if death.team in self._search_ranks:
             left = self._source.lose_search_rank(death.team)
-            self._source.warn(f"search {death} has died. Search ranks that go on: {left}")
-            return [] if self.over else self._fed()
+            self._source.warn(f"search {death} has died. Search ranks left: {left}")
+            return [] if self.over else self._fill_blocks()
         team = self._roster.lose(death.team)
         if self._elastic is not None:
             self._elastic.report_death()
@@ -127,22 +127,22 @@ class Coordinator:
         return self._done(team, running, Done(run, state, error=death.error, failure="died"))
 
     def handle(self, team: int, message: SearchMessage) -> list[TeamMessage]:
-        """Take in what the leader of a team says, and return what to answer.
+        """Handle a message from a team's leader; return the replies.
 
         Raises:
-            ProtocolError: the team does not train that.
-            NNLOError: the sampler has failed on a search rank.
+            ProtocolError: the message is about a run that the team does not train.
+            NNLOError: the sampler failed on a search rank.
         """
         if isinstance(message, Chosen):
             if any(death.team == team for death in self._lost):
                 return []
             self._source.chosen(team, message)
-            return self._fed()
-        if message.run in self._broken:  # written before the ranks knew of the death
+            return self._fill_blocks()
+        if message.run in self._broken:  # sent before the ranks knew of the death
             return []
         running = self._roster.training.get(team)
         if running is None or running.runs[team] != message.run:
-            raise ProtocolError(f"team {team} speaks of run {message.run}, which it does not train")
+            raise ProtocolError(f"team {team} sent a message about run {message.run}, not its own")
         if isinstance(message, Done):
             return self._done(team, running, message)
         return self._source.handle(team, running, message)
@@ -151,10 +151,10 @@ class Coordinator:
 
     @property
     def _training(self) -> list[RunningTrial]:
-        return [running for running in self._untold if not running.over]
+        return [running for running in self._unreported if not running.over]
 
-    def _fed(self) -> list[TeamMessage]:
-        """Start the next trials on idle blocks, and end the search when there is nothing to wait for."""
+    def _fill_blocks(self) -> list[TeamMessage]:
+        """Start trials on idle blocks; end the search when nothing runs and nothing is left."""
         messages = []
         source, living, idle = self._source, self._roster.living, self._roster.idle
         first = not self._training
@@ -163,19 +163,19 @@ class Coordinator:
                 break
             now_s = self._clock()
             if not self._time.suffices(now_s, [running.began_s for running in self._training]):
-                source.warn(f"no more trials are begun: {self._time.told}")
-                source.withdraw("the time does not suffice")
+                source.warn(f"no more trials begin: {self._time.told}")
+                source.withdraw("too little time is left")
                 break
             trial = source.take(block, first=first, living=len(living))
             if trial is not None:
                 idle.remove(block)
                 messages += self._begun(block, trial, now_s)
-        messages += [*source.orders(len(idle), len(living)), *self._obey_source(), *self._helped()]
-        if self._untold or self.over or (living and source.pending):
+        messages += [*source.orders(len(idle), len(living)), *self._obey_source(), *self._help_running()]
+        if self._unreported or self.over or (living and source.pending):
             return messages
         if not living and (left := source.left()):
-            told = f"; trials left: {left}" if left < math.inf else ""
-            raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{told}")
+            count = f"; trials left: {left}" if left < math.inf else ""
+            raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{count}")
         self.over = True
         end = End(-1, source.finish(self._lost), self.interrupted)
         everyone = range(self._roster.count + len(self._search_ranks))
@@ -184,7 +184,7 @@ class Coordinator:
     def _begun(self, block: int, trial: Any, now_s: float) -> list[TeamMessage]:
         teams = self._roster.teams(block)
         running = RunningTrial(trial, folds=self._folds, teams=len(teams), began_s=now_s, block=block)
-        self._untold.append(running)
+        self._unreported.append(running)
         return [self._start(team, running) for team in teams]
 
     def _start(self, team: int, running: RunningTrial) -> TeamMessage:
@@ -201,22 +201,22 @@ class Coordinator:
         fold = running.running.pop(team)
         del running.runs[team], self._roster.training[team]
         running.asking.discard(team)
-        message = _checked(message)
+        message = _nan_as_failure(message)
         messages = []
         if message.state == "recalled":
             if not running.halted:
                 running.waiting.appendleft(fold)
-                return [self._again(team, running)]
+                return [self._restart_recalled(team, running)]
             message = Done(message.run, "halted", error=f"broken off: {running.halted}")
         if self._elastic is not None and self._elastic.ended(team, running, message):
             running.waiting.appendleft(fold)
             self._source.warn(
-                f"trial {running.trial.number} has failed when more ranks went on with it, so it goes on "
-                f"with those it had:\n{message.error}"
+                f"trial {running.trial.number} failed after more ranks joined it; it continues on its "
+                f"original ranks:\n{message.error}"
             )
-            return [self._start(team, running), *self._fed()]
+            return [self._start(team, running), *self._fill_blocks()]
         if message.state == "halted" and not running.halted:
-            messages += self.interrupt(SIGNAL)  # a training in it has saved and left
+            messages += self.interrupt(SIGNAL)  # a training saved at a signal and left
         if message.state == "complete":
             running.values[fold] = message.values
             self._source.fold_done(running, fold, message)
@@ -224,52 +224,52 @@ class Coordinator:
             running.ending = message
         if running.ending is not None:
             running.waiting.clear()
-            reason = f"another fold of the trial has ended it ({running.ending.state})"
-            messages += self._halted(running, reason)
+            reason = f"another fold ended the trial ({running.ending.state})"
+            messages += self._halt_trial(running, reason)
         if running.over:
             return messages + self._ended(running)
         if running.waiting:
             return [*messages, self._start(team, running)]
-        return messages + self._source.judged(running) + self._fed()
+        return messages + self._source.judged(running) + self._fill_blocks()
 
     def _ended(self, running: RunningTrial) -> list[TeamMessage]:
-        """Tell the source of a trial's end, or wait with it for those that began before."""
+        """Report a trial's end to the source; in lock-step only after all trials that began earlier."""
         running.seconds = self._clock() - running.began_s
         if running.result.state in ("complete", "pruned"):
             self._time.took(running.seconds)
         messages = []
-        for ended in self._due(running):
+        for ended in self._reportable(running):
             self._source.tell(ended, interrupted=bool(self.interrupted), stopped=self._stopped)
-            messages += [*self._obey_source(), *self._fed()]
+            messages += [*self._obey_source(), *self._fill_blocks()]
         return messages
 
-    def _due(self, running: RunningTrial) -> Iterator[RunningTrial]:
-        """Give the trials of whose end the source is to be told now that one has ended, one by one."""
+    def _reportable(self, running: RunningTrial) -> Iterator[RunningTrial]:
+        """Yield the ended trials to report to the source now."""
         if not self._lockstep:
-            self._untold.remove(running)
+            self._unreported.remove(running)
             yield running
-        while self._lockstep and self._untold and self._untold[0].over:
-            ended = self._untold.pop(0)
-            if self._cut:  # whether it ended in time was chance
+        while self._lockstep and self._unreported and self._unreported[0].over:
+            ended = self._unreported.pop(0)
+            if self._cut:  # only timing decided that it ended before the stop
                 ended.ending = Done(0, "halted", error="broken off: an earlier trial was the last")
             self._cut |= ended.result.state == "halted"
             yield ended
 
     def _obey_source(self) -> list[TeamMessage]:
-        """End the search if the source says so."""
+        """End the search if the source has a reason to stop."""
         if self._stopped or not self._source.stop_reason:
             return []
         self._cut = True
         return self._stop(self._source.stop_reason)
 
     def _stop(self, reason: str) -> list[TeamMessage]:
-        """Break off what is running, and begin nothing any more."""
+        """Interrupt running trials and begin no more."""
         self._stopped = True
         self._source.withdraw(reason)
-        return [message for running in self._training for message in self._halted(running, reason)]
+        return [message for running in self._training for message in self._halt_trial(running, reason)]
 
-    def _halted(self, running: RunningTrial, reason: str) -> list[TeamMessage]:
-        """Break off what is running of a trial."""
+    def _halt_trial(self, running: RunningTrial, reason: str) -> list[TeamMessage]:
+        """Interrupt the folds of a trial that are running."""
         if running.halted:
             return []
         running.halted = reason
@@ -278,11 +278,11 @@ class Coordinator:
 
     # -- helping, in an elastic search ----------------------------------------------------------------
 
-    def _helped(self) -> list[TeamMessage]:
-        """Let idle teams help those that train, when nothing is left to begin."""
+    def _help_running(self) -> list[TeamMessage]:
+        """Let idle teams help running trials when nothing is left to begin."""
         if self._elastic is None or self._stopped or self._source.pending:
             return []
-        # Idle teams of a block that trains wait for its next trial, if there is to be one.
+        # Every block has a trial: its idle teams wait for the next one.
         if self._source.open and not self._roster.idle:
             return []
         messages = []
@@ -293,9 +293,9 @@ class Coordinator:
         runs = [(team, self._roster.training[team].runs[team]) for team in recalls]
         return messages + [TeamMessage(team, Recall(run), leader_only=True) for team, run in runs]
 
-    def _again(self, team: int, running: RunningTrial) -> TeamMessage:
-        """Start again, with all who are idle, the fold that a team has left for that."""
-        assert self._elastic is not None  # who else would have recalled it
+    def _restart_recalled(self, team: int, running: RunningTrial) -> TeamMessage:
+        """Restart the fold of a recalled team, together with the idle teams."""
+        assert self._elastic is not None
         others = self._elastic.joining(team)
         self._note_help(running, others)
         self._roster.unite(team, others)
@@ -306,9 +306,9 @@ class Coordinator:
         self._source.add_helpers(running, blocks, self._clock())
 
 
-def _checked(message: Done) -> Done:
-    """Return a message as it is, or the failure that NaN is."""
+def _nan_as_failure(message: Done) -> Done:
+    """Return the message, or a failure if a value is NaN."""
     if message.state != "complete" or not any(map(math.isnan, message.values)):
         return message
-    said = f"the objective returned {message.values}, which holds NaN"
+    said = f"the objective returned NaN: {message.values}"
     return Done(message.run, "failed", error=said, failure="NaN")

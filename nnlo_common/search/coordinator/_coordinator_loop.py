@@ -1,4 +1,4 @@
-"""The loop of the coordinator's rank: messages, deaths, signals and the clock go to the state machine."""
+"""Event loop of the coordinator's rank: passes messages, deaths, signals and time to the state machine."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from nnlo_common.search.messages._team_events import Death, TeamMessage
 
 __all__ = ["check_interrupts", "run_coordinator"]
 
-# How long the coordinator waits for messages before it looks at the clock and for signals.
+# How often the coordinator checks the clock and signals while no message arrives.
 _LOOK_EVERY_S = 0.2
-# After so long without a message it chooses trials ahead: blocks that begin ask for one parameter after
-# another, and are not to wait for a choice in between.
+# Choose trials ahead only after this much silence: a block that begins asks for one parameter after another
+# and must not wait for a choice in between.
 _QUIET_S = 5e-3
 
 
 def check_interrupts(coordinator: Coordinator, interrupts: Interrupts) -> list[TeamMessage]:
-    """Break off what is running if a signal has come, or the time is up."""
+    """Interrupt running trials after a signal or at the time limit."""
     return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
 
 
 def run_coordinator(coordinator: Coordinator, channel: CoordinatorChannel, interrupts: Interrupts) -> None:
-    """Hand out the trials until the search is over."""
+    """Run the coordinator until the search is over."""
     channel.deliver(coordinator.begin())
     while not coordinator.over:
         event = channel.receive(_QUIET_S)

@@ -1,4 +1,4 @@
-"""Failure kinds: tell out of memory from all other errors."""
+"""Kinds of failure: tells out-of-memory and divergence from all other errors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from nnlo_common.base._errors import DivergedError
 
 __all__ = ["kind_of"]
 
-# By name, because no framework is imported here: of torch; of tensorflow.
+# Names of torch's and tensorflow's errors, because no framework is imported here.
 _OUT_OF_MEMORY = {"OutOfMemoryError", "ResourceExhaustedError"}
-# What JAX's one error for everything, and torch's for the host's memory, say.
+# Texts in JAX's generic error, and in torch's error for host memory.
 _SAID = ("RESOURCE_EXHAUSTED", "out of memory", "can't allocate memory")
 
 

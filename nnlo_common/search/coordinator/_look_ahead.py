@@ -1,7 +1,7 @@
-"""Look-ahead: choose as few trials in advance as keep every block busy.
+"""Look-ahead: choose just enough trials in advance to keep every block busy.
 
-What is chosen early knows of fewer results. Where trials end one by one a few are enough; where they take
-equally long, so that blocks end at once, it may take one for each block.
+A trial chosen early is chosen with fewer results. If trials end one by one, a few are enough; if all blocks
+end together, each may need one.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 __all__ = ["LookAhead"]
 
 _BLOCKS_PER_AHEAD = 8
-# Optuna's samplers choose by chance until they know so many results, so nothing is lost with these.
+# Optuna's samplers draw at random until they have this many results, so choosing these early loses nothing.
 _BY_CHANCE = 10
 
 
 class LookAhead:
-    """Learns how many trials to choose ahead.
+    """Adapts how many trials to choose ahead.
 
-    At first, when nothing is known of results, these are up to ten. Over as many trials as there are blocks
-    it is counted how often none was ready, and how many were left at least: so many more, or fewer, are
-    chosen from then on.
+    It starts with up to ten. Over every `blocks` trials it counts how often none was ready (choose that many
+    more), and how many were spare at least (choose that many fewer).
 
     Attributes:
-        depth: how many.
+        depth: how many trials to choose ahead.
 
     Args:
-        blocks: how many blocks there are.
-        most: how many trials to choose ahead at most; None: as many as blocks.
+        blocks: the number of blocks.
+        most: the largest depth; None: the number of blocks.
 
     Example:
         >>> ahead = LookAhead(16)
@@ -46,7 +45,7 @@ class LookAhead:
         self._count, self._missed, self._spare = 0, 0, blocks
 
     def taken(self, ready: int) -> None:
-        """Count that a block has got a trial, when so many were ready."""
+        """Count a trial taken by a block while `ready` trials were ready."""
         self._count += 1
         self._missed += not ready
         self._spare = min(self._spare, max(0, ready - 1))

@@ -1,11 +1,11 @@
-"""Choice of the next trial's parameters: where, and when; pure, as the coordinator is.
+"""Choice of the next trial's parameters: on the coordinator or on search ranks, at once or ahead; pure.
 
     LocalChooser      on the coordinator's rank, when a block asks, or ahead while all blocks train
-    LockstepChooser   the same, trial k as soon as trial k - blocks is told, whatever the blocks' pace
+    LockstepChooser   likewise, but trial k as soon as the study has the result of trial k - blocks
     RemoteChooser     on search ranks, several trials at the same time; see `_remote_choice.py`
 
-A chooser begins trials in the study, and keeps those that no block has begun yet. Which block gets them, and
-when, `_coordinator.py` says.
+A chooser begins trials in the study and holds them until a block takes them; `_coordinator.py` decides
+which block and when.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ __all__ = ["LocalChooser", "LockstepChooser"]
 
 
 class LocalChooser:
-    """Chooses on this rank.
+    """Chooses parameters on this rank.
 
     Attributes:
-        left: how many trials are still to be begun in the study.
+        left: trials still to begin in the study.
 
     Args:
         study: the study.
-        blocks: how many blocks there are.
-        n_trials: how many trials are to be begun.
+        blocks: the number of blocks.
+        n_trials: how many trials to begin.
     """
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int) -> None:
         self.left = n_trials
         self._study, self._blocks = study, blocks
-        self._ready: deque[Trial] = deque()  # for whoever ends next
+        self._ready: deque[Trial] = deque()  # for the next idle blocks
         self._ahead = LookAhead(blocks)
 
     @property
     def open(self) -> int:
-        """How many trials no block has begun."""
+        """The number of trials that no block has begun."""
         return self.left + len(self._ready)
 
     @property
     def pending(self) -> bool:
-        """Whether something is chosen, or being chosen, that a block is to begin."""
+        """Whether a trial is chosen, or being chosen, and waits for a block."""
         return bool(self._ready)
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
-        """Return the next trial for a block; None if it is not chosen yet.
+        """Return the next trial for a block; None if none is chosen yet.
 
         Args:
-            block: which.
+            block: the block.
             first: whether no block has a trial yet.
         """
         if not first:
@@ -69,38 +69,38 @@ class LocalChooser:
         return None if self._spent else self._ask()
 
     def think(self, living: int) -> bool:
-        """Choose a trial ahead, while all blocks train; say whether there was one to choose.
+        """Choose a trial ahead while all blocks train; return whether there was one to choose.
 
-        With one block it would be chosen without the result of the only trial before it.
+        With one block nothing is chosen ahead: the choice would lack the result of the running trial.
         """
         if living == 1 or len(self._ready) >= self._ahead.depth or not self.left or self._spent:
             return False
         self._ready.append(self._ask())
-        _ = self._ready[-1].relative_params  # or Optuna would choose them when the first is asked for
+        _ = self._ready[-1].relative_params  # else Optuna chooses only at the first suggest_... call
         return True
 
     def told(self, number: int) -> None:
-        """The study has been told of a trial's end."""
+        """Note that the study knows a trial's result."""
 
     def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
-        """Return what search ranks are to do.
+        """Return orders for search ranks.
 
         Args:
-            idle: how many blocks wait for a trial.
-            living: how many blocks there are.
+            idle: blocks that wait for a trial.
+            living: blocks still alive.
         """
         return []
 
     def chosen(self, team: int, message: Chosen) -> None:
-        """A search rank has chosen."""
+        """Handle a search rank's choice."""
         raise ProtocolError(f"team {team} sent {message!r}, but there are no search ranks")
 
     def lost(self, team: int) -> int:
-        """A search rank has died; return how many are left."""
+        """Handle the death of a search rank; return how many are left."""
         raise ProtocolError(f"team {team} has died, but there are no search ranks")
 
     def withdraw(self) -> list[Trial]:
-        """Begin no more; return what was begun in the study without a block."""
+        """Begin no more trials; return those begun in the study that no block has."""
         withdrawn = [*self._ready]
         self._ready.clear()
         self.left = 0
@@ -108,7 +108,7 @@ class LocalChooser:
 
     @property
     def _spent(self) -> bool:
-        """Whether there is nothing to choose until something ends, or any more."""
+        """Whether the grid has nothing to choose, now or ever."""
         return isinstance(self._study.sampler, Grid) and self._study.sampler.spent(self._study)
 
     def _ask(self) -> Trial:
@@ -117,41 +117,41 @@ class LocalChooser:
 
 
 class LockstepChooser(LocalChooser):
-    """Chooses so that a search repeats: trial k when trials 0 to k - blocks are told, in this order.
+    """Chooses so that a search repeats: trial k once the study knows trials 0 to k - blocks, in this order.
 
-    Which block trains it and how fast does not matter, nor does what those trials do that begin or run
-    meanwhile: each sees the study as it was when it began.
+    The block that trains it and its pace do not matter, nor do trials that begin or report meanwhile: each
+    trial sees the study as it was when the trial began.
 
     Args:
         study: the study.
-        blocks: how many blocks there are.
-        n_trials: how many trials are to be begun.
-        seed: of the random numbers, which begin anew with each trial.
+        blocks: the number of blocks.
+        n_trials: how many trials to begin.
+        seed: seeds the random numbers, which restart with each trial.
     """
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int, seed: int) -> None:
         super().__init__(study, blocks, n_trials)
         self._seed = seed
-        self._begun: dict[int, FrozenTrial] = {}  # those not told, as others see them, in order
+        self._begun: dict[int, FrozenTrial] = {}  # unfinished trials as others see them, in order
         self._fill()
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
-        """Return the next trial; None if one must end before that is not the block's."""
+        """Return the next trial; None if another block's trial must end first."""
         return self._ready.popleft() if self._ready else None
 
     def think(self, living: int) -> bool:  # noqa: ARG002
-        """Choose nothing: it is too early."""
+        """Choose nothing ahead; `told` chooses."""
         return False
 
     def told(self, number: int) -> None:
-        """Choose what is due now that the study has been told of a trial's end."""
+        """Choose the trials due now that the study knows one more result."""
         del self._begun[number]
         self._fill()
 
     def _fill(self) -> None:
         while self.left and len(self._begun) < self._blocks:
             trial = self._ask()
-            # A copy, because Optuna's trial writes what it suggests into what it has got from the storage.
+            # Copy it: Optuna's trial writes its suggestions into the object from the storage.
             self._begun[trial.number] = copy.deepcopy(storage_of(self._study).get_trial(number_in(trial)))
             self._ready.append(trial)
 

@@ -1,4 +1,4 @@
-"""Several search ranks choose, each for another trial; pure, as the coordinator is."""
+"""Choice of parameters on search ranks, each for another trial at the same time; pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["RemoteChooser"]
 
 
 class RemoteChooser(LocalChooser):
-    """Lets search ranks choose; on this rank once none is left.
+    """Lets search ranks choose; chooses on this rank once none is left.
 
-    They choose what the sampler chooses together. The rest, parameters that not all trials have among them,
-    is chosen on this rank when a block asks.
+    Search ranks choose the parameters that the sampler chooses together. The rest (parameters that not all
+    trials have) are chosen on this rank when a block asks.
 
     Args:
         study: the study.
-        blocks: how many blocks there are.
-        n_trials: how many trials are to be begun.
+        blocks: the number of blocks.
+        n_trials: how many trials to begin.
         searchers: the teams of the search ranks.
     """
 
@@ -38,42 +38,42 @@ class RemoteChooser(LocalChooser):
         self._ahead = LookAhead(blocks, most=blocks + len(searchers))
         self._idle = deque(searchers)
         self._busy: dict[int, Trial] = {}  # by search rank
-        self._again: deque[Trial] = deque()  # those that a search rank has died over
-        self._hungry: set[int] = set()  # the blocks that have asked in vain
-        self._known = {team: _Known(study) for team in searchers}
+        self._orphaned: deque[Trial] = deque()  # trials whose search rank died
+        self._unserved: set[int] = set()  # blocks that asked while none was ready
+        self._known = {team: _KnownTrials(study) for team in searchers}
 
     @property
     def pending(self) -> bool:
-        return bool(self._ready or self._busy or self._again)
+        return bool(self._ready or self._busy or self._orphaned)
 
     @property
     def open(self) -> int:
-        return super().open + len(self._busy) + len(self._again)
+        return super().open + len(self._busy) + len(self._orphaned)
 
     def take(self, block: int, *, first: bool) -> Trial | None:
-        """Return the next trial; None if it is being chosen."""
+        """Return the next trial; None while it is being chosen."""
         if not self._ready and self._known:
-            self._hungry.add(block)
+            self._unserved.add(block)
             return None
         if not self._ready:
             return super().take(block, first=first)
-        waited = block in self._hungry
-        self._hungry.discard(block)
+        waited = block in self._unserved
+        self._unserved.discard(block)
         if not first:
             self._ahead.taken(0 if waited else len(self._ready))
         return self._ready.popleft()
 
     def think(self, living: int) -> bool:
-        """Choose ahead, if there are no search ranks left to do it."""
+        """Choose ahead if no search ranks are left."""
         return not self._known and super().think(living)
 
     def orders(self, idle: int, living: int) -> list[TeamMessage]:
         messages = []
         wanted = max(idle, self._ahead.depth if living > 1 else 0)
         while self._idle:
-            if not self._again and (not self.left or len(self._ready) + len(self._busy) >= wanted):
+            if not self._orphaned and (not self.left or len(self._ready) + len(self._busy) >= wanted):
                 break
-            trial = self._again.popleft() if self._again else self._ask()
+            trial = self._orphaned.popleft() if self._orphaned else self._ask()
             team = self._idle.popleft()
             choose = Choose(trial.number, self._known[team].news(), bool(self._busy))
             messages.append(TeamMessage(team, choose))
@@ -85,7 +85,7 @@ class RemoteChooser(LocalChooser):
             raise NNLOError(message.problem)
         self._idle.append(team)
         trial = self._busy.pop(team, None)
-        if trial is None:  # it is not to be begun any more
+        if trial is None:  # it was withdrawn
             return
         space = {name: json_to_distribution(text) for name, (_, text) in message.params.items()}
         values = {name: space[name].to_external_repr(value) for name, (value, _) in message.params.items()}
@@ -99,21 +99,21 @@ class RemoteChooser(LocalChooser):
         if team in self._idle:
             self._idle.remove(team)
         if team in self._busy:
-            self._again.append(self._busy.pop(team))
+            self._orphaned.append(self._busy.pop(team))
         if not self._known:
-            self._ready += self._again
-            self._again.clear()
+            self._ready += self._orphaned
+            self._orphaned.clear()
         return len(self._known)
 
     def withdraw(self) -> list[Trial]:
-        withdrawn = [*super().withdraw(), *self._busy.values(), *self._again]
+        withdrawn = [*super().withdraw(), *self._busy.values(), *self._orphaned]
         self._busy.clear()
-        self._again.clear()
+        self._orphaned.clear()
         return withdrawn
 
 
-class _Known:
-    """What a search rank has been told of the study.
+class _KnownTrials:
+    """Record of the trials that a search rank knows.
 
     Args:
         study: the study.
@@ -124,12 +124,12 @@ class _Known:
         self._unfinished: set[int] = set()
 
     def news(self) -> tuple[dict[str, object], ...]:
-        """Return the trials that are new to it, or may have changed, in order."""
+        """Return the trials that are new to the search rank or may have changed, in order."""
         trials = self._study.get_trials(deepcopy=False)
         fresh = sorted(self._unfinished | set(range(self._count, len(trials))))
         self._count = len(trials)
         self._unfinished = {number for number in fresh if not trials[number].state.is_finished()}
-        # What a trial has reported says nothing to samplers before its end.
+        # Samplers ignore reports of unfinished trials.
         return tuple(
             packed(trials[number]) | ({"steps": []} if number in self._unfinished else {}) for number in fresh
         )

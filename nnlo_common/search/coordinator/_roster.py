@@ -1,8 +1,8 @@
-"""Roster of the blocks: their teams, and the trial that each trains; pure, as the coordinator is.
+"""Roster of the blocks, their teams, and the trial that each team trains; pure, like the coordinator.
 
-A team is the ranks that train one fold together. A block, which is given a trial, is one team, or as many as
-there are folds. At the end of a search teams may become one, which has the number of the first of them, until
-one of their ranks dies or they fail together.
+A team is the ranks that train one fold together. A block, which gets a whole trial, is one team or one team
+per fold. At the end of a search teams may unite under the number of the first; they part when one of their
+ranks dies or they fail together.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Roster:
     """The teams of all blocks.
 
     Attributes:
-        count: how many teams there were to begin with.
-        training: the trial that a team trains a fold of, by team.
+        count: the number of teams at the start.
+        training: by team, the trial it trains a fold of.
 
     Args:
-        blocks: how many blocks there are.
-        teams: how many teams each has.
+        blocks: the number of blocks.
+        teams: teams per block.
 
     Example:
         >>> roster = Roster(blocks=3, teams=1)
@@ -39,19 +39,21 @@ class Roster:
         self.training: dict[int, RunningTrial] = {}
         self._made_of = {team: [team] for team in range(self.count)}
         self._teams = {block: [block * teams + index for index in range(teams)] for block in range(blocks)}
-        self._short: set[int] = set()
-        self._untold: set[int] = set()
+        self._incomplete: set[int] = set()
+        self._changed: set[int] = set()
 
     @property
     def living(self) -> list[int]:
-        """The blocks that have teams, all with all of their ranks."""
+        """The blocks that have teams, none of which lost a rank."""
         return [
-            block for block, teams in self._teams.items() if teams and not self._short.intersection(teams)
+            block
+            for block, teams in self._teams.items()
+            if teams and not self._incomplete.intersection(teams)
         ]
 
     @property
     def idle(self) -> list[int]:
-        """Those of them that train nothing."""
+        """The living blocks that train nothing."""
         return [block for block in self.living if not self.training.keys() & self._teams[block]]
 
     @property
@@ -65,41 +67,41 @@ class Roster:
         return self._teams[block]
 
     def blocks_of(self, team: int) -> set[int]:
-        """Return the blocks that the ranks of a team are from."""
+        """Return the blocks that a team's ranks came from."""
         return {one // self._each for one in self._made_of[team]}
 
     def strength(self, team: int) -> int:
-        """Return how many teams a team was made of."""
+        """Return how many original teams are in a team."""
         return len(self._made_of[team])
 
     def news(self, team: int) -> tuple[int, ...]:
-        """Return what a team is made of, if its ranks have not been told yet; else nothing."""
-        if team not in self._untold:
+        """Return the original teams in a team, once after each change; else nothing."""
+        if team not in self._changed:
             return ()
-        self._untold.discard(team)
+        self._changed.discard(team)
         return tuple(self._made_of[team])
 
     def unite(self, team: int, others: Sequence[int]) -> None:
-        """Make several teams one."""
+        """Unite teams under the number of the first."""
         for other in others:
             self._teams[other // self._each].remove(other)
             self._made_of[team] += self._made_of.pop(other)
-            self._untold.add(team)
+            self._changed.add(team)
 
     def lose(self, team: int) -> int:
-        """Take note of a death in what was a team to begin with; return the team that has lost a rank.
+        """Record a death in an original team; return the team that now contains it.
 
-        If it was made of several, the others of them are teams again.
+        If that is a united team, it parts.
         """
-        self._short.add(team)
+        self._incomplete.add(team)
         whole = next(one for one, made_of in self._made_of.items() if team in made_of)
         self.part(whole)
         return whole
 
     def part(self, team: int) -> None:
-        """Make those teams again that a team was made of."""
+        """Split a united team into its original teams."""
         for one in self._made_of[team][1:]:
             self._made_of[one] = [one]
             self._teams[one // self._each].append(one)
-            self._untold |= {team, one}
+            self._changed |= {team, one}
         self._made_of[team] = [team]

@@ -1,7 +1,7 @@
-"""A trial that a block trains: which of its folds wait, train and have ended, and what they have reported.
+"""Running trial of a block: its waiting, running and ended folds, and their reports.
 
-one team      fold after fold; what the first fold reports counts for the pruner, as trials are compared alike
-as many       all folds side by side; the pruner is told the mean of a step once all have reported it
+one team         trains fold after fold; the pruner sees only the first fold, so that trials are comparable
+team per fold    trains all folds side by side; the pruner gets the mean of a step once all have reported it
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class RunningTrial:
 
     Attributes:
         trial: the trial, as its source has it.
-        began_s: when.
-        block: the block that it was given to.
-        seconds: how long it has taken, once it has ended.
-        waiting: the folds that have not begun.
-        running: the folds that train, by team.
-        runs: the numbers of their runs, by team.
-        values: what the folds have returned that have ended well.
-        asking: the teams that wait for a verdict.
-        ending: how the trial ends, once that does not hang on its folds any more.
-        halted: why those that train have been told to break off; empty where they have not.
+        began_s: when it began.
+        block: the block that trains it.
+        seconds: how long it took, once it ended.
+        waiting: folds that have not begun.
+        running: folds that train, by team.
+        runs: their run numbers, by team.
+        values: the values of complete folds.
+        asking: teams that wait for the pruner's verdict.
+        ending: how the trial ends, once one fold has decided it for all.
+        halted: why its running folds were interrupted; empty if they were not.
 
     Args:
-        folds: how many there are.
-        teams: how many of them train side by side.
+        folds: the number of folds.
+        teams: how many folds train side by side.
     """
 
     def __init__(self, trial: Any, *, folds: int, teams: int, began_s: float, block: int) -> None:
@@ -45,28 +45,28 @@ class RunningTrial:
         self.ending: Done | None = None
         self.halted = ""
         self.seconds = 0.0
-        self._folds, self._heard = folds, range(folds) if teams == folds else range(1)
-        self._reports: dict[int, dict[int, float]] = {fold: {} for fold in self._heard}
-        self._told: set[int] = set()
+        self._folds, self._reporting = folds, range(folds) if teams == folds else range(1)
+        self._reports: dict[int, dict[int, float]] = {fold: {} for fold in self._reporting}
+        self._reported_steps: set[int] = set()
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it trains or waits."""
+        """Whether no fold trains or waits."""
         return not self.running and not self.waiting
 
     @property
     def judged(self) -> bool:
-        """Whether a verdict of the pruner is for the folds that train."""
-        return any(fold in self._heard for fold in self.running.values())
+        """Whether the pruner judges the running folds."""
+        return any(fold in self._reporting for fold in self.running.values())
 
     @property
     def all_ask(self) -> bool:
-        """Whether all that train wait for a verdict."""
+        """Whether every running fold waits for a verdict."""
         return bool(self.running) and self.asking >= self.running.keys()
 
     @property
     def result(self) -> Done:
-        """How the trial has ended, when it is over."""
+        """The trial's result, once it is over."""
         if self.ending is not None:
             return self.ending
         if len(self.values) < self._folds:
@@ -75,26 +75,26 @@ class RunningTrial:
 
     @property
     def outcomes(self) -> list[tuple[float, ...] | None]:
-        """What each fold has returned; None: nothing."""
+        """The values of each fold; None: it did not complete."""
         return [self.values.get(fold) for fold in range(self._folds)]
 
     def report(self, fold: int, step: int, value: float) -> None:
-        """Take in an intermediate value."""
+        """Record an intermediate value."""
         if fold in self._reports:
             self._reports[fold].setdefault(step, value)
 
     def means(self) -> list[tuple[int, float]]:
-        """Return the steps, with their means, that have become complete since the last call.
+        """Return the means of the steps that all folds have reported since the last call.
 
-        A fold that has ended counts with the last that it has reported.
+        A complete fold counts with its last report.
         """
         found = []
         steps = {step for reports in self._reports.values() for step in reports}
-        for step in sorted(steps - self._told):
-            values = [self._at(fold, step) for fold in self._heard]
+        for step in sorted(steps - self._reported_steps):
+            values = [self._at(fold, step) for fold in self._reporting]
             known = [value for value in values if value is not None]
             if len(known) == len(values):
-                self._told.add(step)
+                self._reported_steps.add(step)
                 found.append((step, math.fsum(known) / len(known) if len(known) > 1 else known[0]))
         return found
 

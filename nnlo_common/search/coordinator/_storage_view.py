@@ -1,8 +1,7 @@
-"""The study as a trial has found it when it began, for as long as the trial lasts.
+"""View of the study as it was when a trial began, for as long as the trial lasts.
 
-To the trials of a lock-step search nothing happens while they run: what samplers and pruners look at are the
-trials told before, and those under way with what was chosen for them when they began. A trial's own progress
-is in it.
+In a lock-step search a trial sees no later events. Samplers and pruners see the trials finished before it,
+the trials running then with the parameters chosen at their start, and the trial's own progress.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ __all__ = ["StorageView", "ask_at_this_moment"]
 
 
 def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, FrozenTrial]) -> Trial:
-    """Begin the next trial, and choose what is chosen together; it never sees later than now.
+    """Begin the next trial and choose its joint parameters; it sees the study as it is now.
 
     Args:
         study: the study.
-        seed: of its random numbers.
-        under_way: the trials that have begun and are not told, as others are to see them.
+        seed: seeds its random numbers.
+        under_way: unfinished trials, as other trials see them.
     """
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     number = waiting[0].number if waiting else len(study.get_trials(deepcopy=False))
@@ -41,23 +40,23 @@ def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, F
         study.study_name,
         cast(BaseStorage, StorageView(study, as_it_was)),
         Seeded(study.sampler, seed),
-        # Some learn from the first trials that they are asked about, and which these are is a matter of time.
+        # Copy it: some pruners learn from the first trials they judge, and timing decides which these are.
         copy.deepcopy(study.pruner),
     )
-    if has_no_name(study):  # Hyperband draws from it
+    if has_no_name(study):  # Hyperband seeds its brackets with the name
         moment.study_name = ""
     loop_begins(moment)
     trial = moment.ask()
-    _ = trial.relative_params  # or Optuna would choose them when the first is asked for
+    _ = trial.relative_params  # else Optuna chooses only at the first suggest_... call
     return trial
 
 
 class StorageView:
-    """A storage of which only some trials are seen, or as they were.
+    """A storage that shows only some trials, or earlier states of them.
 
     Args:
-        study: where all goes that is written, and the trials come from.
-        picked: what is to be seen of all trials.
+        study: the study to read from and write to.
+        picked: selects the trials to show.
     """
 
     def __init__(
@@ -69,19 +68,19 @@ class StorageView:
         return getattr(self._storage, name)
 
     def get_study_id_from_name(self, name: str) -> int:  # noqa: ARG002
-        """Return the number of the only study that is asked for, whatever its bracket is called."""
+        """Return this study's number; Hyperband's brackets ask under other names."""
         return self._study_id
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials that are seen."""
+        """Return the visible trials."""
         trials = self._picked(self._storage.get_all_trials(study_id, deepcopy=False))
         found = [trial for trial in trials if states is None or trial.state in states]
         return copy.deepcopy(found) if deepcopy else found
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Return the best of the trials that are seen."""
+        """Return the best of the visible trials."""
         trials = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         if not trials:
             raise ValueError("No trials are completed yet.")

@@ -1,4 +1,4 @@
-"""The trials of an Optuna study: begun by a chooser, told to the study, tried again, written down."""
+"""Trials of an Optuna study: chosen by a chooser, reported to the study, retried, written to the journal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TRIES = "nnlo:tries"
 
 
 def known_to_all(study: optuna.Study) -> int:
-    """Return how many trials a study begins with that have ended: the script has given them to all ranks."""
+    """Count the finished trials at the head of a study; the script has given these to all ranks."""
     trials = study.get_trials(deepcopy=False)
     waiting = (number for number, trial in enumerate(trials) if not trial.state.is_finished())
     return next(waiting, len(trials))
@@ -66,7 +66,7 @@ def study_coordinator(
     elastic: bool = False,
     **options: Any,
 ) -> Coordinator:
-    """Return the coordinator of a study's search; the arguments are its own and those of `StudyTrials`."""
+    """Make the coordinator of a study's search, from its own arguments and those of `StudyTrials`."""
     searchers = range(blocks * teams, blocks * teams + search_ranks)
     source = StudyTrials(
         study, blocks, n_trials, folds=folds, searchers=searchers, lockstep=lockstep, **options
@@ -85,21 +85,21 @@ def study_coordinator(
 
 
 class StudyTrials(TrialSource):
-    """The trials of a study; all that is random or remembered is the study's, which lives on this rank only.
+    """The trials of a study, which lives on this rank only, with all random numbers and records.
 
     Args:
         study: the study.
-        blocks: how many blocks there are.
-        n_trials: how many trials are to be finished; one that is tried again counts once.
-        folds: in how many folds each trial is trained.
+        blocks: the number of blocks.
+        n_trials: how many trials to finish; a trial and its retries count once.
+        folds: folds per trial.
         searchers: the teams of the search ranks.
-        lockstep: whether each trial is to be chosen with the same results known, whatever the blocks' pace.
-        seed: of the study.
-        retries: how often a failed trial is tried again.
+        lockstep: whether to choose each trial with the same results known, at any pace of the blocks.
+        seed: the study's seed.
+        retries: how often to retry a failed trial.
         target: the value at which the search ends.
-        failures: what a failed trial tells the sampler; None: nothing.
-        record: where to write down what happens.
-        known: how many trials of the study all ranks have already; None: `known_to_all` of it now.
+        failures: what the sampler learns of a failed trial; None: nothing.
+        record: records what happens, for a resume.
+        known: how many trials of the study all ranks already have; None: `known_to_all(study)`.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class StudyTrials(TrialSource):
         return self._chooser.open
 
     def take(self, block: int, *, first: bool, living: int) -> Trial | None:  # noqa: ARG002
-        """Return the next trial for a block, with a name; None if it is not chosen yet."""
+        """Return the next trial for a block, with a name; None if none is chosen yet."""
         trial = self._chooser.take(block, first=first)
         if trial is None:
             return None
-        if NAME not in trial.user_attrs:  # unless it has one from before the job was killed
+        if NAME not in trial.user_attrs:  # a resumed trial has one
             names = (f"{trial.number:04}" + (f"-{turn}" if turn > 1 else "") for turn in itertools.count(1))
             trial.set_user_attr(NAME, next(name for name in names if name not in self._names))
         self._names.add(trial.user_attrs[NAME])
@@ -205,7 +205,7 @@ class StudyTrials(TrialSource):
     # -- ending ---------------------------------------------------------------------------------------
 
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:
-        """Tell the study how a trial has ended, and queue it again if it is to be tried again."""
+        """Report a trial's result to the study; queue it again for a retry."""
         trial, ending = running.trial, running.result
         if self._folds > 1:
             keep_folds(trial, running.outcomes)
@@ -216,15 +216,15 @@ class StudyTrials(TrialSource):
             if ending.state == "failed":
                 trial.set_user_attr(FAILURE, ending.failure or "error")
                 _LOG.warning("trial %d failed:\n%s", trial.number, ending.error)
-                again = (interrupted or not stopped) and self._queued_again(trial)
-        # What is tried again has not failed for good, so it tells the sampler nothing yet.
+                again = (interrupted or not stopped) and self._queue_retry(trial)
+        # A trial to retry has not failed for good: the sampler learns nothing of it yet.
         tell(self._study, trial, "halted" if again else ending.state, ending.values, self._failures)
         if ending.state != "halted" or not interrupted:
             self._record.finished(self._study.get_trials(deepcopy=False)[trial.number])
         self._chooser.left += again and not interrupted
         if self._reached(ending):
             self.stop_reason = f"trial {trial.number} has reached {ending.values[0]}"
-        if self.stop_reason or was_stopped(self._study):  # a grid is used up
+        if self.stop_reason or was_stopped(self._study):  # e.g. a grid has no combinations left
             self._chooser.left = 0
         self._chooser.told(trial.number)
 
@@ -235,7 +235,7 @@ class StudyTrials(TrialSource):
             return ending.values[0] >= self._target
         return ending.values[0] <= self._target
 
-    def _queued_again(self, trial: Trial) -> bool:
+    def _queue_retry(self, trial: Trial) -> bool:
         attributes: dict[str, Any] = trial.user_attrs
         tries = attributes.get(_TRIES, 0)
         if tries >= self._retries:
@@ -247,7 +247,7 @@ class StudyTrials(TrialSource):
         return True
 
     def withdraw(self, reason: str) -> None:
-        """Let nothing of ours stand open in the study; what the user has queued stays as it is."""
+        """Fail the trials that this search began or queued but did not train; keep the user's own queue."""
         waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
         again = [number_in(trial) for trial in waiting if RETRY_OF in trial.user_attrs]
         storage = storage_of(self._study)
@@ -256,10 +256,10 @@ class StudyTrials(TrialSource):
             storage.set_trial_state_values(number, TrialState.FAIL)
 
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:
-        """End the search; return the trials that not all ranks have yet."""
+        """End the search; return the finished trials that other ranks lack."""
         log_best(self._study)
         if lost:
-            _LOG.warning("the search has ended without %s, which died", "; ".join(map(str, lost)))
+            _LOG.warning("the search ended without %s, which died", "; ".join(map(str, lost)))
         loop_ends(self._study)
         trials = self._study.get_trials(deepcopy=False)[self._known :]
         return tuple(packed(trial) for trial in trials if trial.state.is_finished())

@@ -1,7 +1,7 @@
 """Time limit of a search: decide whether another trial would end in time.
 
-The rule: a trial is begun if the longest so far, begun now, would end in time. Trials under way count with
-the time they have taken up to now; the first ones have nothing to go by and are begun.
+Begin a trial only if the longest trial so far, begun now, would end in time. Running trials count with their
+time up to now. The first trials begin in any case, as nothing is known yet.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["TimeLeft", "end_of"]
 
-# What the ranks and the launcher may take to leave, before Slurm ends them.
+# Time for the ranks and the launcher to exit before Slurm kills them.
 _SLURMS_MARGIN_S = 60.0
 
 
 class TimeLeft:
-    """How long trials take, and how long there is.
+    """Time that trials take and time that is left.
 
     Args:
-        end_s: when the search has to be over; None: there is no such time.
-        longest_s: how long the longest trial has taken that is known of.
+        end_s: when the search must be over; None: no limit.
+        longest_s: the time of the longest trial known.
 
     Example:
         >>> time = TimeLeft(end_s=100.0)
@@ -40,24 +40,24 @@ class TimeLeft:
         self.longest_s = longest_s
 
     def took(self, seconds: float) -> None:
-        """Note how long a trial has taken."""
+        """Record how long a trial took."""
         self.longest_s = max(self.longest_s, seconds)
 
     @property
     def told(self) -> str:
-        """Why no trial is begun any more."""
-        return f"the longest has taken {self.longest_s:.0f} s, and there is less time left"
+        """The reason why no more trials begin."""
+        return f"the longest took {self.longest_s:.0f} s, and less time is left"
 
     def over(self, now_s: float) -> bool:
-        """Say whether the time is up."""
+        """Return whether the time is up."""
         return now_s > self._end_s
 
     def suffices(self, now_s: float, began_s: Iterable[float]) -> bool:
-        """Say whether to begin a trial.
+        """Return whether to begin another trial.
 
         Args:
             now_s: the time.
-            began_s: when those under way have begun.
+            began_s: when the running trials began.
         """
         longest_s = max([self.longest_s, *(now_s - began for began in began_s)])
         return now_s + longest_s <= self._end_s
@@ -66,15 +66,15 @@ class TimeLeft:
 def end_of(
     until: float | str | datetime.datetime | None, now_s: float, environment: Mapping[str, str] = os.environ
 ) -> float | None:
-    """Return when a search has to be over, in seconds since 1970.
+    """Return when a search must be over, in seconds since 1970.
 
     Args:
-        until: seconds from now; a time; or "slurm", for a minute before the end of Slurm's job.
+        until: seconds from now; a time; or "slurm", for one minute before the Slurm job ends.
         now_s: the time now.
         environment: the variables that Slurm sets.
 
     Raises:
-        ConfigurationError: it is no such thing, or the job is not Slurm's.
+        ConfigurationError: `until` is none of these, or Slurm did not start this job.
 
     Example:
         >>> end_of(90, now_s=1000.0), end_of("slurm", 0.0, {"SLURM_JOB_END_TIME": "5060"})
@@ -88,8 +88,8 @@ def end_of(
         said = environment.get("SLURM_JOB_END_TIME", "")
         if not said.isdecimal():
             raise ConfigurationError(
-                f"until='slurm': SLURM_JOB_END_TIME is {said!r}, which is no time; Slurm sets it in its jobs "
-                "(since version 22.05). Elsewhere give seconds, or a datetime"
+                f"until='slurm': SLURM_JOB_END_TIME is {said!r}, not a time; Slurm sets it in its jobs "
+                "(since version 22.05). Elsewhere give seconds or a datetime"
             )
         return int(said) - _SLURMS_MARGIN_S
     if isinstance(until, int | float) and not isinstance(until, bool) and until > 0:

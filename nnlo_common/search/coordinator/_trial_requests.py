@@ -1,4 +1,4 @@
-"""TrialRequests of a running trial: parameters, reports, verdicts, notes, and the ends of folds."""
+"""Requests of running trials: parameters, reports, verdicts, notes, and ends of folds."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["TrialRequests"]
 
 
 class TrialRequests:
-    """What happens within the trials of a study.
+    """Handles the requests of a study's running trials.
 
     Args:
         study: the study.
-        folds: in how many folds each trial is trained.
-        record: where to write down what is chosen.
+        folds: folds per trial.
+        record: records the chosen parameters.
     """
 
     def __init__(self, study: optuna.Study, folds: int, record: SearchRecord) -> None:
@@ -39,10 +39,10 @@ class TrialRequests:
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
 
     def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
-        """Take in what the leader of a team says of its trial, and return what to answer.
+        """Handle a message from a team's leader about its trial; return the replies.
 
         Raises:
-            ProtocolError: it is nothing that is said of a trial.
+            ProtocolError: the message is not about a trial.
         """
         if isinstance(message, ParameterRequest):
             return [TeamMessage(team, self._suggest(running.trial, message), leader_only=True)]
@@ -60,7 +60,7 @@ class TrialRequests:
         return []
 
     def judged(self, running: RunningTrial) -> list[TeamMessage]:
-        """Answer the teams of a trial once all have asked, so that all obey the same verdict."""
+        """Send a trial's teams the pruner's verdict once all have asked, so that all get the same one."""
         if running.halted or not running.all_ask:
             return []
         # Some pruners return NumPy's bool.
@@ -70,7 +70,7 @@ class TrialRequests:
         return [TeamMessage(team, RequestAnswer(run, prune), leader_only=True) for team, run in answers]
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
-        """Let the pruner know of a fold's end."""
+        """Report the end of a fold to the pruner."""
         if self._folds == 1 or running.ending is not None:
             return
         if not self._by_fold:
@@ -87,9 +87,7 @@ class TrialRequests:
         except ValueError as error:
             if message.name not in trial.distributions:
                 raise
-            return RequestAnswer(
-                message.run, 0.0, f"suggest {message.name!r} differs between the folds: {error}"
-            )
+            return RequestAnswer(message.run, 0.0, f"suggest {message.name!r} differs between folds: {error}")
         internal = float(distribution.to_internal_repr(value))
         self._record.suggested(trial.number, message.name, internal, message.distribution)
         return RequestAnswer(message.run, internal)

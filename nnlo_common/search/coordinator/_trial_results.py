@@ -1,10 +1,10 @@
-"""Endings of trials for the study: the value, what is stored with it, and what failures say.
+"""Results of trials for the study: the value, the attributes stored with it, and the effect of failures.
 
-FOLDS, SPREAD     what each fold has returned, and the standard deviation of that
-ERROR, FAILURE    what went wrong, and of what kind it was
-SECONDS           how long the trial has trained
-NAME              of what is kept elsewhere of the trial, also when it goes on under another number
-HELPERS           which blocks have helped to train it, at the end of an elastic search
+FOLDS, SPREAD     the values of the folds, and their standard deviation
+ERROR, FAILURE    the error, and its kind
+SECONDS           how long the trial trained
+NAME              of the trial's files; kept when the trial resumes under another number
+HELPERS           blocks that helped to train it at the end of an elastic search
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ __all__ = [
     "tell",
 ]
 
-#: The user attribute that holds what went wrong in a failed trial.
+#: User attribute: the error of a failed trial.
 ERROR = "nnlo:error"
-#: The user attribute that says of what kind that was; also a constraint, if failures are to be one.
+#: User attribute: the kind of failure; also the constraint's name with failures="constraint".
 FAILURE = "nnlo:failure"
-#: The user attribute that holds the value of every fold; None: it has not ended.
+#: User attribute: the value of every fold; None: it did not complete.
 FOLDS = "nnlo:folds"
-#: The user attribute that holds the standard deviation of the folds' values.
+#: User attribute: the standard deviation of the folds' values.
 SPREAD = "nnlo:spread"
-#: The user attribute that says how long a trial has trained.
+#: User attribute: how long the trial trained.
 SECONDS = "nnlo:seconds"
-#: The user attribute by which what is kept of a trial elsewhere is called.
+#: User attribute: the name of the trial's files, e.g. its checkpoints.
 NAME = "nnlo:name"
-#: The user attribute that names the blocks that have helped the trial's own, each with the time since when.
+#: User attribute: the blocks that helped the trial's own, each with the time when it began to help.
 HELPERS = "nnlo:helpers"
-# Optuna's own, so that its verbosity is obeyed: users know its lines.
+# Optuna's logger, so that its verbosity setting applies and users see the lines they know.
 _LOG = optuna.logging.get_logger("optuna.study")
-_BROKEN, _KEPT = 1.0, -1.0
+_VIOLATED, _SATISFIED = 1.0, -1.0
 
 FoldValues = Sequence[tuple[float, ...] | None]
 
 
 def mean(outcomes: FoldValues) -> tuple[float, ...]:
-    """Return the mean over the folds, for each objective; of a single fold its very value."""
+    """Return each objective's mean over the folds; a single fold's value unchanged."""
     known = [values for values in outcomes if values is not None]
     if len(known) == 1:
         return known[0]
@@ -65,7 +65,7 @@ def mean(outcomes: FoldValues) -> tuple[float, ...]:
 
 
 def keep_folds(trial: Trial, outcomes: FoldValues) -> None:
-    """Keep the value of each fold with the trial, and how far they are apart."""
+    """Store each fold's value and their standard deviation with the trial."""
     plain = [values[0] if values is not None and len(values) == 1 else values for values in outcomes]
     trial.set_user_attr(FOLDS, [list(one) if isinstance(one, tuple) else one for one in plain])
     known = [values for values in outcomes if values is not None]
@@ -75,15 +75,15 @@ def keep_folds(trial: Trial, outcomes: FoldValues) -> None:
 
 
 class FailurePolicy:
-    """What a failed trial tells the sampler.
+    """Policy for failed trials: what the sampler learns of them.
 
     Args:
         study: the study.
-        how: "ignore": nothing, as if the trial had not been. "worst": that its value is the worst so far.
-            "constraint": the same, and that it breaks a constraint, which trials that do not fail keep.
+        how: "ignore": nothing, as if the trial had not run. "worst": the worst value so far.
+            "constraint": the worst value, and a violated constraint that other trials satisfy.
 
     Raises:
-        ConfigurationError: there is no such way.
+        ConfigurationError: `how` is none of these.
     """
 
     def __init__(self, study: optuna.Study, how: Literal["ignore", "worst", "constraint"] = "ignore") -> None:
@@ -92,50 +92,50 @@ class FailurePolicy:
         self._study, self._how = study, how
 
     def kept(self, trial: Trial) -> None:
-        """Note that this trial has not failed."""
+        """Record that a trial did not fail."""
         if self._how == "constraint":
-            trial.set_constraint(FAILURE, _KEPT)
+            trial.set_constraint(FAILURE, _SATISFIED)
 
     def values(self, trial: Trial) -> list[float] | None:
-        """Return what a failed trial is told to have returned; None: that it has failed."""
+        """Return the values to report for a failed trial; None: report a failure."""
         complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
-        # Told worst values are among them, and change nothing.
+        # These include worst values reported earlier, which change nothing.
         known = [one.values for one in complete if all(map(math.isfinite, one.values))]
         if self._how == "ignore" or not known:
             return None
         if self._how == "constraint":
-            self._break(trial, complete[0].constraints)
+            self._violate(trial, complete[0].constraints)
         return [
             (max if direction is optuna.study.StudyDirection.MINIMIZE else min)(values)
             for direction, values in zip(self._study.directions, zip(*known, strict=True), strict=True)
         ]
 
-    def _break(self, trial: Trial, others: dict[str, float]) -> None:
-        # A Gaussian process needs the same constraints of all trials, in the same order.
+    def _violate(self, trial: Trial, others: dict[str, float]) -> None:
+        # A Gaussian process needs the same constraints for all trials, in the same order.
         mine = trial.study.get_trials(deepcopy=False)[trial.number].constraints
         for name in others:
             if name not in mine and name != FAILURE:
                 trial.set_constraint(name, 0.0)
-        trial.set_constraint(FAILURE, _BROKEN)
+        trial.set_constraint(FAILURE, _VIOLATED)
 
 
 def tell(
     study: optuna.Study, trial: Trial, state: str, values: Sequence[float] | None, failures: FailurePolicy
 ) -> None:
-    """Tell the study how a trial has ended.
+    """Report a trial's result to the study.
 
     Args:
         study: the study.
         trial: the trial.
-        state: "complete", "pruned", "failed", or "halted": broken off, which tells the sampler nothing.
-        values: what it has returned.
-        failures: what a failure tells the sampler.
+        state: "complete", "pruned", "failed", or "halted": interrupted, of which the sampler learns nothing.
+        values: the values it returned.
+        failures: what the sampler learns of a failure.
     """
     if state == "complete":
         failures.kept(trial)
         study.tell(trial, values)
-        told = "Trial %d finished with values: %s and parameters: %s."
-        _LOG.info(told, trial.number, list(values or ()), trial.params)
+        text = "Trial %d finished with values: %s and parameters: %s."
+        _LOG.info(text, trial.number, list(values or ()), trial.params)
     elif state == "pruned":
         study.tell(trial, state=TrialState.PRUNED)
         _LOG.info("Trial %d pruned.", trial.number)
@@ -146,11 +146,11 @@ def tell(
 
 
 def log_best(study: optuna.Study) -> None:
-    """Say which trial is the best."""
+    """Log the best trial."""
     if len(study.directions) > 1 or not study.get_trials(False, [TrialState.COMPLETE]):
         return
     try:
         best: Any = study.best_trial
-    except ValueError:  # none keeps all constraints
+    except ValueError:  # no trial satisfies all constraints
         return
     _LOG.info("Best is trial %d with value: %s and parameters: %s.", best.number, best.value, best.params)

@@ -1,4 +1,4 @@
-"""Source of trials: gives the coordinator the next trial, and learns how each has ended."""
+"""Source of trials: gives the coordinator the next trial and receives each result."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["TrialSource"]
 
 
 class TrialSource(ABC):
-    """An Optuna study, or an oracle of keras-tuner. Methods that not all sources need do nothing here.
+    """Source of trials: an Optuna study, or an oracle of keras-tuner. Optional methods do nothing here.
 
     Attributes:
-        stop_reason: why the search has to end now; empty while it goes on.
+        stop_reason: why the search must end now; empty while it continues.
     """
 
     stop_reason = ""
@@ -30,59 +30,59 @@ class TrialSource(ABC):
 
     @property
     def pending(self) -> bool:
-        """Whether a trial is chosen, or being chosen, that a block is to begin."""
+        """Whether a trial is chosen, or being chosen, and waits for a block."""
         return False
 
     @abstractmethod
     def left(self) -> float:
-        """Return how many trials are left to begin; infinite: some, but nobody knows how many."""
+        """Return how many trials are left to begin; infinite: an unknown number."""
 
     @abstractmethod
     def take(self, block: int, *, first: bool, living: int) -> Any:
-        """Return the next trial for a block, which has a `number`; None if there is none now.
+        """Return the next trial for a block, an object with a `number`; None if there is none now.
 
-        `first`: no block has a trial yet; `living`: how many blocks there are.
+        `first`: no block has a trial yet; `living`: blocks still alive.
         """
 
     def think(self, living: int) -> bool:  # noqa: ARG002
-        """Choose a trial ahead while all blocks train; say whether there was one to choose."""
+        """Choose a trial ahead while all blocks train; return whether there was one to choose."""
         return False
 
     def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
-        """Return what search ranks have to do, with so many idle blocks of so many."""
+        """Return orders for search ranks, given the idle and the living blocks."""
         return []
 
     def chosen(self, team: int, message: Chosen) -> None:
-        """A search rank has chosen."""
+        """Handle a search rank's choice."""
         raise ProtocolError(f"team {team} sent {message!r}, but there are no search ranks")
 
     def lose_search_rank(self, team: int) -> int:
-        """A search rank has died; return how many are left."""
+        """Handle the death of a search rank; return how many are left."""
         raise ProtocolError(f"team {team} has died, but there are no search ranks")
 
     @abstractmethod
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:
-        """Return what makes a team train a fold of a trial, as this run."""
+        """Return the message that makes a team train a fold of a trial as this run."""
 
     @abstractmethod
     def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
-        """Take in what the leader of a team says of its trial, and return what to answer."""
+        """Handle a message from a team's leader about its trial; return the replies."""
 
     def judged(self, running: RunningTrial) -> list[TeamMessage]:  # noqa: ARG002
-        """Answer the teams of a trial once all have asked whether to prune it."""
+        """Send a trial's teams the pruner's verdict once all have asked."""
         return []
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:  # noqa: B027
-        """A fold of a trial is complete."""
+        """Handle a complete fold of a trial."""
 
     def add_helpers(self, running: RunningTrial, blocks: Iterable[int], now_s: float) -> None:  # noqa: B027
-        """Blocks help to train a trial from now on."""
+        """Record that blocks help to train a trial from now on."""
 
     @abstractmethod
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:
-        """Take in the end of a trial.
+        """Handle the end of a trial.
 
-        `stopped`: trials are broken off; `interrupted`: they are, and the same command trains them again.
+        `stopped`: running trials are halted; `interrupted`: they are, and the next start trains them again.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class TrialSource(ABC):
 
     @abstractmethod
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:
-        """End the search, without the ranks that died; return what all ranks are to know of it."""
+        """End the search, without the ranks that died; return the results for all ranks."""
 
     @abstractmethod
     def warn(self, text: str) -> None:

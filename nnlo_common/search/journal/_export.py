@@ -1,10 +1,10 @@
-"""The study in a file that Optuna's dashboard and plots read, kept up to date while the search goes on.
+"""Export of the study to a file for Optuna's dashboard and plots, updated during the search.
 
 Requirements that shaped this module:
 
 * Blocks never wait for a disk, so a thread of the coordinator writes, at most twice a second.
-* Nothing depends on the file: the journal is what the same command goes on from. So whatever is wrong with it
-  is warned of, and a file that cannot be read is set aside.
+* Nothing depends on the file, as a rerun resumes from the journal. So problems with it only cause warnings,
+  and an unreadable file is moved aside.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ _LOG = logging.getLogger(__name__)
 _JOURNAL = "nnlo:journal"
 _SUFFIXES = (".db", ".sqlite3", ".log")
 _EVERY_S = 0.5
-# What SQLite says where a dashboard, opened at the same moment, makes the same tables.
+# Errors of SQLite when a dashboard opened at the same moment creates the same tables.
 _RACED = ("already exists", "UNIQUE constraint failed: alembic_version")
-# How long SQLite waits for somebody else's lock, and the end of a search for the last to be written.
+# How long SQLite waits for another process's lock, and the end of a search for the last write.
 _LOCKED_S, _LAST_S = 10, 30.0
-# A lock that is held for longer is that of a job that was killed: each is held for one line.
+# A lock held longer than this belongs to a killed job: a live one holds it for one line only.
 _STALE_S = 3
 
 
 def exportable(export: str | Path) -> Path:
-    """Return the path of an export, or refuse what nothing can be exported to.
+    """Return the path of an export, after checking its suffix.
 
     Raises:
-        ConfigurationError: its end says neither SQLite nor Optuna's journal.
+        ConfigurationError: the suffix is neither SQLite's nor that of Optuna's journal.
     """
     path = Path(export)
     if path.suffix not in _SUFFIXES:
         raise ConfigurationError(
-            f"export={str(path)!r}: its end says how to write it; use .db or .sqlite3 for SQLite, .log for a "
-            "journal of Optuna"
+            f"export={str(path)!r}: its suffix gives the format; use .db or .sqlite3 for SQLite, .log for "
+            "Optuna's journal"
         )
     return path
 
 
 class Export:
-    """A file that follows a study.
+    """A file that mirrors a study.
 
     Args:
-        path: the file; made if it is not there. Other studies in it are kept.
-        study: what it follows.
-        journal: from what the search goes on. What an earlier job with the same has exported is in the study,
-            which takes its place. Otherwise a name that is taken gets a number.
+        path: the file; created if missing. Other studies in it are kept.
+        study: the study to mirror.
+        journal: the journal that the search resumes from. The study replaces an earlier export with the same
+            journal. Otherwise a name already taken gets a number appended.
     """
 
     def __init__(self, path: str | Path, study: optuna.Study, *, journal: str | Path | None = None) -> None:
@@ -70,18 +70,18 @@ class Export:
         self._storage: BaseStorage | None = None
         self._study_id = -1
         self._ids: list[int] = []  # by number of the trial
-        self._open: set[int] = set()  # numbers of those that have not ended there
+        self._open: set[int] = set()  # numbers of trials unfinished in the file
         self._warned = ""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nnlo export", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Write the rest and stop."""
         self._closing.set()
         self._thread.join(_LAST_S)
         if self._thread.is_alive():
-            self._warn("it is not all written", f"after {_LAST_S:.0f} s")
+            self._warn("its last part is not written", f"timed out after {_LAST_S:.0f} s")
 
     # -- in the thread --------------------------------------------------------------------------------
 
@@ -91,8 +91,8 @@ class Export:
             closing = self._closing.is_set()
             try:
                 self._write()
-            except Exception as error:  # whatever it is, the search goes on
-                self._warn(f"{type(error).__name__}: {error}", "it is tried again")
+            except Exception as error:  # no problem here may stop the search
+                self._warn(f"{type(error).__name__}: {error}", "retrying")
             self._closing.wait(_EVERY_S)
         if isinstance(self._storage, RDBStorage):
             self._storage.remove_session()
@@ -129,7 +129,7 @@ class Export:
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{self._path.name}.lock").unlink()
             self._warn(
-                f"{type(error).__name__}: {error}", f"the file is {aside.name} now, and another is begun"
+                f"{type(error).__name__}: {error}", f"moved the file to {aside.name} and started another"
             )
             return self._begun_in(self._storage_of())
 
@@ -141,7 +141,7 @@ class Export:
         return RDBStorage(f"sqlite:///{self._path.absolute()}", engine_kwargs=options)
 
     def _begun_in(self, storage: BaseStorage) -> BaseStorage:
-        """Make this study's place in a storage."""
+        """Create this study in a storage."""
         taken = {one.study_name: one for one in storage.get_all_studies()}
         name, count, ours = self._name, 1, self._journal
         while name in taken and (not ours or taken[name].user_attrs.get(_JOURNAL) != ours):

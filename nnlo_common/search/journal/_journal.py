@@ -1,12 +1,12 @@
-"""The journal of a search, from which the same command goes on.
+"""Journal of a search, from which a rerun of the same command resumes.
 
-The journal holds one JSON object a line and is only ever appended to. A line that was being written when the
-job was killed is cut off at the next start; what came before it counts.
+The journal holds one JSON object per line and only grows. A last line cut short by a kill is dropped at the
+next start; all earlier lines count.
 
-    {"study": ...}                            begins the file: what it is the journal of
-    {"trial": 3, "user": ...}                 the trial has begun, with a name that it keeps
+    {"study": ...}                            first line: the study that the journal belongs to
+    {"trial": 3, "user": ...}                 the trial began, with a name that it keeps
     {"trial": 3, "name": "lr", ...}           a parameter was chosen
-    {"trial": 3, "state": 1, ...}             the trial has finished, with all that Optuna knows of it
+    {"trial": 3, "state": 1, ...}             the trial finished; all that Optuna knows of it
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ __all__ = ["Journal", "SearchRecord"]
 
 
 class SearchRecord:
-    """What is written down of a search: nothing; see `Journal`."""
+    """Record of a search that keeps nothing; see `Journal`."""
 
     def begun(self, trial: FrozenTrial) -> None:
-        """A trial has begun."""
+        """Record that a trial began."""
 
     def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
-        """A parameter was chosen, as Optuna's internal number."""
+        """Record a chosen parameter, as Optuna's internal number."""
 
     def queued(self, trial: FrozenTrial, failed: FrozenTrial) -> None:
-        """A trial waits that is to repeat a failed one."""
+        """Record a queued trial that retries a failed one."""
 
     def finished(self, trial: FrozenTrial) -> None:
-        """A trial has finished."""
+        """Record a finished trial."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the record."""
 
 
 class Journal(SearchRecord):
-    """A file from which a search goes on after its job was killed.
+    """A file from which a search resumes after its job was killed.
 
     Args:
-        path: the file; made if it is not there.
-        study: where the trials found in it are added, and those that had not finished are queued again.
+        path: the file; created if missing.
+        study: receives the finished trials of the file; unfinished ones are queued again.
 
     Attributes:
-        counted: how many finished trials were found, those apart that were tried again.
+        counted: how many finished trials the file held, without those that were retried.
 
     Raises:
-        ConfigurationError: it cannot be written, is of another study, no journal, or another job's just now.
+        ConfigurationError: the file cannot be written, belongs to another study, is no journal, or is in use.
     """
 
     def __init__(self, path: str | Path, study: optuna.Study) -> None:
@@ -74,7 +74,7 @@ class Journal(SearchRecord):
         try:
             self._take_up(study)
         except BaseException:
-            release_lock(self._lock)  # this job has no use for it
+            release_lock(self._lock)
             raise
 
     def _take_up(self, study: optuna.Study) -> None:
@@ -109,7 +109,7 @@ class Journal(SearchRecord):
         self._write({"trial": trial.number, "queued": params, "user": user, "instead": failed.number})
 
     def finished(self, trial: FrozenTrial) -> None:
-        """A trial has finished; on return that is on the disk."""
+        """Record a finished trial; on return it is on the disk."""
         self._write(packed(trial))
         os.fsync(self._file.fileno())
 
@@ -118,11 +118,11 @@ class Journal(SearchRecord):
         release_lock(self._lock)
 
     def _read(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, Any]]], set[int]]:
-        """Return the finished trials, the parameters of the others, and which have been queued again."""
+        """Return the finished trials, the parameters of the others, and the numbers of retried trials."""
         lines = _whole_lines(self._path)
         if lines and lines[0] != self._head:
             raise ConfigurationError(
-                f"journal={str(self._path)!r} begins with {lines[0]}, but this study is {self._head}; name "
+                f"journal={str(self._path)!r} begins with {lines[0]}, but this study is {self._head}; give "
                 "another file, or move that one away"
             )
         finished: dict[int, dict[str, Any]] = {}
@@ -154,7 +154,7 @@ class Journal(SearchRecord):
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return what a journal holds; a last line without its end was being written when the job was killed."""
+    """Return the lines of a journal, without a last line cut short by a kill."""
     text = path.read_text() if path.exists() else ""
     try:
         lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
@@ -163,6 +163,6 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     if all(isinstance(line, dict) for line in lines):
         return lines
     raise ConfigurationError(
-        f"journal={str(path)!r} holds a line that is no JSON object, so it is no journal of a search; name "
+        f"journal={str(path)!r} holds a line that is no JSON object, so it is not a search journal; give "
         "another file, or move that one away"
     )

@@ -1,4 +1,4 @@
-"""Trials as JSON, and in another study: what one of them has got elsewhere is brought to it."""
+"""Trials as JSON, and copies of their results into another study."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["bring_up", "end_in", "packed", "take_over", "unpacked"]
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:
-    """Return a trial as plain JSON values, every number exactly."""
+    """Return a trial as plain JSON values; numbers stay exact."""
     return {
         "trial": trial.number,
         "state": trial.state.name,
@@ -36,7 +36,7 @@ def packed(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
-    """Return the trial that was packed so."""
+    """Return the trial that `packed` has packed."""
     distributions = {name: json_to_distribution(text) for name, (_, text) in content["params"].items()}
     start, complete = (moment and datetime.datetime.fromisoformat(moment) for moment in content["time"])
     trial = optuna.trial.create_trial(
@@ -57,12 +57,12 @@ def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
 
 
 def _without_code(system: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what Optuna would unpickle: CMA-ES as it was, which learns from the trials again."""
+    """Drop what Optuna would unpickle: the state of CMA-ES, which it rebuilds from the trials."""
     return {key: value for key, value in system.items() if not is_pickle(key)}
 
 
 def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Give a study the packed trials that have ended elsewhere; what waits in it ends as it did there."""
+    """Add packed trials to a study; finish those that it already has waiting."""
     known = study.get_trials(deepcopy=False)
     for content in trials:
         trial = unpacked(content)
@@ -73,12 +73,12 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
 
 
 def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Let a trial that waits or runs in a storage end as `trial` has ended elsewhere.
+    """Finish a waiting or running trial of a storage with the result of `trial`.
 
     Args:
-        storage: which.
-        there: its number in the storage.
-        trial: how it has ended.
+        storage: the storage.
+        there: the trial's number in the storage.
+        trial: the finished trial.
     """
     if storage.get_trial(there).state is TrialState.WAITING:
         storage.set_trial_state_values(there, TrialState.RUNNING)
@@ -87,7 +87,7 @@ def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial)
 
 
 def bring_up(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
-    """Give a trial in a storage what `trial` has got elsewhere, its state and values apart."""
+    """Copy parameters, reports and attributes of `trial` to a trial of a storage; leave state and values."""
     known = storage.get_trial(there)
     for name, distribution in trial.distributions.items():
         if name not in known.params:

@@ -1,4 +1,4 @@
-"""Queued trials: those that a script adds to its study at each start, and those that a journal knows."""
+"""Queued trials: matches those that a script queues at each start with those in a journal."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["QueuedTrials"]
 
 
 class QueuedTrials:
-    """The trials that wait in a study, each of which one trial of a journal may be.
+    """The waiting trials of a study, which trials of a journal may match.
 
     Args:
-        study: the study, to which the trials of the journal come.
+        study: the study that receives the journal's trials.
     """
 
     def __init__(self, study: optuna.Study) -> None:
         self._study, self._waiting = study, list(study.get_trials(deepcopy=False))
 
     def check(self, journal: str) -> None:
-        """Refuse a study with trials that have begun.
+        """Refuse a study whose trials have begun.
 
         Args:
-            journal: what else holds trials.
+            journal: names the journal, for the message.
         """
         if found := sum(trial.state is not TrialState.WAITING for trial in self._waiting):
             raise ConfigurationError(
-                f"{journal} holds trials, and so does the study ({found}); give optimize a new study (in "
-                "memory), which gets its trials from the journal"
+                f"{journal} holds trials, and so does the study ({found}); give optimize a new in-memory "
+                "study, which gets its trials from the journal"
             )
 
     def end(self, trial: FrozenTrial) -> int:
-        """Give the study a trial that has ended, and return its number there."""
-        # One that was begun more than once was queued again with what had been chosen the first time.
+        """Add a finished trial to the study; return its number there."""
+        # A trial begun more than once was queued again with the parameters of its first start.
         queued = _fixed(trial) if FIXED in trial.system_attrs else None
         known = (one for one in self._waiting if queued is not None and {**queued, **_fixed(one)} == queued)
         waiting = next(known, None)
@@ -51,7 +51,7 @@ class QueuedTrials:
         return waiting.number
 
     def queue_again(self, chosen: Mapping[str, Any], user: Mapping[str, Any]) -> int:
-        """Queue a trial that had begun, with the parameters chosen so far; return its number."""
+        """Queue a trial that began, with the parameters chosen so far; return its number."""
         waiting = next((one for one in self._waiting if _may_have(_fixed(one), chosen)), None)
         if waiting is None:
             self._study.enqueue_trial(dict(chosen), user_attrs=dict(user))
@@ -73,6 +73,6 @@ def _fixed(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _may_have(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Whether a trial that was queued with some parameters may have begun with these."""
+    """Whether a trial queued with `fixed` may be one that began with `chosen`."""
     common = fixed.keys() & chosen.keys()
     return bool(common) and all(fixed[name] == chosen[name] for name in common)

@@ -1,1 +1,1 @@
-"""Messages between the ranks of a search, and the channels that carry them."""
+"""Messages between the ranks of a search, and channels that carry them."""

@@ -1,4 +1,4 @@
-"""Connection of the ranks of a search: the coordinator's channel, the others' channels, and their end."""
+"""Connection of the ranks of a search: opens the channels of all ranks, and closes them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["SearchConnection", "connect_search"]
 
 @dataclass(frozen=True, slots=True)
 class SearchConnection:
-    """What one rank has of a search as long as it lasts.
+    """One rank's connection to a running search.
 
     Attributes:
-        channel: to the coordinator and within the team; not for the coordinator.
-        coordinator_channel: the coordinator's own, to all teams.
-        interrupts: the signals that have come here.
+        channel: to the coordinator and within the team; unused on the coordinator.
+        coordinator_channel: to all teams; used only on the coordinator.
+        interrupts: the signals that this process received.
     """
 
     channel: RankChannel
@@ -33,24 +33,24 @@ class SearchConnection:
 
 @contextmanager
 def connect_search(
-    world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, goes_on: str
+    world: DivisibleWorld, teams: Sequence[tuple[int, ...]], *, hint: str
 ) -> Iterator[SearchConnection]:
-    """Connect the ranks of a search (collective); at the end wait until no message is under way.
+    """Connect the ranks of a search (collective); on exit wait until no message is under way.
 
     Args:
-        world: the ranks; the first coordinates.
-        teams: the ranks that train, or choose, together.
-        goes_on: what the same command would do after the death of a rank that the search needs.
+        world: the ranks; the first is the coordinator.
+        teams: the ranks of each team, and of each search rank.
+        hint: tells the user what a rerun does after a death that ends the search.
 
     Raises:
-        PeerLostError: such a rank has died.
+        PeerLostError: a rank that the search needs died.
     """
     mine = next((team for team in teams if world.rank in team), (world.rank,))
     hosts = world.gather_text(world.host)
     mail = world.mail()
     channel = RankChannel(mail, 0, mine, mine.index(world.rank))
     coordinator_channel = CoordinatorChannel(mail, teams, hosts)
-    with Interrupts() as interrupts, report_loss_once(channel, mail, world, hosts=hosts, goes_on=goes_on):
+    with Interrupts() as interrupts, report_loss_once(channel, mail, world, hosts=hosts, hint=hint):
         yield SearchConnection(channel, coordinator_channel, interrupts)
         if world.rank == 0:
             coordinator_channel.await_leaving()  # before the mail closes

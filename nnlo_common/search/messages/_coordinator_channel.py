@@ -1,4 +1,4 @@
-"""The coordinator's channel: messages to and from the teams, and deaths among them."""
+"""Coordinator's channel: messages to and from the teams, and deaths in them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["CoordinatorChannel"]
 
 
 class CoordinatorChannel:
-    """The messages between the coordinator and the teams.
+    """Sends and receives the messages between the coordinator and the teams.
 
     Args:
         mail: the coordinator's.
         teams: the ranks of every team.
-        hosts: of every rank.
+        hosts: the host of every rank.
     """
 
     def __init__(self, mail: Mail, teams: Sequence[tuple[int, ...]], hosts: Sequence[str]) -> None:
         self._mail, self._hosts, self._first = mail, hosts, tuple(teams)
-        self._teams = list(teams)  # as they are now
+        self._teams = list(teams)  # current ranks of each team
         self._team_of = {rank: index for index, team in enumerate(teams) for rank in team}
         self._present = set(self._team_of)
 
     def deliver(self, messages: Sequence[TeamMessage]) -> None:
-        """Send messages to those of their teams who live."""
+        """Send messages to the living ranks of their teams."""
         for sent in messages:
             message = sent.message
             if sent.made_of and isinstance(message, Start):
@@ -41,7 +41,7 @@ class CoordinatorChannel:
                     self._mail.send(rank, text)
 
     def receive(self, timeout_s: float | None) -> tuple[int, SearchMessage] | Death | None:
-        """Return the next message with its team, or who has died; None if there was none in time."""
+        """Return the next message with its team, or a death; None after the timeout."""
         received = self._mail.receive(timeout_s)
         if received is None:
             return None
@@ -56,7 +56,7 @@ class CoordinatorChannel:
         return self._team_of[rank], message
 
     def _regroup(self, team: int, made_of: Sequence[int]) -> None:
-        """Let the ranks of several teams, as they were to begin with, be those of one; its first leads it."""
+        """Unite the ranks of the original teams `made_of`; the first rank leads."""
         together = tuple(rank for one in made_of for rank in self._first[one])
         parted = [ranks for ranks in self._teams if not set(together).isdisjoint(ranks)]
         for one in {self._team_of[rank] for ranks in parted for rank in ranks}:
@@ -66,6 +66,6 @@ class CoordinatorChannel:
         self._teams[team] = together
 
     def await_leaving(self) -> None:
-        """Wait until nobody living has a message to the coordinator under way."""
+        """Wait until every living rank has left, so that no message is under way."""
         while self._present:
             self.receive(None)

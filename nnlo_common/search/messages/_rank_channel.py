@@ -1,11 +1,11 @@
-"""A rank's channel to the coordinator and its partners: messages sorted by run and kind, alarms first.
+"""Rank's channel to the coordinator and its partners: sorts messages by run and kind, alarms first.
 
 Requirements that shaped this module:
 
-* A rank of a block may be one run behind its partners, so messages about later ones are kept, and those
-  about earlier ones dropped.
-* Nobody waits for a rank that has left its objective by an error. That rank sends an alarm, and whoever
-  waits for anything within the same run looks out for it. A rank that is dead is everybody's alarm.
+* A rank of a block may be one run behind its partners, so it keeps messages about later runs and drops
+  those about earlier ones.
+* No rank waits for a rank that left its objective by an error. That rank sends an alarm, and every wait
+  within the same run watches for it. A dead rank is an alarm for all.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from nnlo_common.search.messages._search_messages import (
 
 __all__ = ["DIED", "RankChannel"]
 
-#: What has become of the rank that coordinates.
-DIED = "has died, which coordinated the search"
+#: Problem in the error about the coordinator's death.
+DIED = "has died; it coordinated the search"
 
 _M = TypeVar("_M", bound=SearchMessage)
-_Box = deque[tuple[int, SearchMessage]]
+_Queue = deque[tuple[int, SearchMessage]]
 
 
 class RankChannel:
-    """The messages to and from one rank.
+    """Sends and receives one rank's messages.
 
     Attributes:
         members: the ranks that train together.
-        rank: this rank's number among them.
-        run: the number of the run that is under way; -1 before the first.
-        halted: why the coordinator has broken it off; empty where it has not.
-        lost: which of those that train together have died.
-        told: whether another rank tells the user that the coordinator has.
+        rank: this rank's index among them.
+        run: the number of the current run; -1 before the first.
+        halted: why the coordinator halted the run; empty if it did not.
+        lost: the indices of members that died.
+        told: whether another rank reports the loss to the user.
 
     Args:
-        mail: this rank's.
-        coordinator: the rank that hands out trials.
-        members: as of the attribute, to begin with.
-        rank: as of the attribute, to begin with.
+        mail: this rank's mail.
+        coordinator: the coordinator's rank.
+        members: the initial members.
+        rank: this rank's initial index.
     """
 
     def __init__(self, mail: Mail, coordinator: int, members: Sequence[int], rank: int) -> None:
         self._mail, self._coordinator = mail, coordinator
         self.members, self.rank = tuple(members), rank
-        self._boxes: dict[int, dict[type[SearchMessage], _Box]] = {}
+        self._queues: dict[int, dict[type[SearchMessage], _Queue]] = {}
         self._orders: deque[Start | End | Choose] = deque()
         self.run, self.halted = -1, ""
         self._dead: set[int] = set()
         self.lost: set[int] = set()
-        self._orphaned = self.told = False
+        self._coordinator_lost = self.told = False
 
     @property
     def recalled(self) -> bool:
-        """Whether the coordinator has asked, as far as messages have been taken in, to leave this run."""
+        """Whether a received message asks this rank to leave the run."""
         return bool(self._pending(Recall))
 
     def regroup(self, members: Sequence[int]) -> None:
@@ -84,8 +84,8 @@ class RankChannel:
         order = self._orders.popleft()
         if isinstance(order, Start):
             self.run, self.halted = order.run, ""
-            for old in [run for run in self._boxes if run < order.run]:
-                del self._boxes[old]
+            for old in [run for run in self._queues if run < order.run]:
+                del self._queues[old]
         return order
 
     def tell_coordinator(self, message: SearchMessage) -> None:
@@ -100,21 +100,21 @@ class RankChannel:
                 self._mail.send(peer, text)
 
     def check(self, gathering: int | None = None) -> None:
-        """Take in what has come.
+        """Receive all messages that have arrived, and raise alarms.
 
         Args:
-            gathering: what this rank waits in, if it is one. Ranks leave a gathering all or none: as long as
-                all have taken part in it, it comes to its end whatever has happened since.
+            gathering: the gathering this rank waits in, if any. A gathering that all ranks have joined
+                completes whatever happened since, so all ranks leave it or none does.
 
         Raises:
-            PeerLostError: the trial is not to go on.
+            PeerLostError: the trial must not continue.
         """
         while self.take_in(0):
             pass
-        self._heed(gathering)
+        self._raise_alarms(gathering)
 
-    def _heed(self, gathering: int | None = None) -> None:
-        """Raise what has been taken in; nothing more is, or a wait would miss it."""
+    def _raise_alarms(self, gathering: int | None = None) -> None:
+        """Raise alarms received so far; receive nothing, or a caller's wait would miss it."""
         if self.lost:
             raise PeerLostError(min(self.lost), "of this block has died")
         for peer, alarm in self._pending(Alarm):
@@ -131,55 +131,55 @@ class RankChannel:
         """Wait for the next message of a kind about this run.
 
         Raises:
-            PeerLostError: it will not come.
+            PeerLostError: the message will not come.
         """
         while True:
             while self.take_in(0):
                 pass
-            # Before the alarm: a leader that prunes has told its partners so, and they do it themselves.
+            # Check this before alarms: partners of a leader that prunes must still get its verdict.
             if (found := self.taken(kind)) is not None:
                 return found[1]
-            self._heed()
+            self._raise_alarms()
             self.take_in(None)
 
     def taken(self, kind: type[_M]) -> tuple[int, _M] | None:
-        """Return a message of a kind about this run that is there, with its sender in the block."""
-        box = self._pending(kind)
-        if not box:
+        """Return a received message of a kind about this run, with its sender's index in the block."""
+        queue = self._pending(kind)
+        if not queue:
             return None
-        peer, message = box.popleft()
+        peer, message = queue.popleft()
         assert isinstance(message, kind)
         return (self.members.index(peer) if peer in self.members else -1), message
 
     def take_in(self, timeout_s: float | None) -> bool:
-        """Put away the next message; False if there was none in time.
+        """Receive and store the next message; False after the timeout.
 
         Raises:
-            PeerLostError: the coordinator has died.
+            PeerLostError: the coordinator died.
         """
-        received = None if self._orphaned else self._mail.receive(timeout_s)
+        received = None if self._coordinator_lost else self._mail.receive(timeout_s)
         if isinstance(received, Lost):
             self._dead.add(received.rank)
             self._look_for_lost()
-            self._orphaned = received.rank == self._coordinator
+            self._coordinator_lost = received.rank == self._coordinator
         message = from_text(received[1]) if isinstance(received, tuple) else None
         if isinstance(message, LossReported):
-            self._orphaned = self.told = True
-        if self._orphaned:  # for whoever asks next, too: an objective may take it for its trial's end
+            self._coordinator_lost = self.told = True
+        if self._coordinator_lost:  # raise on every later call too: an objective may swallow the first
             raise PeerLostError(self._coordinator, DIED)
         if message is None:
             return received is not None
-        assert isinstance(received, tuple)  # or it would hold no message
+        assert isinstance(received, tuple)
         peer, _ = received
         if isinstance(message, (Start, End, Choose)):
             self._orders.append(message)
         elif message.run >= self.run:
-            boxes = self._boxes.setdefault(message.run, defaultdict(deque))
-            boxes[type(message)].append((peer, message))
+            queues = self._queues.setdefault(message.run, defaultdict(deque))
+            queues[type(message)].append((peer, message))
         return True
 
     def _look_for_lost(self) -> None:
         self.lost = {member for member, peer in enumerate(self.members) if peer in self._dead}
 
-    def _pending(self, kind: type[SearchMessage]) -> _Box:
-        return self._boxes.setdefault(self.run, defaultdict(deque))[kind]
+    def _pending(self, kind: type[SearchMessage]) -> _Queue:
+        return self._queues.setdefault(self.run, defaultdict(deque))[kind]

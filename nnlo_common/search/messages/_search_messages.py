@@ -1,4 +1,4 @@
-"""Messages between the ranks of a search: one line of JSON each.
+"""Messages of a search: one line of JSON each.
 
     leader of a block ─► coordinator     ParameterRequest, PruneRequest, TrialReport, Note, Done
     every rank ─► coordinator            Left
@@ -8,8 +8,8 @@
     within a block                       ParameterValue, PruneVerdict, Text, Alarm, RunOutcome
     any rank ─► all others               LossReported
 
-JSON writes a float with as many digits as it takes to read the same float again, so values arrive exactly.
-Parameters travel as Optuna's internal numbers (a choice is its index), so no choice has to be written.
+JSON round-trips every float exactly. Parameters travel as Optuna's internal numbers (a choice as its index),
+so choices need no encoding.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SearchMessage:
-    """What every message has.
+    """A message of a search.
 
     Attributes:
-        run: what it is about: one fold of one trial, handed out to one team; numbered as they begin.
+        run: its run: one fold of one trial on one team; numbered in order of start.
     """
 
     run: int
@@ -58,7 +58,7 @@ class SearchMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParameterRequest(SearchMessage):
-    """A parameter is wanted; `distribution` is Optuna's, as JSON."""
+    """Request for a parameter; `distribution` is Optuna's, as JSON."""
 
     name: str
     distribution: str
@@ -66,7 +66,7 @@ class ParameterRequest(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class PruneRequest(SearchMessage):
-    """Whether to prune is wanted."""
+    """Request for the pruner's verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class TrialReport(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Note(SearchMessage):
-    """An attribute of the user's, or the value of a constraint."""
+    """A user attribute, or a constraint's value."""
 
     key: str
     value: Any
@@ -88,13 +88,13 @@ class Note(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Done(SearchMessage):
-    """The ranks have ended the run, and all of them wait for the next.
+    """End of a run on all its ranks; they wait for the next.
 
     Attributes:
         state: "complete", "pruned", "failed", "halted" or "recalled".
-        values: what the objective returned, where it is complete.
-        error: what happened, where it has failed.
-        failure: of what kind that was, in a word or three.
+        values: the objective's values, if complete.
+        error: the error, if it failed.
+        failure: the kind of failure, in one to three words.
     """
 
     state: str
@@ -108,14 +108,14 @@ class Start(SearchMessage):
     """Train a trial, or one fold of it.
 
     Attributes:
-        seed: this run's own.
-        directions: how many values the objective is to return.
-        attributes: what is kept with the trial already.
+        seed: this run's seed.
+        directions: how many values the objective must return.
+        attributes: the trial's attributes so far.
         trial: its number.
-        fold: which of the folds, from 0.
-        folds: how many there are.
-        split_seed: of the folds; the same for all trials.
-        members: the ranks that train together from now on; empty: those that have so far.
+        fold: the fold, from 0.
+        folds: the number of folds.
+        split_seed: seeds the split into folds; the same for all trials.
+        members: the ranks that train together from now on; empty: no change.
     """
 
     seed: int
@@ -130,11 +130,11 @@ class Start(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer(SearchMessage):
-    """What was wanted: the internal number of a parameter, or whether to prune.
+    """Reply to a request: a parameter's internal number, or whether to prune.
 
     Attributes:
         value: the answer.
-        problem: why there is none.
+        problem: why there is no answer; empty if there is one.
     """
 
     value: float | bool
@@ -143,14 +143,14 @@ class RequestAnswer(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Halt(SearchMessage):
-    """Break the run off."""
+    """Order to abort the run."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recall(SearchMessage):
-    """Leave the run after its next checkpoint: more ranks are to go on with it."""
+    """Order to leave the run after its next checkpoint, so that more ranks can resume it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ class End(SearchMessage):
     """The search is over.
 
     Attributes:
-        trials: all that it has finished.
-        interrupted: why trials were broken off that are to be trained again; empty where none was.
+        trials: all finished trials.
+        interrupted: why trials were interrupted that the next start trains again; empty if none were.
     """
 
     trials: tuple[dict[str, Any], ...]
@@ -168,11 +168,11 @@ class End(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Choose(SearchMessage):
-    """Choose parameters for a trial, whose number `run` is.
+    """Order to choose parameters for trial number `run`.
 
     Attributes:
-        news: this trial, and what is new of the others: all of each that has changed, in order of number.
-        beside: whether others choose at the same time, not knowing of each other.
+        news: this trial and all others that are new or changed, each complete, in order of number.
+        beside: whether other ranks choose at the same time, unaware of each other.
     """
 
     news: tuple[dict[str, Any], ...]
@@ -181,11 +181,11 @@ class Choose(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Chosen(SearchMessage):
-    """What was chosen together for a trial.
+    """Parameters chosen together for a trial.
 
     Attributes:
-        params: by name, the internal number and the distribution, as JSON.
-        system: what the sampler keeps with the trial.
+        params: by name, the internal number and the distribution as JSON.
+        system: the sampler's attributes for the trial.
         problem: why nothing was chosen.
     """
 
@@ -196,17 +196,17 @@ class Chosen(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Left(SearchMessage):
-    """This rank knows that the search is over, and writes no more."""
+    """Notice that this rank knows the search is over and sends no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossReported(SearchMessage):
-    """This rank tells the user why the search cannot go on, so nobody else need to."""
+    """Notice that this rank reports to the user why the search cannot continue, so others stay silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterValue(SearchMessage):
-    """The parameter that the leader has got when it called `call`."""
+    """The parameter that the leader received for `call`."""
 
     call: str
     value: float
@@ -214,7 +214,7 @@ class ParameterValue(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class PruneVerdict(SearchMessage):
-    """What the leader has been answered when it asked whether to prune for the `index`-th time."""
+    """The pruner's verdict for the leader's `index`-th request."""
 
     index: int
     prune: bool
@@ -222,7 +222,7 @@ class PruneVerdict(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Text(SearchMessage):
-    """A rank's part in the `index`-th gathering of a run."""
+    """A rank's text in the `index`-th gathering of a run."""
 
     index: int
     text: str
@@ -230,11 +230,11 @@ class Text(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(SearchMessage):
-    """A rank has left the objective by an error, so nobody must wait for it.
+    """Notice that a rank left the objective by an error, so no rank may wait for it.
 
     Attributes:
-        problem: what has happened.
-        gathered: in how many gatherings of the run it has taken part.
+        problem: the error.
+        gathered: how many gatherings of the run it joined.
     """
 
     problem: str
@@ -243,14 +243,14 @@ class Alarm(SearchMessage):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome(SearchMessage):
-    """How one rank has ended a run.
+    """End of a run on one rank.
 
     Attributes:
-        state: as of `Done`; or "freed": another rank had failed, and this one did not wait for it.
-        values: what the objective returned.
-        error: what happened.
-        failure: as of `Done`.
-        sent: how many messages it has sent, endpoint by endpoint, to each rank of the block.
+        state: as in `Done`; or "freed": another rank failed, and this one stopped waiting for it.
+        values: the objective's values.
+        error: the error.
+        failure: as in `Done`.
+        sent: how many messages it sent through each endpoint to each rank of the block.
     """
 
     state: str
@@ -279,7 +279,7 @@ def to_text(message: SearchMessage) -> str:
 
 
 def from_text(text: str) -> SearchMessage:
-    """Return the message that was written so.
+    """Read a message from its line.
 
     Example:
         >>> from_text(to_text(Done(3, "complete", (0.1,))))
@@ -288,5 +288,5 @@ def from_text(text: str) -> SearchMessage:
     content = json.loads(text)
     kind = _KINDS[content.pop("kind")]
     for name in content.keys() & _TUPLES:
-        content[name] = tuple(content[name])  # JSON knows lists only
+        content[name] = tuple(content[name])  # JSON has only lists
     return kind(**content)

@@ -1,4 +1,4 @@
-"""Between the coordinator and its channel: messages to teams, and deaths among them."""
+"""Messages to teams and deaths in them, between the coordinator and its channel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class TeamMessage:
     """Action: a message to a team.
 
     Attributes:
-        team: its index; those of the search ranks come after those of the blocks.
-        message: what it says.
-        leader_only: whether only the leader gets it; else each rank of the team does.
-        made_of: the teams that are one from now on; empty: as it has been.
+        team: the team's index; search ranks come after the blocks' teams.
+        message: the message.
+        leader_only: whether only the leader gets it; else every rank of the team.
+        made_of: the original teams that are united from now on; empty: no change.
     """
 
     team: int
@@ -28,11 +28,11 @@ class TeamMessage:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Event: a rank has died.
+    """Event: a rank died.
 
     Attributes:
-        team: the team that it was in to begin with.
-        rank: its number.
+        team: the team that it was in at the start.
+        rank: the rank.
         host: its host.
     """
 
@@ -45,9 +45,9 @@ class Death:
 
     @property
     def error(self) -> str:
-        """The error of the trial that it trained."""
+        """The error of the trial that the rank trained."""
         return f"{self}, which trained it, has died (killed, crashed or out of memory)"
 
     def of_block(self, living: int) -> str:
-        """Say what the death means, with so many blocks that go on."""
-        return f"{self} has died; its block takes no more trials. Blocks that go on: {living}"
+        """Describe the death and how many blocks are left."""
+        return f"{self} has died; its block gets no more trials. Blocks left: {living}"

@@ -1,4 +1,4 @@
-"""The rule behind `sampler="bayesian"`: a Gaussian process where it is at its best, else TPE."""
+"""Sampler "bayesian": a Gaussian process where it works best, else TPE."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from nnlo_common.search.samplers._fold_noise import noise_of_means
 
 __all__ = ["BayesianSampler"]
 
-# Choosing a point costs a Gaussian process half a second at 400 trials, and grows from there.
+# A Gaussian process takes half a second per choice at 400 trials, and more beyond.
 _MOST_TRIALS = 300
 _REMEMBERED = 0.99
-# How many trials say how long trials take now.
+# The number of last trials that estimate a trial's time.
 _LATELY = 20
 
 
 class BayesianSampler(BaseSampler):
-    """Chooses by a Gaussian process, or by TPE.
+    """Chooses by a Gaussian process or by TPE.
 
-    The Gaussian process chooses while all of this holds: the search is of at most 300 trials; all finished
-    trials have the same parameters, so none is conditional; it chooses as fast as several blocks
-    ask (with 16 blocks and a tenth of a second for a choice, if trials take 1.6 s); torch and scipy, which
-    Optuna's process computes with, are installed. Else TPE does, on groups of parameters that occur
-    together. Both learn from all trials, so the choice is made anew for each.
+    The Gaussian process chooses while all of this holds: the search has at most 300 trials; all finished
+    trials have the same parameters, so none is conditional; it chooses as fast as the blocks ask (with 16
+    blocks and 0.1 s per choice, if trials take 1.6 s); torch and scipy, which Optuna's process needs, are
+    installed. Otherwise TPE chooses, on groups of parameters that occur together. Both learn from all
+    trials, so each trial may use either.
 
-    Where trials have folds the process is told how noisy their means are at least: what is left of the folds'
-    values without the mean of each trial and that of each fold.
+    If trials have folds, the process gets a lower bound on the noise of their means: the residue of the
+    folds' values without the mean of each trial and that of each fold.
 
     Args:
-        seed: of the random numbers.
-        n_trials: how many trials the search is to have.
+        seed: seeds the random numbers.
+        n_trials: the number of trials of the search.
 
     Attributes:
-        choosers: on how many ranks it chooses at the same time; infinite where it may take its time.
+        choosers: how many ranks choose at the same time; infinite if time does not matter.
 
     Example:
         >>> BayesianSampler(seed=1, n_trials=1000).process is None
@@ -53,12 +53,12 @@ class BayesianSampler(BaseSampler):
     """
 
     def __init__(self, *, seed: int | None = None, n_trials: int = _MOST_TRIALS) -> None:
-        with warnings.catch_warnings():  # that Optuna may still change `group` is ours to follow
+        with warnings.catch_warnings():  # `group` is experimental; nnlo follows Optuna's changes
             warnings.simplefilter("ignore", ExperimentalWarning)
             self.tpe = TPESampler(seed=seed, multivariate=True, group=True)
         computable = all(importlib.util.find_spec(name) for name in ("torch", "scipy"))
         self.choosers = 1.0
-        self._choosing_s = 0.0  # how long the process has taken the last time
+        self._choosing_s = 0.0  # the process's time for its last choice
         self.process = (
             GPSampler(seed=seed, warn_independent_sampling=False)
             if n_trials <= _MOST_TRIALS and computable
@@ -82,7 +82,7 @@ class BayesianSampler(BaseSampler):
         values = chooser.sample_relative(study, trial, search_space)
         if chooser is self.process:
             self._choosing_s = time.perf_counter() - began_s
-        else:  # a long one may have been the machine's, or an import; so it is tried again some time
+        else:  # the machine or an import may have slowed that choice, so decay it to retry later
             self._choosing_s *= _REMEMBERED
         return values
 
@@ -98,7 +98,7 @@ class BayesianSampler(BaseSampler):
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        self.tpe.after_trial(study, trial, state, values)  # which the two do alike: constraints
+        self.tpe.after_trial(study, trial, state, values)  # handles constraints; the same in both
 
     def _chooser(self, study: optuna.Study) -> BaseSampler:
         if self.process is None:
@@ -110,7 +110,7 @@ class BayesianSampler(BaseSampler):
         return self.process if fits and self._keeps_up(study, trials) else self.tpe
 
     def _keeps_up(self, study: optuna.Study, trials: list[FrozenTrial]) -> bool:
-        """Say whether the process chooses as fast as blocks ask for trials."""
+        """Return whether the process chooses as fast as blocks ask for trials."""
         running = len(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         lately = [trial.user_attrs[SECONDS] for trial in trials[-_LATELY:] if SECONDS in trial.user_attrs]
         if running < 2 or not lately:
@@ -118,7 +118,7 @@ class BayesianSampler(BaseSampler):
         return bool(self._choosing_s * running / self.choosers <= statistics.median(lately))
 
     def _tell_noise(self, trials: list[FrozenTrial]) -> None:
-        """Let the process know how much of what it sees is chance, where the folds of trials say it."""
+        """Set the process's least noise to what the folds of the trials show."""
         if self.process is not None:
             noise = noise_of_means(trials)
             tell_noise(self.process, LEAST_NOISE if noise is None else max(noise, LEAST_NOISE))

@@ -2,11 +2,11 @@
 
 "random"         uniform
 "grid"           each combination once, in any order; for whole numbers, choices and floats with a step
-"qmc"            a Sobol sequence: even cover of the space, at random for choices
+"qmc"            a Sobol sequence: covers the space evenly; choices are random
 "tpe"            tree-structured Parzen estimators; any space
 "gp"             a Gaussian process; smooth functions of few parameters
-"cmaes"          CMA-ES: moves a normal distribution; many trials, numbers only, the rest at random
-"bayesian"       GP where it is at its best, else TPE; see `BayesianSampler`
+"cmaes"          CMA-ES: moves a normal distribution; needs many trials; numbers only, the rest is random
+"bayesian"       GP where it works best, else TPE; see `BayesianSampler`
 "evolutionary"   a steady-state genetic algorithm; see `EvolutionarySampler`. With several objectives
                  "nsgaii".
 "nsgaii"         NSGA-II, with a population small enough to get beyond its first generation.
@@ -39,21 +39,21 @@ from nnlo_common.search.samplers._names import SAMPLERS, quoted_samplers
 
 __all__ = ["engine"]
 
-# Optuna's 50 is a random search for the first 50 trials, and so for most searches.
+# Optuna's default of 50 makes the first 50 trials random, so most searches are random throughout.
 _POPULATION = 20
 
 
 def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Study) -> BaseSampler:
-    """Return a sampler by its name; a sampler is returned as it is.
+    """Return the sampler of a name; return a sampler unchanged.
 
     Args:
-        asked: the name.
-        seed: of its random numbers.
-        n_trials: how many trials the search is to have.
-        study: what it is for.
+        asked: the name, or a sampler.
+        seed: seeds its random numbers.
+        n_trials: the number of trials of the search.
+        study: the study to sample for.
 
     Raises:
-        ConfigurationError: there is no such name.
+        ConfigurationError: the name is unknown.
     """
     if isinstance(asked, BaseSampler):
         return asked
@@ -74,7 +74,7 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
         "nsgaii": nsgaii,
         "cmaes": lambda: _cma_es(seed, several=several),
     }
-    with warnings.catch_warnings():  # that Optuna may still change an argument is ours to follow
+    with warnings.catch_warnings():  # some arguments are experimental; nnlo follows Optuna's changes
         warnings.simplefilter("ignore", ExperimentalWarning)
         return makers[asked]()
 
@@ -82,7 +82,7 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
 def _cma_es(seed: int, *, several: bool) -> BaseSampler:
     if several:
         raise ConfigurationError(
-            'sampler="cmaes" takes one objective, and the study has several: use "nsgaii" or "tpe"'
+            'sampler="cmaes" takes one objective, but the study has several: use "nsgaii" or "tpe"'
         )
     if importlib.util.find_spec("cmaes") is None:
         raise MissingExtraError('sampler="cmaes"', "cmaes", "tune")

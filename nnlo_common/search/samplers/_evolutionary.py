@@ -1,11 +1,10 @@
-"""A steady-state genetic algorithm without generations, for spaces of any kind.
+"""Steady-state genetic algorithm, without generations, for spaces of any kind.
 
-    population    the best trials so far; no trial waits for others, each that ends may enter at once
-    child         two or three parents out of it; every parameter is made from those that have it
+    population    the best trials so far; each trial may enter when it ends, without waiting for others
+    child         of two parents; each parameter comes from the parents that have it
     first trials  at random, until there is a population
 
-A parameter that only some trials have (a conditional one) is made from the parents that have it, or at
-random.
+A parameter that only some trials have (a conditional one) comes from the parents that have it, or is random.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from nnlo_common.search._compat import can_have
 
 __all__ = ["EvolutionarySampler"]
 
-# Not tuned; `docs/optimisation.md` has figures of how they do.
-_BLENDED = 0.5  # how often a child lies between and beyond its parents; else each parameter is one parent's
-_BEYOND = 0.3  # how far beyond, as a part of the distance
-_MUTATED = 0.35  # how many of the parameters are changed, and at least one of them
+# Not tuned; `docs/optimisation.md` has measurements.
+_BLENDED = 0.5  # share of children blended from both parents; else each parameter is one parent's
+_BEYOND = 0.3  # how far a blend may lie beyond a parent, relative to their distance
+_MUTATED = 0.35  # the probability that a parameter mutates
 _SMALLEST_STEP, _LARGEST_STEP = 0.004, 0.25  # of a parameter's range; a mutation draws between, evenly in log
-_OTHER_CHOICE = 0.5  # how often the mutation of a choice draws another
+_OTHER_CHOICE = 0.5  # the probability that the mutation of a choice redraws it
 
 
 @dataclass(frozen=True, slots=True)
 class _Parents:
-    """What a child is made from."""
+    """The parents of a trial, and how to combine them."""
 
     first: FrozenTrial
     second: FrozenTrial
@@ -52,16 +51,16 @@ class _Parents:
 
 
 class EvolutionarySampler(BaseSampler):
-    """Chooses parameters as the children of the best trials so far.
+    """Chooses parameters as children of the best trials so far.
 
-    It takes floats, whole numbers and choices, conditional ones too, costs a tenth of a millisecond and waits
-    for nobody, however many trials are under way. Trials that break a constraint come after those that break
-    none; failed and pruned trials do not count. For one objective.
+    It handles floats, whole numbers and choices, also conditional ones, takes a tenth of a millisecond, and
+    never waits, however many trials are running. Trials that violate a constraint rank after those that
+    satisfy all; failed and pruned trials do not count. For one objective.
 
     Args:
-        population: how many of the best trials have children.
+        population: how many of the best trials are parents.
         startup: how many trials are drawn at random first.
-        seed: of the random numbers.
+        seed: seeds the random numbers.
 
     Example:
         >>> import optuna
@@ -84,7 +83,7 @@ class EvolutionarySampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return nothing: each parameter is made when it is asked for, so that conditional ones are, too."""
+        """Return nothing: parameters are chosen one by one, so that conditional ones work."""
         return {}
 
     def sample_relative(
@@ -96,8 +95,8 @@ class EvolutionarySampler(BaseSampler):
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         if len(study.directions) > 1:
             raise ConfigurationError(
-                "EvolutionarySampler is for one objective; with several use sampler='evolutionary', which is "
-                "NSGA-II then, or optuna.samplers.NSGAIISampler"
+                "EvolutionarySampler is for one objective; for several use sampler='evolutionary', "
+                "which then selects NSGA-II, or optuna.samplers.NSGAIISampler"
             )
         trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         if len(trials) < self._startup:
@@ -106,7 +105,7 @@ class EvolutionarySampler(BaseSampler):
         best = sorted(trials, key=lambda one: (_violation(one), sign * (one.value or 0.0)))[
             : self._population
         ]
-        # The better of two drawn at random comes first, and gives the child what is not mixed.
+        # Put the better of two random parents first.
         first, second = sorted(self._random.choice(len(best), size=2, replace=False).tolist())
         self._parents[trial.number] = _Parents(
             first=best[first],
@@ -151,11 +150,11 @@ class EvolutionarySampler(BaseSampler):
 
 
 class _ParameterRange:
-    """Where the values of a numeric parameter lie between 0 and 1."""
+    """Maps the values of a numeric parameter to positions between 0 and 1."""
 
     def __init__(self, distribution: FloatDistribution | IntDistribution) -> None:
         self._of = distribution
-        # A stepped value owns half a step on each side: the first and the last are as likely as others.
+        # Each stepped value covers half a step on each side, so the first and last are as likely as others.
         half = 0.5 * (distribution.step or 0.0)
         self._low, self._high = distribution.low - half, distribution.high + half
         if distribution.log:
@@ -177,7 +176,7 @@ class _ParameterRange:
 
 
 def _values(parents: _Parents, name: str, distribution: BaseDistribution) -> list[Any]:
-    """Return what the parents have for a parameter, as far as it may be had from this distribution."""
+    """Return the parents' values of a parameter that this distribution contains."""
     return [
         parent.params[name]
         for parent in (parents.first, parents.second)
@@ -188,11 +187,11 @@ def _values(parents: _Parents, name: str, distribution: BaseDistribution) -> lis
 
 
 def _violation(trial: FrozenTrial) -> float:
-    """Return by how much a trial breaks its constraints; 0: not at all."""
+    """Return by how much a trial violates its constraints; 0: not at all."""
     return sum(max(0.0, value) for value in trial.constraints.values())
 
 
 def _reflected(position: float) -> float:
-    """Bring what lies beyond 0 or 1 back, as far inside as it was outside."""
+    """Reflect a position beyond 0 or 1 back inside."""
     position = abs(position) % 2
     return 2 - position if position > 1 else position

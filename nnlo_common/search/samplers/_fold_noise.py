@@ -1,7 +1,7 @@
-"""Spread of the mean over folds by chance, estimated from all trials of a search.
+"""Noise of the mean over folds, estimated from all trials of a search.
 
-All trials are trained in the same folds, so that one fold is harder than another says nothing about a trial.
-What is left without the mean of each trial and that of each fold is chance: the residue of a two-way table.
+All trials train on the same folds, so a fold that is harder than others says nothing about a trial. The noise
+is the remainder without the mean of each trial and that of each fold: the residue of a two-way table.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["noise_of_means"]
 
 
 def noise_of_means(trials: Sequence[FrozenTrial]) -> float | None:
-    """Return the variance of a trial's value by chance, as a part of the variance of all values.
+    """Return the noise variance of a trial's value, as a share of the variance of all values.
 
     Args:
-        trials: those that have finished.
+        trials: finished trials.
 
     Returns:
-        None where it cannot be told: without folds, with several objectives or with a single trial.
+        The share; None if it cannot be estimated: without folds, with several objectives or a single trial.
     """
     tables = [trial.user_attrs.get(FOLDS) for trial in trials]
     rows = [row for row in tables if row and all(isinstance(value, float | int) for value in row)]

@@ -1,4 +1,4 @@
-"""Each combination once, also where several trials choose at the same time."""
+"""Grid sampler: tries each combination once, also when several trials choose at the same time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _BEGUN = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.RU
 
 
 class Grid(BruteForceSampler):
-    """Takes each combination once; a space without an end is refused.
+    """Tries each combination once; refuses an infinite space.
 
-    What there is to choose is known only once trials have chosen it. So where more trials begin at once than
-    there are combinations, or than a branch has that nobody has seen to its end, some are tried twice.
+    The grid is known only once trials have chosen from it. If more trials begin at once than it has
+    combinations, or than an incompletely known branch has, some combinations are tried twice.
     """
 
     def spent(self, study: optuna.Study) -> bool:
-        """Whether each combination has been tried, is under way, or is left to one that has begun to choose.
+        """Whether each combination is tried, running, or reserved for a trial that is choosing.
 
-        Optuna would begin such trials all the same, and try something twice.
+        Optuna would begin more trials all the same, and try some combinations twice.
         """
         trials = study.get_trials(deepcopy=False, states=_BEGUN)
         tree = Tried.of(trials, {})
         if tree.children is None:
-            return False  # nobody has said yet what there is to choose
+            return False  # no trial has chosen yet, so the space is unknown
         return tree.left() <= len(_choosing(trials))
 
     def sample_independent(
@@ -53,9 +53,9 @@ class Grid(BruteForceSampler):
             if beside and param_name in other.params:
                 at = param_distribution.to_internal_repr(other.params[param_name])
                 crowd[at] += 1
-                left[at] -= bool(Tried.of(trials, other.params).children)  # it is to find something there
+                left[at] -= bool(Tried.of(trials, other.params).children)  # reserve one combination for it
         weights = {at: count for at, count in left.items() if count > 0}
-        if not weights:  # where nobody has seen the end yet, away from others; else anywhere
+        if not weights:  # prefer open branches with the fewest trials; else any
             unseen = [at for at, node in children.items() if node.is_open()]
             fewest = min((crowd[at] for at in unseen), default=0)
             weights = dict.fromkeys([at for at in unseen if crowd[at] == fewest] or children, 1)
@@ -67,13 +67,13 @@ class Grid(BruteForceSampler):
 def _refuse_endless(name: str, distribution: BaseDistribution) -> None:
     if isinstance(distribution, FloatDistribution) and distribution.step is None:
         raise ConfigurationError(
-            f'sampler="grid" cannot try all values of {name!r}, which has no step: give it one, '
+            f'sampler="grid" cannot try all values of {name!r}, a float without a step: give it one, '
             f"e.g. suggest_float({name!r}, {distribution.low:g}, {distribution.high:g}, step=...), "
             "or make it a choice of some values"
         )
 
 
 def _choosing(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Return those that are still to choose a parameter that others have chosen there."""
+    """Return the running trials that must still choose a parameter which others chose at that point."""
     running = (trial for trial in trials if trial.state is TrialState.RUNNING)
     return [trial for trial in running if Tried.of(trials, trial.params).children]

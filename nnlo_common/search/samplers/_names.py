@@ -1,16 +1,16 @@
-"""The samplers that have names; what they are says `_engines`, which needs Optuna."""
+"""Names of the samplers; `_engines`, which needs Optuna, describes them."""
 
 from __future__ import annotations
 
 __all__ = ["IN_SEQUENCE", "SAMPLERS", "quoted_samplers"]
 
 SAMPLERS = ("bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii")
-#: Those that go on from what was chosen last, so that several ranks would choose the same.
+#: Samplers that continue from their last choice, so that several ranks would choose the same.
 IN_SEQUENCE = ("grid", "qmc", "cmaes")
 
 
 def quoted_samplers() -> str:
-    """Return the names for a sentence.
+    """Return the names, joined for a sentence.
 
     Example:
         >>> quoted_samplers().endswith('"cmaes" or "nsgaii"')

@@ -1,7 +1,7 @@
-"""A search rank: a copy of the study, kept up to date by messages, in which parameters are chosen.
+"""Search rank: keeps a copy of the study up to date by messages, and chooses parameters in it.
 
-coordinator ─► search rank     Choose: for this trial, knowing what is new of others;  End
-search rank ─► coordinator     Chosen: what the sampler chooses together;  Left
+coordinator ─► search rank     Choose: a trial to choose for, and changes of the others;  End
+search rank ─► coordinator     Chosen: the parameters that the sampler chooses together;  Left
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ from nnlo_common.search.samplers._seeding import Seeded
 
 __all__ = ["Replica", "choose_for_others", "in_sequence"]
 
-# `docs/optimisation.md` has what it is good for.
+# `docs/optimisation.md` has measurements of its effect.
 _LEFT_OUT = 0.25
 
 
 def in_sequence(asked: str | BaseSampler) -> bool:
-    """Whether a sampler goes on from what was chosen last, so that it cannot choose in several copies."""
+    """Whether a sampler continues from its last choice, so that several copies would choose the same."""
     return asked in IN_SEQUENCE or isinstance(asked, QMCSampler | CmaEsSampler | Grid)
 
 
 class Replica:
-    """A copy of a study, in which the same sampler chooses.
+    """A copy of a study with a copy of its sampler.
 
     Args:
-        study: what it is a copy of, as this rank's script has made it.
-        sampler: chooses.
-        seed: of its random numbers, which begin anew with each trial.
+        study: the study as this rank's script made it.
+        sampler: the sampler.
+        seed: seeds its random numbers, which restart with each trial.
     """
 
     def __init__(self, study: optuna.Study, sampler: BaseSampler, seed: int) -> None:
         seeded, storage = Seeded(sampler, seed), InMemoryStorage()
-        if not seeded.found:  # or all search ranks might choose the same
+        if not seeded.found:  # else all search ranks might choose the same
             sampler.reseed_rng()
         number = storage.create_new_study(study.directions, study.study_name)
         for key, value in study.user_attrs.items():
             storage.set_study_user_attr(number, key, value)
         self._storage, self._would_repeat = storage, isinstance(sampler, GPSampler | BayesianSampler)
         self._study = optuna.Study(study.study_name, storage, seeded, study.pruner)
-        # Some samplers say that they are at their end; the coordinator's does so, too.
+        # Exhausted samplers call `Study.stop`; the coordinator's sampler does too and ends the search.
         loop_begins(self._study)
 
     def learn(self, news: Iterable[Mapping[str, Any]]) -> None:
-        """Take in trials that are new, or have changed; those that are new come in the order of numbers."""
+        """Add new trials, which come in order of number, and update changed ones."""
         for content in news:
             self._learn(unpacked(content))
 
     def choose(self, number: int, *, beside: bool = False) -> Chosen:
-        """Choose for a trial that is known of.
+        """Choose parameters for a known trial.
 
         Args:
-            number: of the trial.
-            beside: whether others choose at the same time.
+            number: the trial's number.
+            beside: whether other ranks choose at the same time.
         """
         study = self._study
         if beside and self._would_repeat:
@@ -113,10 +113,10 @@ class Replica:
 
 
 def _thinned(trials: Iterable[FrozenTrial], number: int) -> Iterable[FrozenTrial]:
-    """Leave some of the ended trials out.
+    """Leave out some of the finished trials.
 
-    A Gaussian process finds the same best point whatever its random numbers are, so several that know the
-    same would choose the same.
+    A Gaussian process finds the same best point with any random numbers, so several with the same trials
+    would choose the same.
     """
     chance = random.Random(number)
     kept = {trial.number for trial in trials if chance.random() >= _LEFT_OUT}
@@ -124,15 +124,15 @@ def _thinned(trials: Iterable[FrozenTrial], number: int) -> Iterable[FrozenTrial
 
 
 def choose_for_others(channel: RankChannel, replica: Replica, where: str) -> End:
-    """Choose what the coordinator asks for, until it ends the search.
+    """Choose parameters for the coordinator until it ends the search.
 
     Args:
-        channel: this rank's, to the coordinator.
-        replica: where to choose.
-        where: which rank this is, for messages.
+        channel: this rank's channel to the coordinator.
+        replica: the copy of the study to choose in.
+        where: names this rank in messages.
 
     Raises:
-        PeerLostError: the coordinator has died.
+        PeerLostError: the coordinator died.
     """
     while isinstance(order := channel.next_order(), Choose):
         channel.tell_coordinator(_chosen(order, replica, where))
@@ -144,6 +144,6 @@ def _chosen(message: Choose, replica: Replica, where: str) -> Chosen:
     try:
         replica.learn(message.news)
         return replica.choose(message.run, beside=message.beside)
-    except Exception as error:  # the coordinator ends the search with it, as with one of its own sampler
+    except Exception as error:  # the coordinator ends the search with it
         text = "".join(traceback.format_exception(error))
-        return Chosen(message.run, {}, {}, f"the sampler has failed on {where}:\n{text}")
+        return Chosen(message.run, {}, {}, f"the sampler failed on {where}:\n{text}")

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the number of a trial only, whatever has been drawn before and where."""
+"""Random numbers that depend only on a trial's number, not on what was drawn before or where."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Numbers: TypeAlias = LazyRandomState | np.random.RandomState | np.random.Genera
 
 
 def seed_of(seed: int, run: int, purpose: str = "") -> int:
-    """Return the seed of a run: the same whichever block trains it, and another for each run and purpose.
+    """Return the seed of a run: independent of the block, and different for each run and purpose.
 
     Example:
         >>> seed_of(0, 1) == seed_of(0, 1), seed_of(0, 1) == seed_of(0, 2), seed_of(0, 1) < 2**32
@@ -32,14 +32,14 @@ def seed_of(seed: int, run: int, purpose: str = "") -> int:
 
 
 class Seeded(BaseSampler):
-    """A sampler whose random numbers begin anew with each trial, and with each parameter chosen by itself.
+    """A sampler whose random numbers restart with each trial, and with each parameter chosen by itself.
 
-    What it draws from is found in the attributes of the sampler, of those that it is made of, and of Optuna's
-    parts of it. What is drawn from anything else stays as it is.
+    It reseeds the generators among the attributes of the sampler, of the samplers it contains, and of their
+    parts from Optuna. Other sources of random numbers stay as they are.
 
     Args:
         sampler: the sampler.
-        seed: of the study.
+        seed: the study's seed.
     """
 
     def __init__(self, sampler: BaseSampler, seed: int) -> None:
@@ -47,7 +47,7 @@ class Seeded(BaseSampler):
 
     @property
     def found(self) -> bool:
-        """Whether the sampler draws from anything that can be begun anew."""
+        """Whether the sampler has a generator that can be reseeded."""
         return any(True for _ in _numbers_of(self._sampler, set()))
 
     def infer_relative_search_space(
@@ -81,7 +81,7 @@ class Seeded(BaseSampler):
 
 
 def _numbers_of(part: object, seen: set[int]) -> Iterator[_Numbers]:
-    """Find what random numbers are drawn from, always in the same order."""
+    """Yield the generators in a sampler, always in the same order."""
     for value in vars(part).values():
         if id(value) in seen:
             continue
