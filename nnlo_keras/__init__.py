@@ -3,7 +3,7 @@
 model.compile(optimizer=nnlo_keras.Downpour(keras.optimizers.Adam(1e-3)), loss=...)
 model.fit(*nnlo_keras.shard(x, y), callbacks=[nnlo_keras.Distribute()])
 
-Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves and two work.
+Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves and two ranks train.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import MPITuner where it is asked for: nobody else needs keras-tuner."""
+    """Import MPITuner on first access: nothing else needs keras-tuner."""
     if name != "MPITuner":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Number of batches and of samples that `fit` has trained on, as far as Keras tells."""
+"""Numbers of batches and samples that `fit` has trained on, as far as Keras exposes them."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ __all__ = ["BatchSizes"]
 class BatchSizes:
     """Counts the batches and the samples of each execution of a `fit`.
 
-    Keras numbers batches as if each execution were full, and does not tell callbacks what a batch holds.
+    Keras numbers batches as if each execution were full, and does not pass batch sizes to callbacks.
 
     Args:
-        batches: what `fit` loops over; None where that was not found.
+        batches: `fit`'s epoch iterator; None if it was not found.
         model: the model.
-        steps_matter: whether the optimizer counts each batch as a step, in `model.optimizer`.
+        steps_matter: whether `model.optimizer` counts each batch as a step.
     """
 
     def __init__(self, batches: Any, model: Any, *, steps_matter: bool) -> None:
         self._fit, self._model, self._steps_matter = batches, model, steps_matter
         self._adapter = getattr(batches, "data_adapter", None)
-        self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, where they have to be counted
+        self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, if Keras has to be queried
 
     @classmethod
     def of(cls, model: Any, *, steps_matter: bool) -> BatchSizes:
-        """Find what the `fit` of a model loops over that has called, directly or not."""
+        """Make it for the running `fit`, found on the call stack."""
         return cls(data_of_fit(), model, steps_matter=steps_matter)
 
     @property
     def per_execution(self) -> int:
-        """How many batches an execution has, if it is full."""
+        """Number of batches in a full execution."""
         return int(getattr(self._fit, "steps_per_execution", None) or 1)
 
     def begin_epoch(self) -> None:
-        """Begin to count."""
+        """Start counting an epoch."""
         self._seen, self._steps = 0, self._steps_made()
 
     def batches(self, first: int, last: int) -> int:
-        """Return how many batches an execution really had that was to have those from `first` to `last`."""
+        """Return the real number of batches of an execution that Keras numbers from `first` to `last`."""
         if last == first:
             return 1
         number = getattr(self._fit, "num_batches", None)
@@ -54,7 +54,7 @@ class BatchSizes:
         return last + 1 - first
 
     def samples(self, first: int, count: int) -> float:
-        """Return how many samples some batches had, or how many batches there were if nothing tells."""
+        """Return the number of samples in these batches, or `count` if Keras exposes no sizes."""
         size = getattr(self._adapter, "batch_size", None)
         number = getattr(self._adapter, "num_batches", None)
         if size and number and not getattr(self._fit, "steps_per_epoch", None):

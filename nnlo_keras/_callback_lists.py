@@ -1,4 +1,4 @@
-"""Quieting of `fit` on ranks that do not speak: no files, validation, progress bars or metrics."""
+"""Removal and reordering of callbacks, so that only the rank with the centre writes, stops and reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "undisturbed",
 ]
 
-#: Callbacks that are for the rank that has the centre: they write, stop, or decide by what they see.
+#: Callbacks only for the rank with the centre: they write files, stop the training, or decide by metrics.
 _FOR_THE_CENTRE = tuple(
     getattr(keras.callbacks, name)
     for name in (
@@ -39,9 +39,9 @@ _BETWEEN_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "o
 
 
 def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> None:
-    """Take the callbacks out of a rank's list that are for the centre, but those of some classes.
+    """Remove the callbacks for the centre from a rank's list, except those of some classes.
 
-    For good: the list is the one `fit`'s own or, if the user has made it, for other trainings of that rank.
+    They are not put back: the list belongs to this `fit` or, if the user made it, to trainings of this rank.
     """
     container.callbacks = [
         one for one in container.callbacks if isinstance(one, but) or not isinstance(one, _FOR_THE_CENTRE)
@@ -49,10 +49,10 @@ def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> 
 
 
 def refuse_loading(container: Any, servers: int) -> None:
-    """Refuse callbacks that load weights of an earlier time where no server has all that belongs to them.
+    """Refuse callbacks that load earlier weights if there are several servers, each with a part only.
 
     Raises:
-        ConfigurationError: there is one; it is said on all ranks.
+        ConfigurationError: there is one; raised on all ranks.
     """
     for one in container.callbacks:
         if isinstance(one, keras.callbacks.BackupAndRestore):
@@ -62,23 +62,23 @@ def refuse_loading(container: Any, servers: int) -> None:
         else:
             continue
         error = ConfigurationError(
-            f"{asked} was asked for with servers={servers}, but each server has a part of the training only, "
-            "and would go back by itself; use servers=1"
+            f"{asked} was given with servers={servers}, but each server has only a part of the training and "
+            "would restore earlier weights without the others; use servers=1"
         )
         error.collective = True  # all ranks have the same callbacks
         raise error
 
 
 def restored_first(container: Any) -> None:
-    """Let a server's list begin with what loads weights as the training begins: they are the centre's."""
+    """Move callbacks that load weights at the start of a training to the front of a server's list."""
     loads = keras.callbacks.BackupAndRestore
     container.callbacks = sorted(container.callbacks, key=lambda one: not isinstance(one, loads))
 
 
 def undisturbed(callbacks: Sequence[Any], ours: Any) -> bool:
-    """Return whether no other callback can look at weights from an epoch's first batch to the end of `ours`.
+    """Return whether no other callback can read weights from an epoch's first batch to the end of `ours`.
 
-    Those of Keras do not, and those of nnlo know how to.
+    Keras's own callbacks do not, and nnlo's handle it.
     """
     place = next(index for index, one in enumerate(callbacks) if one is ours)
     return not any(
@@ -101,7 +101,7 @@ def _overrides(callback: Any, hook: str) -> bool:
 
 
 def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:
-    """Let `callback` be the last that is called; return what undoes it."""
+    """Move `callback` to the end of the list; return functions that undo it."""
     everything = container.callbacks
     container.callbacks = [*(one for one in everything if one is not callback), callback]
 
@@ -112,7 +112,7 @@ def last_of(container: Any, callback: Any) -> list[Callable[[], object]]:
 
 
 def own_logs(model: Any) -> list[Callable[[], object]]:
-    """Let a server's `fit` report what serving returned, not metrics that have seen no batch."""
+    """Let a server's `fit` report the metrics that serving returned; its own have seen no batch."""
     evaluate = type(model).evaluate
 
     def evaluated(*args: Any, **options: Any) -> Any:

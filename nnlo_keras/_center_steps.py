@@ -1,4 +1,4 @@
-"""One step of a Keras optimizer with a gradient that lies in a flat vector, per back end."""
+"""Steps of a Keras optimizer with a gradient in a flat vector, for each back end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nnlo_keras._compat import memory_of_tensor, trained_by
 
 __all__ = ["stepper"]
 
-# Values of so many numbers come out of a compiled step each by itself, smaller ones in one piece: one copy
-# more, but fewer calls.
+# A compiled step returns values of at least this many numbers one by one, smaller ones concatenated: one
+# more copy, but fewer calls.
 _LARGE = 1 << 16
 
-#: Steps with a gradient; the second argument says of which variables there is one.
+#: Steps with a gradient; the second argument says which variables have one.
 Step: TypeAlias = Callable[[Vector, tuple[bool, ...]], None]
 
 
@@ -29,14 +29,14 @@ def stepper(
     views: Sequence[Vector],
     absorb: Callable[[], None],
 ) -> Step:
-    """Return what steps some variables, and leaves what they are then in the centre.
+    """Return a function that steps variables and copies them into the centre.
 
     Args:
-        optimizer: the user's; built for these variables and perhaps others.
-        variables: which.
-        pieces: where the gradient of each lies.
-        views: where each lies in the centre, in its shape.
-        absorb: brings all variables there.
+        optimizer: the user's optimizer, built for these variables and perhaps others.
+        variables: the variables to step.
+        pieces: the slice of the gradient vector for each.
+        views: the view of the centre for each, in its shape.
+        absorb: copies all variables into the centre.
     """
     shapes = [view.shape for view in views]
     backend = keras.backend.backend()
@@ -58,7 +58,7 @@ def _torch(
     optimizer: Any, variables: Sequence[Any], pieces: Sequence[slice], shapes: Sequence[tuple[int, ...]]
 ) -> Step:
     def step(gradient: Vector, present: tuple[bool, ...]) -> None:
-        # These tensors are the message's memory, and are given back before it is used again.
+        # These tensors share the message's memory; `apply` is done with them before it is reused.
         grads = [
             keras.ops.convert_to_tensor(gradient[piece].reshape(shape))
             for piece, shape, there in zip(pieces, shapes, present, strict=True)
@@ -75,7 +75,7 @@ def _tensorflow(
     import tensorflow as tf
 
     compiled: dict[tuple[bool, ...], tuple[Any, list[Vector], list[Vector]]] = {}
-    keeps = False  # whether the optimizer keeps gradients as they are
+    keeps = False  # whether the optimizer holds on to the gradient's memory
 
     def make(size: int, present: tuple[bool, ...]) -> tuple[Any, list[Vector], list[Vector]]:
         places = zip(variables, pieces, views, present, strict=True)
@@ -86,23 +86,23 @@ def _tensorflow(
         def apply(flat: Any) -> list[Any]:
             gradients = [tf.reshape(flat[piece], view.shape) for _, piece, view in chosen]
             optimizer.apply(gradients, [variable for variable, _, _ in chosen])
-            # Read here they cost a tenth of what it takes to read them one by one afterwards.
+            # Reading them inside the graph costs a tenth of reading them one by one afterwards.
             values = [tf.cast(variable.value, tf.float32) for variable, _, _ in chosen]
             packed = [tf.concat([tf.reshape(values[index], [-1]) for index in small], 0)] if small else []
             return [*(values[index] for index in large), *packed]
 
-        # A call of the concrete function is spared the search for it; each argument would cost something.
+        # Calling the concrete function skips the lookup; each further argument would cost time.
         function = tf.function(apply, autograph=False)
         concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float32))
         return concrete, [chosen[index][2] for index in large], [chosen[index][2] for index in small]
 
     def step(gradient: Vector, present: tuple[bool, ...]) -> None:
         nonlocal keeps
-        # One graph for each pattern of used variables; there is hardly ever more than one.
+        # One graph for each set of variables with gradients; there is hardly ever more than one.
         if present not in compiled:
             compiled[present] = make(gradient.size, present)
         function, large, small = compiled[present]
-        # The tensor is the message's memory, which is used again.
+        # The tensor shares the message's memory, which is reused.
         lent = gradient.copy() if keeps else gradient[:]
         values = function(_tensor(tf, lent))
         for view, value in zip(large, values, strict=False):
@@ -123,7 +123,7 @@ def _tensorflow(
 
 
 def _tensor(tf: Any, array: Any) -> Any:
-    """Return a tensor that is the same memory, which TensorFlow wants to begin on a cache line."""
+    """Return a tensor that shares the array's memory; copy it if it does not start on a cache line."""
     if array.__array_interface__["data"][0] % 64:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -159,12 +159,12 @@ def _jax(
         stateful = _state(optimizer)
         values = compiled[present]([variable.value for variable in stateful], gradient)
         for variable, value in zip(stateful, values, strict=True):
-            # The gradient is the message's memory, which JAX may read until all is done.
+            # JAX may read the gradient, which is the message's memory, until every result is ready.
             variable.assign(value.block_until_ready())
 
     return step
 
 
 def _state(optimizer: Any) -> list[Any]:
-    """What a step of an optimizer may change."""
+    """Return the variables that an optimizer step may change."""
     return [*trained_by(optimizer), *optimizer.variables]

@@ -1,7 +1,7 @@
-"""Parts of Keras and its back ends that are not public, all in one place, named by what they give.
+"""Private parts of Keras and its back ends that nnlo uses, each behind a function named after its purpose.
 
-Where Keras has changed one of them a `ConfigurationError` names it and the version of Keras, or the function
-does without. `tests/test_keras_compat.py` says which part it is before a user meets it.
+If a new Keras has changed one, a `ConfigurationError` names it and the version, or the function works without
+it. `tests/keras/test_compat.py` fails on the changed part before a user meets it.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _KERAS = OtherProject("keras", "nnlo_keras/_compat.py")
 _TENSORFLOW = OtherProject("tensorflow", "nnlo_keras/_compat.py")
 _TORCH = OtherProject("torch", "nnlo_keras/_compat.py")
 
-#: Where SwapEMAWeights notes whether the model has the averages.
+#: Attribute of SwapEMAWeights: whether the model currently has the averages.
 EMA_SWAPPED = "_ema_weights_in_model"
-#: What an optimizer's constructor makes before its options are set.
+#: Attributes that an optimizer's constructor sets before its options.
 MADE_AT_ONCE = ("_iterations", "_learning_rate")
 
 
-# -- the running fit: what called is found among the callers, for callbacks are not told ------------------
+# -- the running fit: callbacks get no reference to it, so these search the call stack --------------------
 
 
 def callbacks_of_fit() -> Any:
-    """Return the list of callbacks that has called, directly or not; None if none has."""
+    """Return the list of callbacks on the call stack; None if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
         container = frame.f_locals.get("self")
@@ -75,7 +75,7 @@ def callbacks_of_fit() -> Any:
 
 
 def data_of_fit() -> Any:
-    """Return what the `fit` loops over that has called, directly or not; None if none has."""
+    """Return the epoch iterator of the `fit` on the call stack; None if there is none."""
     frame = inspect.currentframe()
     while frame is not None and "epoch_iterator" not in frame.f_locals:
         frame = frame.f_back
@@ -83,26 +83,26 @@ def data_of_fit() -> Any:
 
 
 def sequence_of(data: Any) -> Any:
-    """Return the `PyDataset` behind what `fit` loops over; None if it is something else."""
+    """Return the `PyDataset` behind `fit`'s epoch iterator; None if the data is something else."""
     return getattr(getattr(data, "data_adapter", None), "py_dataset", None)
 
 
 @_KERAS.uses("_distributed_dataset")
 def spec_of(data: Any) -> Any:
-    """Return what a batch looks like of what `fit` loops over, on TensorFlow."""
+    """Return the shapes and types of a batch from `fit`'s epoch iterator, on TensorFlow."""
     return data._distributed_dataset.element_spec
 
 
 @_KERAS.uses("_num_batches")
 def set_length(data: Any, batches: int) -> None:
-    """Let an epoch of what `fit` loops over have so many batches."""
-    _ = data._num_batches  # what is not there would not be looked at
+    """Set the number of batches in an epoch of `fit`'s epoch iterator."""
+    _ = data._num_batches  # raises if Keras has dropped it
     data._num_batches = batches
 
 
 @_KERAS.uses("_steps_seen")
 def end_epoch(data: Any) -> None:
-    """Let the epoch end that `fit` is in."""
+    """End the current epoch of `fit`."""
     set_length(data, data._steps_seen)
 
 
@@ -111,33 +111,33 @@ def end_epoch(data: Any) -> None:
 
 @_KERAS.uses("_initial_epoch")
 def first_epoch(model: Any) -> int:
-    """Return the epoch that the next `fit` begins with, if it was set."""
+    """Return the epoch that the next `fit` begins with; 0 if none was set."""
     return model._initial_epoch or 0
 
 
 @_KERAS.uses("_initial_epoch")
 def begin_with(model: Any, epoch: int | None) -> None:
-    """Let `fit` begin to count with this epoch; None, 0: as it was told."""
-    _ = model._initial_epoch  # what is not there would not be looked at
+    """Set the first epoch of `fit`; None, 0: use its own `initial_epoch`."""
+    _ = model._initial_epoch  # raises if Keras has dropped it
     model._initial_epoch = epoch or None
 
 
 @_KERAS.uses("_flatten_layers")
 def layers_of(model: Any, *, itself: bool = True) -> list[Any]:
-    """Return the layers of a model, those within others too."""
+    """Return all layers of a model, nested ones included."""
     return list(model._flatten_layers(include_self=itself))
 
 
 @_KERAS.uses("_symbolic_build")
 def build_metrics(model: Any, spec: Any) -> None:
-    """Build what a model is measured by for batches that look like this, on TensorFlow."""
+    """Build a model's metrics for batches of these shapes and types, on TensorFlow."""
     model._symbolic_build(data_batch=spec)
 
 
 @_KERAS.uses("_should_eval")
 def unvalidated(model: Any) -> list[Callable[[], object]]:
-    """Put the validation of a worker's `fit` to rest; return what undoes it."""
-    _ = model._should_eval  # what is not there would not be asked
+    """Turn off the validation in a worker's `fit`; return functions that undo it."""
+    _ = model._should_eval  # raises if Keras has dropped it
     model._should_eval = lambda *_: False
 
     def validate_again() -> None:
@@ -147,23 +147,23 @@ def unvalidated(model: Any) -> list[Callable[[], object]]:
 
 
 def kept_by_tensorflow(attribute: str) -> bool:
-    """Whether an attribute of a model is TensorFlow's own list of others."""
+    """Return whether an attribute of a model is one of TensorFlow's own lists of tracked objects."""
     return attribute.startswith("_self_")
 
 
 def strategy_of(model: Any) -> Any:
-    """Return the distribution strategy of TensorFlow that is around a model; None: there is none."""
+    """Return the TensorFlow distribution strategy that the model was made in; None: there is none."""
     return getattr(model, "_distribute_strategy", None)
 
 
 def samples_counted(model: Any) -> int:
-    """Return how many samples the mean loss of this epoch is of; 0 where Keras does not count them."""
+    """Return the number of samples behind this epoch's mean loss; 0 if Keras does not count them."""
     count = getattr(getattr(model, "_loss_tracker", None), "count", None)
     return 0 if count is None else int(keras.ops.convert_to_numpy(count))
 
 
 def synchronise(model: Any) -> None:
-    """On JAX let the variables hold what `fit` has in their place during an epoch."""
+    """On JAX copy the state that `fit` holds during an epoch back into the variables."""
     sync = getattr(model, "jax_state_sync", None)
     if sync is not None:
         sync()
@@ -173,14 +173,14 @@ _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 
 
 def give_state(model: Any, state: Iterable[Any]) -> None:
-    """On JAX let the variables hold the state that the training function was given."""
+    """On JAX copy the training function's input state into the variables."""
     model._jax_state = dict(zip(_STATE, state, strict=True))
     model.jax_state_sync()
 
 
 @_KERAS.uses("_get_jax_state")
 def taken_state(model: Any) -> Any:
-    """On JAX take the state out of the variables that the training function is to return."""
+    """On JAX take the state that the training function must return out of the variables."""
     return model._get_jax_state(**dict.fromkeys(_STATE, True))
 
 
@@ -188,53 +188,53 @@ def taken_state(model: Any) -> Any:
 
 
 def value_of(variable: Any) -> Any:
-    """Return the tensor of a variable; what `value` does besides, such as autocasting, takes longer.
+    """Return the tensor of a variable; faster than `value`, which also autocasts.
 
-    On JAX it is None while `fit` has taken the value away.
+    On JAX it is None while `fit` holds the value.
     """
-    try:  # for each variable at each step, so without a guard around it
+    try:  # runs for each variable at each step, so without `_KERAS.uses` around it
         return variable._value
     except AttributeError as error:
         raise _KERAS.changed(f"{type(variable).__name__} has no _value any more") from error
 
 
 def put_value(variable: Any, value: Any) -> None:
-    """Let a variable of JAX be this array; `assign` would do no more, and takes longer."""
-    value_of(variable)  # what is not there would not be looked at
+    """Set the array of a JAX variable; does the same as `assign`, but faster."""
+    value_of(variable)  # raises if Keras has dropped it
     variable._value = value
 
 
 def away(variable: Any) -> bool:
-    """Whether `fit` has taken the value of a variable away, on JAX."""
+    """Return whether `fit` holds the value of this variable, on JAX."""
     return value_of(variable) is None
 
 
 @_KERAS.uses("_initializer")
 def has_no_value_yet(variable: Any) -> bool:
-    """Whether a variable waits for its first value; one that is away has had it, and will have it back."""
+    """Return whether a variable was never initialized; one whose value `fit` holds was."""
     return value_of(variable) is None and variable._initializer is not None
 
 
 @_KERAS.uses("_layout")
 def is_spread(variable: Any) -> bool:
-    """Whether a variable of JAX lies on the devices of a keras.distribution."""
+    """Return whether a JAX variable is spread over devices by a keras.distribution."""
     return variable._layout is not None
 
 
 def made_to_be_trained(layer: Any) -> Sequence[Any]:
-    """Return the variables of a layer itself that were made to be trained, frozen ones too.
+    """Return a layer's own variables that were created trainable, frozen ones included.
 
-    Keras asks only once, when a variable is made, and has no public name for the answer; without it frozen
-    weights are averaged, which does no harm but takes time.
+    Keras has no public name for this. Without it frozen weights are averaged, which is harmless but takes
+    time.
     """
     return getattr(layer, "_trainable_variables", ())
 
 
 def global_seeds(*, make: bool = False) -> Any:
-    """Return the generator that layers draw from without one of their own; None if there is none yet.
+    """Return the seed generator of layers without their own; None if there is none yet.
 
     Args:
-        make: one, if there is none.
+        make: create one if there is none.
     """
     try:
         from keras.src.backend.common.global_state import get_global_attribute
@@ -255,34 +255,34 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 @_KERAS.uses("_learning_rate")
 def schedule_of(optimizer: Any) -> Any:
-    """Return the schedule that is the learning rate of an optimizer; None: the rate is a number."""
+    """Return an optimizer's learning rate schedule; None: the rate is a number."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def module_of_back_end(module: str) -> bool:
-    """Whether a module of Keras exists only where its back end is installed."""
+    """Return whether a Keras module exists only if its back end is installed."""
     return module.startswith("keras.src.backend.")
 
 
 class OptimizerInside:
-    """What Keras itself reads of an optimizer, for one that is around another, `inner_optimizer`."""
+    """Private attributes that Keras reads of an optimizer, passed on to `inner_optimizer`."""
 
     inner_optimizer: Any
 
     def _track_variable(self, variable: Any) -> None:
-        """Track a variable of the wrapper, but for the count and the rate that Keras' constructor makes."""
+        """Track a variable of the wrapper, except the count and rate that Keras' constructor makes."""
         if "inner_optimizer" in vars(self):
             super()._track_variable(variable)  # type: ignore[misc]
 
     @property
     def _iterations(self) -> Any:
-        """The count of the wrapped optimizer, of gradients as they come."""
+        """The wrapped optimizer's count of gradients."""
         return self.inner_optimizer._iterations
 
     @property
     def _learning_rate(self) -> Any:
-        """The variable or schedule of the wrapped optimizer."""
+        """The wrapped optimizer's learning rate variable or schedule."""
         return self.inner_optimizer._learning_rate
 
     @property
@@ -291,7 +291,7 @@ class OptimizerInside:
 
     @property
     def _model_variables_moving_average(self) -> Any:
-        """The wrapped optimizer's: SwapEMAWeights looks for it here if a LossScaleOptimizer is around."""
+        """The wrapped optimizer's averages; SwapEMAWeights reads them here under a LossScaleOptimizer."""
         return self.inner_optimizer._model_variables_moving_average
 
 
@@ -299,8 +299,8 @@ class OptimizerInside:
 
 
 def memory_of_tensor(tensor: Any) -> Any:
-    """Return the memory of an eager tensor of TensorFlow; `numpy` would copy it."""
-    try:  # for each variable at each step, so without a guard around it
+    """Return the memory of an eager TensorFlow tensor; `numpy` would copy it."""
+    try:  # runs for each variable at each step, so without `_TENSORFLOW.uses` around it
         return tensor._numpy()
     except AttributeError as error:
         raise _TENSORFLOW.changed(f"{type(tensor).__name__} has no _numpy any more") from error
@@ -308,7 +308,7 @@ def memory_of_tensor(tensor: Any) -> Any:
 
 @_TORCH.uses("_foreach_copy_")
 def copy_all(places: list[Any], tensors: list[Any]) -> None:
-    """Copy tensors of torch into others, by one call."""
+    """Copy torch tensors into others in one call."""
     import torch
 
     torch._foreach_copy_(places, tensors)
@@ -316,7 +316,7 @@ def copy_all(places: list[Any], tensors: list[Any]) -> None:
 
 @_TORCH.uses("_foreach_add_")
 def add_all(places: list[Any], tensors: list[Any]) -> None:
-    """Add tensors of torch to others, by one call."""
+    """Add torch tensors to others in one call."""
     import torch
 
     torch._foreach_add_(places, tensors)

@@ -1,4 +1,4 @@
-"""Attributes and methods of a wrapper that are those of the optimizer in it."""
+"""Delegation of a wrapper's attributes and methods to the wrapped optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnlo_keras._compat import MADE_AT_ONCE, OptimizerInside
 
 __all__ = ["OPTIONS", "Delegation"]
 
-#: Options that Keras gives every optimizer; they act where the wrapped one steps, so those of it count.
+#: Options that every Keras optimizer has; the wrapped optimizer's apply, as it is the one that steps.
 OPTIONS = (
     "weight_decay",
     "clipnorm",
@@ -26,15 +26,15 @@ OPTIONS = (
 )
 
 
-#: What Keras' constructor sets, and nothing would ever read.
-_FORGOTTEN = (*MADE_AT_ONCE, *OPTIONS)
+#: Attributes that Keras' constructor sets on the wrapper; they are dropped, as nothing reads them.
+_DROPPED = (*MADE_AT_ONCE, *OPTIONS)
 
 
 class Delegation(OptimizerInside):
-    """The half of a wrapper that passes on what is read, set and called to `inner_optimizer`.
+    """Passes reads, writes and calls of a wrapper on to `inner_optimizer`.
 
-    Keras' own base class would take each of these for itself, and never use it. Until the wrapper has its
-    `inner_optimizer`, nothing is passed on.
+    Keras' base class would store each of these on the wrapper and never use it. Nothing is passed on before
+    the wrapper has its `inner_optimizer`.
     """
 
     algorithm: Algorithm
@@ -43,7 +43,7 @@ class Delegation(OptimizerInside):
     _only_itself = False
 
     def __getattr__(self, name: str) -> Any:
-        """Read a public attribute that the wrapped optimizer alone has, such as `momentum`."""
+        """Read a public attribute that only the wrapped optimizer has, such as `momentum`."""
         inner = vars(self).get("inner_optimizer")
         if inner is None or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -51,7 +51,7 @@ class Delegation(OptimizerInside):
 
     def __setattr__(self, name: str, value: Any) -> None:
         inner = vars(self).get("inner_optimizer")
-        if inner is None and name in _FORGOTTEN:
+        if inner is None and name in _DROPPED:
             return
         own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
         if inner is None or (own and name not in OPTIONS) or not hasattr(inner, name):
@@ -63,8 +63,8 @@ class Delegation(OptimizerInside):
         before = getattr(inner, name)
         if self.algorithm.optimizer_runs == "nowhere" and value != before:
             raise ConfigurationError(
-                f"{type(self).__name__} takes the options of its optimizer when it is made, so {name} cannot "
-                f"become {value!r} now; make a new wrapper, and compile the model with it"
+                f"{type(self).__name__} reads its optimizer's options when it is made, so {name} cannot be "
+                f"set to {value!r} now; make a new wrapper and compile the model with it"
             )
         setattr(inner, name, value)
         try:
@@ -74,7 +74,7 @@ class Delegation(OptimizerInside):
             raise
 
     def check_options(self) -> None:
-        """Refuse options of the wrapped optimizer that the algorithm cannot do; also those set later.
+        """Refuse options of the wrapped optimizer that the algorithm does not support.
 
         Raises:
             ConfigurationError: there is one.
@@ -89,14 +89,14 @@ class Delegation(OptimizerInside):
         if inner.gradient_accumulation_steps and isinstance(rule, DynSGD):
             steps = inner.gradient_accumulation_steps
             raise ConfigurationError(
-                f"{name} cannot wrap an optimizer with gradient_accumulation_steps={steps}: it divides a "
-                "gradient by how many others the centre has got meanwhile, most of which would not move it; "
-                f"use every={steps}"
+                f"{name} cannot wrap an optimizer with gradient_accumulation_steps={steps}: it divides each "
+                "gradient by its staleness, but most of the gradients counted there would not move the "
+                f"centre; use every={steps}"
             )
 
     @contextmanager
     def only_itself(self) -> Iterator[None]:
-        """Let Keras build the wrapper alone: averages and accumulators are the wrapped optimizer's."""
+        """Let Keras build only the wrapper: averages and accumulators belong to the wrapped optimizer."""
         vars(self)["_only_itself"] = True
         try:
             yield
@@ -129,7 +129,7 @@ class Delegation(OptimizerInside):
 
 
 def _option(name: str) -> Any:
-    """A property: an option of the wrapped optimizer, or None while Keras builds the wrapper itself."""
+    """Make a property: an option of the wrapped optimizer, or None while Keras builds the wrapper."""
 
     def read(wrapper: Any) -> Any:
         return None if wrapper._only_itself else getattr(wrapper.inner_optimizer, name)

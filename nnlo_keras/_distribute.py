@@ -1,4 +1,4 @@
-"""The callback that makes `fit` one rank's part in a training."""
+"""Distribute: the callback that lets `fit` take part in a training of several ranks."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _PLACE = "give Distribute() to fit() in a list of callbacks: callbacks=[nnlo_ker
 
 
 class Distribute(keras.callbacks.Callback):
-    """Lets `fit` take part in a training of several ranks; started alone it does nothing.
+    """Lets `fit` take part in a training of several ranks; in a process alone it does nothing.
 
-    On a worker it exchanges at the ends of batches. On a server, where the model is the centre, each epoch of
-    `fit` serves until the workers have finished one, and then validates; so the other callbacks see the
-    centre there. Callbacks that write files, stop the training or change the learning rate by what they see
-    (ModelCheckpoint, BackupAndRestore, CSVLogger, TensorBoard, EarlyStopping, ReduceLROnPlateau) and the
-    progress bar are at rest on workers.
+    On a worker it exchanges at the ends of batches. On a server the model is the centre: each epoch of `fit`
+    serves until the workers have finished one, then validates, so other callbacks see the centre there.
+    On workers it turns off the progress bar and callbacks that write files, stop the training or change the
+    learning rate by metrics (ModelCheckpoint, BackupAndRestore, CSVLogger, TensorBoard, EarlyStopping,
+    ReduceLROnPlateau).
 
     At the end all ranks have the centre's weights.
 
-    A model with a `train_step` of its own may have several optimizers: wrap all alike, and build each with
-    the variables that it trains.
+    A model with its own `train_step` may have several optimizers: wrap all alike, and build each with the
+    variables that it trains.
 
     Args:
-        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
-            ended where the others go on without it, else the job is. None: it is only named.
+        stall_timeout_s: a worker silent this long on its turn is killed if the rest can continue; otherwise
+            the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
@@ -59,7 +59,7 @@ class Distribute(keras.callbacks.Callback):
         self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
-        self._feed: SequenceFeed | None = None  # where `fit` trains on an H5Sequence
+        self._feed: SequenceFeed | None = None  # if `fit` trains on an H5Sequence
         self._rank_callbacks: list[RankCallback] = []
         self._report = TrainingReport()
         self.role = "alone"
@@ -69,40 +69,40 @@ class Distribute(keras.callbacks.Callback):
 
     @property
     def report(self) -> TrainingReport:
-        """What this rank has seen of the last training."""
+        """This rank's counts of the last training."""
         return self._report if self._team is None else self._team.report()
 
     @property
     def team(self) -> Session | None:
-        """This rank's place among several, while there are any."""
+        """This rank's session in a training of several ranks; None outside of one."""
         return self._team
 
     @property
     def batches_in_epoch(self) -> int:
-        """How many batches this worker has trained on in this epoch."""
+        """Number of batches that this worker has trained on in this epoch."""
         return 0 if self._exchanges is None else self._exchanges.in_epoch
 
     @property
     def feed(self) -> SequenceFeed | None:
-        """What `fit` trains on, where that is an H5Sequence."""
+        """The H5Sequence that `fit` trains on, if it does."""
         return self._feed
 
     def state(self) -> dict[str, Any] | None:
-        """Return where this worker is in its epoch; None where there is none to exchange with."""
+        """Return this worker's position in its epoch; None if this rank does not exchange."""
         return None if self._exchanges is None else self._exchanges.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned, once the epoch has begun."""
+        """Resume where `state` was returned; call it after the epoch has begun."""
         if self._exchanges is not None:
             self._exchanges.load(state)
 
     def settle(self) -> None:
-        """On a server whose training is over: let the centre be what the model was then."""
+        """On a server whose training has ended: set the centre to the model as it was at the end."""
         if self._served is not None:
             self._served.settle()
 
     def leave(self) -> None:
-        """Leave the training in good order, wherever in an epoch this rank is."""
+        """Leave the training, at any point in an epoch."""
         if self._team is not None:
             self._team.close()
             self._release(self._team)
@@ -114,25 +114,25 @@ class Distribute(keras.callbacks.Callback):
     # -- what fit calls -------------------------------------------------------------------------------
 
     def set_model(self, model: Any) -> None:
-        """Put callbacks to rest that are not for this rank; none of them has begun yet."""
+        """Remove callbacks that are not for this rank, before any of them has begun."""
         super().set_model(model)
         container, wrapper = callbacks_of_fit(), any_wrapper_in(model)
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
-            return  # what is wrong with it will be said when the training begins
+            return  # `on_train_begin` reports what is missing
         if wrapper.servers > 1:
             refuse_loading(container, wrapper.servers)
         role = assigned(world, wrapper.servers).title
         if role == "server 0":
             restored_first(container)
         elif role.startswith("server"):
-            # It also steps its part by its own rate.
+            # It steps its part of the centre with its own rate, so it keeps ReduceLROnPlateau.
             drop_center_callbacks(container, but=keras.callbacks.ReduceLROnPlateau)
         else:
             drop_center_callbacks(container)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Take up this rank's part."""
+        """Join the training."""
         wrappers = wrappers_in(self.model)
         world = self._world or launched()
         for wrapper in wrappers.values():
@@ -145,7 +145,7 @@ class Distribute(keras.callbacks.Callback):
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
-            raise ConfigurationError(f"Distribute() is called by no list of callbacks; {_PLACE}")
+            raise ConfigurationError(f"Distribute() was called outside fit()'s list of callbacks; {_PLACE}")
         else:
             build(self.model)
             assign_variables(self.model, wrappers)
@@ -164,19 +164,19 @@ class Distribute(keras.callbacks.Callback):
             self._feed.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note the weights that a batch begins with, where they matter."""
+        """Record the weights before the batch, if the algorithm needs them."""
         if self._exchanges is not None:
             self._exchanges.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Exchange, if it is time to."""
+        """Exchange, if one is due."""
         team, feed = self._team, self._feed
         if self._served is not None:
             self._served.end_batch()
         if team is None or self._exchanges is None:
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
-            raise ConfigurationError(f"Keras calls this callback in threads of its own; {_PLACE}")
+            raise ConfigurationError(f"Keras called Distribute() outside the main thread; {_PLACE}")
         before = self._exchanges.in_epoch
         self._exchanges.end_batch(batch, idle=feed is not None and feed.idle)
         if self._statistics is not None:
@@ -187,7 +187,7 @@ class Distribute(keras.callbacks.Callback):
             feed.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the epoch: send what is left, and what the metrics are; once, whoever calls it first."""
+        """End the epoch: send the remaining gradients and the metrics; a second call does nothing."""
         if self._served is not None:
             self._served.end_epoch()
         elif self._exchanges is not None:
@@ -218,7 +218,7 @@ class Distribute(keras.callbacks.Callback):
         team.close()
         self._release(team)
 
-    # -- taking up a part, and leaving it -------------------------------------------------------------
+    # -- joining and leaving a training ---------------------------------------------------------------
 
     def _take_part(self, world: RankWorld, container: Any, wrappers: Sequence[Wrapper]) -> None:
         calm = undisturbed(container.callbacks, self)
@@ -235,21 +235,21 @@ class Distribute(keras.callbacks.Callback):
         self._served, self._exchanges = None, exchanging
         if self._statistics is not None:
             self._restore += self._statistics.count(wrappers[0])
-        self._restore += unvalidated(self.model)  # that is for the rank that has the centre
+        self._restore += unvalidated(self.model)  # only the rank with the centre validates
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
 
     def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
         if strategy_of(self.model) is not None:
             raise ConfigurationError(
-                "a TensorFlow distribution strategy is around this model; take it away: nnlo distributes the "
-                "training, with one replica on each rank"
+                "this model was made in a TensorFlow distribution strategy; remove the strategy: nnlo "
+                "distributes the training itself, with one replica on each rank"
             )
         first = wrappers[0]
         local = first.algorithm.optimizer_runs == "worker"
         if not local and any(wrapper.sum is None for wrapper in wrappers):
             raise ConfigurationError(
-                "this optimizer was built before the ranks were known; make a new one for this training"
+                "this optimizer was built before nnlo knew the ranks; make a new one for this training"
             )
         self._prepare(assigned(world, first.servers).title)
         weights = Weights(self.model, wrappers)
@@ -276,19 +276,19 @@ class Distribute(keras.callbacks.Callback):
         for one in self._rank_callbacks:
             one.before_part(self)
         self._refuse_to_wait_at_start(first.algorithm)
-        # Before a worker may be kept waiting.
+        # Before `start`, which may keep a worker waiting.
         self._agree_on_first_epoch(team)
         team.start()
         return team, weights
 
     def _refuse_to_wait_at_start(self, algorithm: Algorithm) -> None:
-        """Refuse callbacks that wait for all workers before the first batch if some are let in later."""
+        """Refuse callbacks that wait for all workers before the first batch if some join later."""
         alone = getattr(algorithm, "warm_start", 0)
         meeting = [type(one).__name__ for one in self._rank_callbacks if one.meets_at_start]
         if alone and meeting:
             error = ConfigurationError(
                 f"{meeting[0]}() needs all ranks before the first batch, but warm_start={alone} lets one "
-                "worker train alone at first; leave one of the two out"
+                "worker train alone first; leave out either the callback or warm_start"
             )
             error.collective = True  # all ranks have the same callbacks
             raise error
@@ -298,13 +298,13 @@ class Distribute(keras.callbacks.Callback):
             one.before_start(role)
 
     def _agree_on_first_epoch(self, team: Session) -> None:
-        """Let all begin with the epoch that BackupAndRestore has restored on the first server."""
+        """Begin on all ranks with the epoch that BackupAndRestore has restored on the first server."""
         restored = {"epoch": first_epoch(self.model)}
         first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
         begin_with(self.model, int(first))
 
     def _pass_epochs(self, team: Session) -> None:
-        """Be there in the epochs that this rank has stopped before, as far as others wait for it in them."""
+        """Take part in the remaining epochs after an early stop, as far as other ranks wait for this one."""
         for epoch in self._epochs_left:
             for one in self._rank_callbacks:
                 one.before_empty_epoch(epoch)
@@ -324,7 +324,7 @@ class Distribute(keras.callbacks.Callback):
 
 
 def _described(wrapper: Wrapper) -> str:
-    """What is to be the same on all ranks besides the algorithm."""
+    """Describe the optimizer; all ranks must agree on it, besides the algorithm."""
     kind, local = type(wrapper.inner_optimizer).__name__, wrapper.local_optimizer
     if local is not None:
         return f"{kind}, local {type(local).__name__}"

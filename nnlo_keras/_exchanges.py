@@ -1,6 +1,6 @@
-"""A worker's exchanges with the centre, between the batches of its `fit`: when, and of what.
+"""Exchanges of a worker with the centre, between the batches of its `fit`.
 
-What the training step itself must not do is here: input and output would not go into a compiled one.
+They are kept out of the training step because a compiled step cannot do input and output.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Exchanges"]
 
 
 class Exchanges:
-    """Counts a worker's batches, and exchanges when it is time to.
+    """Counts a worker's batches, and exchanges when one is due.
 
     Args:
-        team: this rank's place among several.
-        weights: the model's.
-        wrappers: of its optimizers; of one kind, with the same options.
-        rates: what the server tells of learning rates.
-        sizes: of the batches.
-        undisturbed: whether nobody else sees the weights between batches.
+        team: this rank's session.
+        weights: the model's weights.
+        wrappers: the wrapped optimizers; all of one kind, with the same options.
+        rates: receives the learning rates that the server sends.
+        sizes: the batch sizes.
+        undisturbed: whether no other callback reads the weights between batches.
 
     Attributes:
-        in_epoch: how many batches this epoch has had.
+        in_epoch: number of batches so far in this epoch.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class Exchanges:
         self._team, self._weights, self._wrappers, self._rates = team, weights, wrappers, rates
         self._sizes = sizes
         self._sums = wrappers[0].mode is StepMode.ACCUMULATE
-        self._still = self._sums and not wrappers[0].moves_locally  # weights change by exchanges only
-        self._attaches = undisturbed and self._still
-        self._each = wrappers[0].algorithm.local_optimizer() is not None  # moves them here, in each step
-        self._first = getattr(team.algorithm, "order", "") == "paper"
-        if self._each and sizes.per_execution > 1:
+        self._frozen_here = self._sums and not wrappers[0].moves_locally  # only exchanges change weights
+        self._attaches = undisturbed and self._frozen_here
+        self._steps_here = wrappers[0].algorithm.local_optimizer() is not None
+        self._exchange_first = getattr(team.algorithm, "order", "") == "paper"
+        if self._steps_here and sizes.per_execution > 1:
             raise ConfigurationError(
                 f"{type(wrappers[0]).__name__} needs the gradient of each batch, but compile() was given "
-                f"steps_per_execution={sizes.per_execution}; leave that out"
+                f"steps_per_execution={sizes.per_execution}; leave steps_per_execution out"
             )
         self.in_epoch = 0
         self._weight = 0.0  # of the batches since the last contribution
-        self._batch = -1  # the last one of this epoch
-        self._open = False  # whether the epoch has not ended
-        self._before: Vector | None = None  # the weights as an epoch's first batch begins
-        self._begun: Vector | None = None  # the weights as an execution begins, where they are exchanged
+        self._batch = -1  # the last batch of this epoch
+        self._open = False  # whether an epoch is running
+        self._before: Vector | None = None  # weights before an epoch's first batch
+        self._begun: Vector | None = None  # weights before an execution, if these are exchanged
 
     def state(self) -> dict[str, Any]:
-        """Return where this worker is in its epoch."""
+        """Return this worker's position in its epoch."""
         gradient = None
         if self._sums and self._team.gathered:
             self._weights.collect()
@@ -74,13 +74,13 @@ class Exchanges:
         return {"in_epoch": self.in_epoch, "weight": self._weight, "gradient": gradient}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state` was returned, once the epoch has begun."""
+        """Resume where `state` was returned; call it after the epoch has begun."""
         self.in_epoch, self._weight = state["in_epoch"], state["weight"]
         if state["gradient"] is not None:
             self._weights.resume(state["gradient"])
 
     def begin_epoch(self) -> None:
-        """Begin an epoch, with all workers."""
+        """Begin an epoch together with all workers."""
         self._batch, self.in_epoch, self._open = -1, 0, True
         self._sizes.begin_epoch()
         self._team.begin_epoch()
@@ -88,19 +88,23 @@ class Exchanges:
             self._weights.attach()
 
     def begin_batch(self) -> None:
-        """Note the weights that an execution begins with, where they matter."""
-        if self._still and self.in_epoch == 0:
+        """Record the weights before an execution, if they are needed."""
+        if self._frozen_here and self.in_epoch == 0:
             self._before = self._weights.parameters.vector.copy()
-        if self._first and not self._sums and self._team.worker.due_within(self._sizes.per_execution):
+        if (
+            self._exchange_first
+            and not self._sums
+            and self._team.worker.due_within(self._sizes.per_execution)
+        ):
             self._weights.absorb()
             self._begun = self._weights.parameters.vector.copy()
 
     def end_batch(self, batch: int, *, idle: bool) -> None:
-        """Exchange, if it is time to.
+        """Exchange, if one is due.
 
         Args:
-            batch: the number of the last one; with `steps_per_execution` not each is told of.
-            idle: whether there was no data for it.
+            batch: number of the last batch; with `steps_per_execution` Keras calls this once per execution.
+            idle: whether the batch had no data.
         """
         if self._before is not None:
             self._refuse_changes(self._before)
@@ -113,25 +117,25 @@ class Exchanges:
         self._weight += self._sizes.samples(first, done) if self._team.algorithm.weighs else done
         for _ in range(done - 1):
             self._team.pass_step()
-        if self._each or self._team.due:
+        if self._steps_here or self._team.due:
             self._step()
         else:
             self._team.pass_step()
         if self._wrappers[0].algorithm.optimizer_runs == "nowhere":
             self._weights.synchronise()
             for one in self._wrappers:
-                # Nothing steps the optimizer; its schedule goes by this worker's batches.
+                # Nothing steps the optimizer, so count this worker's batches for its schedule.
                 one.inner_optimizer.iterations.assign_add(done)
         self._begun = None
-        self._rates.hear()
+        self._rates.receive()
 
     def end_epoch(self, epoch: int, logs: Any, *, last: bool) -> None:
-        """Contribute what is left, and tell what the metrics are; once, whoever calls it first.
+        """Send the remaining gradients and the metrics; a second call does nothing.
 
         Args:
             epoch: its number.
             logs: the metrics.
-            last: whether no other follows.
+            last: whether this is the last epoch.
         """
         if not self._open:
             return
@@ -141,7 +145,7 @@ class Exchanges:
             self._weights.collect()
             self._change_gradient()
             self._team.worker.add_weight(self._taken_weight())
-        values = numbers(logs) if self.in_epoch else {}  # nothing was left for this worker
+        values = numbers(logs) if self.in_epoch else {}  # this worker had no batches
         self._team.ask(NoteQuery(epoch=epoch, values=values, weight=self.in_epoch or 1))
         self._team.end_epoch()
         self._weights.detach()
@@ -151,39 +155,39 @@ class Exchanges:
             self.last_round()
 
     def last_round(self) -> None:
-        """Bring what was trained since the last round into the centre; once, with all ranks."""
+        """Commit the training since the last round to the centre; once, together with all ranks."""
         if self._weight:
             self._team.worker.add_weight(self._taken_weight())
         self._team.last_round()
 
     def _refuse_changes(self, before: Vector) -> None:
-        """Refuse a training step that changes weights by itself: the next exchange would undo it, unsaid.
+        """Refuse a training step that changes weights itself: the next exchange would silently undo it.
 
-        It is looked for once in each epoch, which costs next to nothing.
+        Checked once per epoch, which costs next to nothing.
         """
         self._before = None
         if changed := self._weights.changed_since(before):
             raise ConfigurationError(
-                f"the weight {changed!r} was changed within the training step or by a callback, but only "
-                "the optimizer on the server is to change it here, and the next exchange would undo that; to "
-                "clip weights give the layer a kernel_constraint, or take an algorithm whose optimizer runs "
-                "on workers, such as LocalSGD"
+                f"the weight {changed!r} was changed within the training step or by a callback, but with "
+                "this algorithm only the server's optimizer may change it, and the next exchange would undo "
+                "the change; to clip weights give the layer a kernel_constraint, or use an algorithm whose "
+                "optimizer runs on workers, such as LocalSGD"
             )
 
     def _step(self) -> None:
-        """Exchange, for all batches since the last time."""
+        """Exchange, for all batches since the previous exchange."""
         if self._sums:
             self._team.step(self._taken_weight(), self._change_gradient)
-            if self._each or not self._team.gathered:
+            if self._steps_here or not self._team.gathered:
                 self._weights.clear()
-        elif self._first:
+        elif self._exchange_first:
             self._exchange_as_begun()
         else:
             self._team.step(self._taken_weight(), lambda: None)
 
     def _exchange_as_begun(self) -> None:
-        """Exchange the weights that the execution began with, and add what it has moved them by."""
-        assert self._begun is not None  # begin_batch has seen that an exchange is due
+        """Exchange the weights from before the execution, then add the execution's change to the result."""
+        assert self._begun is not None  # begin_batch recorded it for the due exchange
         vector = self._weights.parameters.vector
         self._weights.absorb()
         moved = vector - self._begun
@@ -200,5 +204,5 @@ class Exchanges:
 
     def _change_gradient(self) -> None:
         for wrapper, place in zip(self._wrappers, self._weights.places, strict=True):
-            if wrapper.algorithm.optimizer_runs == "nowhere":  # the learning rate goes into the gradient
+            if wrapper.algorithm.optimizer_runs == "nowhere":  # nothing else applies the learning rate
                 self._weights.gradient.vector[place] *= np.float32(wrapper.current_rate)

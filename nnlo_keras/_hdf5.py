@@ -1,4 +1,4 @@
-"""This rank's part of a list of HDF5 files, for `fit`."""
+"""H5Sequence: this rank's share of a list of HDF5 files, for `fit`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from nnlo_common.plugin import (
 
 __all__ = ["H5Sequence"]
 
-# How often Keras may look at what the data are like before it trains.
+# Batches that Keras may request before training, to learn shapes and types.
 _LOOKS = 4
 
 
 class H5Sequence(keras.utils.PyDataset):
-    """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
+    """Batches of the samples in HDF5 files: this worker's share, or all samples in a process alone.
 
-    `nnlo_common.data.FileBatches` says how they are dealt out and read. It shuffles by itself: the `shuffle`
-    of `fit` changes nothing, as batches come in the order in which Keras asks. A server gets one sample, for
-    its `fit` to see what the data are like. `assignment="dynamic"` needs `Distribute` in the `fit`.
+    See `nnlo_common.data.FileBatches` for how samples are divided and read. It shuffles itself: the `shuffle`
+    of `fit` has no effect, as batches come in order whatever index Keras requests. A server gets one sample,
+    from which its `fit` learns shapes and types. `assignment="dynamic"` needs `Distribute` in the `fit`.
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
@@ -47,8 +47,8 @@ class H5Sequence(keras.utils.PyDataset):
             `nnlo_common.data.HDF5Source`.
 
     Attributes:
-        epoch: the number of the next epoch, from 0. It counts up by itself, and `Distribute` lets it never be
-            behind the epoch of `fit`, which may have been resumed.
+        epoch: the number of the next epoch, from 0. It increments itself, and `Distribute` keeps it from
+            falling behind the epoch of a resumed `fit`.
 
     Example:
         >>> import tempfile, h5py, numpy
@@ -82,11 +82,11 @@ class H5Sequence(keras.utils.PyDataset):
             batches.take_part((self._part[0], self._part[1]))
         self._shard, self._like = shard, None if not self.leased else batches.like()
         self.epoch = 0
-        self._begun = self._looked = False  # whether Keras has begun an epoch, and has looked at the data
+        self._begun = self._looked = False  # whether Keras has begun an epoch, and has sampled the data
         self._begin()
 
     def __len__(self) -> int:
-        """How many batches an epoch has on this rank; more than enough, where they are leased."""
+        """Return the number of batches in an epoch on this rank; with leases, more than enough."""
         if not self.leased:
             return len(self._batches) - self._taken
         return 2 * (_LOOKS + math.ceil(self._batches.size / self._batches.batch_size))
@@ -102,7 +102,7 @@ class H5Sequence(keras.utils.PyDataset):
         self._taken = 0
 
     def state(self, taken: int) -> dict[str, Any]:
-        """Return where an epoch is of which so many batches were used."""
+        """Return the position after this many batches of an epoch."""
         return {
             **self._batches.position(part=self._part),
             "epoch": self.epoch,
@@ -110,56 +110,53 @@ class H5Sequence(keras.utils.PyDataset):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was returned; the epoch has the batches only that are left."""
+        """Resume where `state` was returned; the epoch has only the remaining batches."""
         self._batches.check(state, part=self._part)
         self.epoch, self._taken = state["epoch"], state["taken"]
 
     def turn_to(self, epoch: int) -> None:
-        """Turn to this epoch, or to the one after the last, whichever is later; `Distribute` does it."""
-        # Keras may have looked at more of the data than one batch to build the model.
+        """Turn to this epoch, or to the one after the last, whichever is later; `Distribute` calls it."""
+        # Keras may have requested more than one batch to build the model.
         self._epoch = max(self._following, epoch)
         self._following = self._epoch + 1
 
     def __getitem__(self, index: int) -> Any:
-        """Return a batch: of those that are left of this epoch the next one, whichever was asked for.
-
-        Asked for the same index again, it is the same one.
-        """
+        """Return the epoch's next batch, whatever the index; the same index again gets the same batch."""
         if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
+            raise IndexError(f"batch {index} is out of range: the epoch has {len(self)} batches")
         if self.leased:
             self._looks += 1
             if self._looks > _LOOKS and not self.fed:
                 raise ConfigurationError(
-                    "an H5Sequence with assignment='dynamic' was used without Distribute(), which asks the "
-                    "server for leases; give it to fit() itself, with callbacks=[nnlo_keras.Distribute()], "
-                    "and use shard=False to validate, or assignment='static'"
+                    "an H5Sequence with assignment='dynamic' was used without Distribute(), which gets the "
+                    "leases from the server; pass it to fit() directly with callbacks=[nnlo_keras."
+                    "Distribute()], and use shard=False to validate, or use assignment='static'"
                 )
-            return self._like  # what is trained on is leased; see `_sequence_feed`
+            return self._like  # a sample only: leased batches come through `_sequence_feed`
         with self._lock:
             place = self._taken + self._given.setdefault(index, len(self._given))
             return self._batches.get(self._epoch, place, then=self._epoch + 1 if self._shard else None)
 
     def lease_from(self, team: Session) -> LeasedBatches:
-        """Return what leases batches in a training; `fed` says that they are trained on."""
+        """Return the source of leased batches in a training; sets `fed`."""
         self.fed = True
         return LeasedBatches(self._batches, self.ledger(team))
 
     def ledger(self, team: Session) -> LedgerClient:
-        """Return what asks the server's ledger of leases."""
+        """Return a client of the server's ledger of leases."""
         batches = self._batches
         return LedgerClient(
             team.ask, SampledData("H5Sequence", batches.size, batches.window_size, batches.order)
         )
 
     def on_epoch_begin(self) -> None:
-        """Begin an epoch: what was looked at before has not been trained on."""
+        """Begin an epoch: forget the batches that Keras requested before training."""
         self._looks, self._begun = 0, True
         self._given.clear()
 
     def on_epoch_end(self) -> None:
         """Turn to the next epoch."""
-        # Before it trains Keras ends epochs that it has not begun, and one after a batch, to build the model.
+        # To build the model, Keras ends epochs before training: some that it never began, one after a batch.
         look = not self._begun or (not self._looked and len(self._given) == 1 < len(self))
         self._begun, self._looked = False, True
         self._given.clear()
@@ -168,7 +165,7 @@ class H5Sequence(keras.utils.PyDataset):
             self._taken = 0
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files and release local copies."""
         self._batches.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,17 +176,17 @@ class H5Sequence(keras.utils.PyDataset):
         self._begin()
 
     def _begin(self) -> None:
-        # Keras asks from threads of its own, and shuffles the indices; blocks are read in their own order.
+        # Keras requests batches from its own threads with shuffled indices; blocks are read in order.
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
         self._looks, self.fed = 0, False
 
 
 def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple[int, int]:
-    """The positions of each epoch that are for a worker; a server, for which worker is None, has one."""
+    """Return a worker's range of positions in each epoch; a server (worker None) gets one position."""
     if size < workers and not leased:
         raise ConfigurationError(
-            f"H5Sequence cannot divide {size} samples among {workers} workers: some would have none, and "
+            f"H5Sequence cannot divide {size} samples among {workers} workers: some would get none, and "
             "Keras cannot fit without data; start fewer workers, name more files, or use "
             "assignment='dynamic'"
         )

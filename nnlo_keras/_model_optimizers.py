@@ -1,4 +1,4 @@
-"""Optimizers of a model that take part in a training, and the variables that each owns."""
+"""Optimizers of a model that take part in a training, and the variables that each one trains."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["any_wrapper_in", "assign_variables", "optimizers_of", "wrappers_in"]
 def wrappers_in(model: Any) -> dict[str, Wrapper]:
     """Return the wrapped optimizers of a model, by the names of its attributes.
 
-    Most models have one, as `optimizer`; one with a `train_step` of its own may have others.
+    Most models have one, as `optimizer`; a model with its own `train_step` may have several.
 
     Raises:
-        ConfigurationError: there is none, one is not wrapped, or they are not wrapped alike.
+        ConfigurationError: there is none, one is not wrapped, or they are wrapped differently.
     """
     optimizers = optimizers_of(model)
     wrappers = {name: wrapper for name, one in optimizers.items() if (wrapper := wrapper_of(one)) is not None}
@@ -36,34 +36,34 @@ def wrappers_in(model: Any) -> dict[str, Wrapper]:
         if name not in wrappers and not _idle(model, name, one):
             alike = f"nnlo_keras.{type(wrappers[first]).__name__}({type(one).__name__}(...))"
             raise ConfigurationError(
-                f"of this model's optimizers {first} is wrapped, {name} is not; wrap all alike: "
+                f"of this model's optimizers {first} is wrapped but {name} is not; wrap all alike: "
                 f"{name} = {alike}"
             )
     for name, wrapper in wrappers.items():
         if _kind(wrapper) != _kind(wrappers[first]):
             raise ConfigurationError(
                 f"of this model's optimizers {first} is {_described(wrappers[first])} but {name} is "
-                f"{_described(wrapper)}; they are exchanged together, so wrap both alike"
+                f"{_described(wrapper)}; both are exchanged together, so wrap them alike"
             )
     if keras.backend.backend() == "jax" and [*wrappers.values()] != [wrapper_of(model.optimizer)]:
         raise ConfigurationError(
-            f"on JAX fit() keeps the state of model.optimizer alone, but this model has {_listed(wrappers)}; "
+            f"on JAX fit() keeps only the state of model.optimizer, but this model has {_listed(wrappers)}; "
             "give compile() one optimizer, or choose another back end with KERAS_BACKEND"
         )
     return wrappers
 
 
 def any_wrapper_in(model: Any) -> Wrapper | None:
-    """Return a wrapped optimizer of a model, if it has one; the others are to be like it."""
+    """Return one wrapped optimizer of a model, or None; all others must be wrapped alike."""
     found = map(wrapper_of, optimizers_of(model).values())
     return next((wrapper for wrapper in found if wrapper is not None), None)
 
 
 def assign_variables(model: Any, wrappers: Mapping[str, Wrapper]) -> None:
-    """See to it that each optimizer knows which variables it trains, before the first batch.
+    """Build a single optimizer; check that each of several is built for its own variables.
 
     Raises:
-        ConfigurationError: one of several does not know, or two have the same.
+        ConfigurationError: one of several is not built, or two train the same variable.
     """
     if len(wrappers) == 1:
         (only,) = wrappers.values()
@@ -74,27 +74,27 @@ def assign_variables(model: Any, wrappers: Mapping[str, Wrapper]) -> None:
     for name, wrapper in wrappers.items():
         if not wrapper.owned:
             raise ConfigurationError(
-                f"this model has the optimizers {_listed(wrappers)}, and {name} is not built, so that nobody "
-                f"knows what it trains; {_how_to_build(name)}"
+                f"this model has the optimizers {_listed(wrappers)}, but {name} is not built, so its "
+                f"variables are unknown; {_how_to_build(name)}"
             )
         for variable in wrapper.owned:
             owner = owners.setdefault(memory_of(variable), name)
             if owner != name:
                 raise ConfigurationError(
-                    f"both {owner} and {name} are built to train {variable.path!r}, which only one can do; "
+                    f"both {owner} and {name} are built to train {variable.path!r}, but only one may; "
                     f"{_how_to_build(name)}"
                 )
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return all optimizers that are attributes of a model, or stand in a list or dictionary that is one."""
+    """Return all optimizers in a model's attributes, also within a list or dictionary."""
     found: dict[int, tuple[str, Any]] = {}
-    # What compile() was given comes last: often it is one of the others.
+    # The optimizer given to compile() comes last: it is often one of the others.
     for name, value in sorted(vars(model).items(), key=lambda item: item[0] == "optimizer"):
         if not kept_by_tensorflow(name):
             for path, one in _within(name, value):
                 if isinstance(one, keras.optimizers.Optimizer):
-                    # A loss scale may be around one that is an attribute, too.
+                    # The same optimizer may also be an attribute wrapped in a loss scale.
                     found.setdefault(id(wrapper_of(one) or one), (path, one))
     inner = {id(wrapper.inner_optimizer) for _, one in found.values() if (wrapper := wrapper_of(one))}
     return {name: one for name, one in found.values() if id(one) not in inner}
@@ -110,9 +110,9 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _idle(model: Any, name: str, optimizer: Any) -> bool:
-    """Whether an optimizer that is not wrapped certainly trains none of the model's variables."""
+    """Return whether an unwrapped optimizer certainly trains none of the model's variables."""
     if name == "optimizer":
-        # compile() makes one if it is given none, which a training step with others leaves alone.
+        # compile() makes a default one if given none; a custom training step with others does not use it.
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         default = keras.optimizers.RMSprop(name=optimizer.name)
         as_made = type(optimizer) is type(default) and optimizer.get_config() == default.get_config()
@@ -138,6 +138,6 @@ def _listed(wrappers: Mapping[str, Wrapper]) -> str:
 
 def _how_to_build(name: str) -> str:
     return (
-        "build each with its own variables before fit(), where compile() gets them, e.g. "
+        "build each with its own variables before fit(), where you call compile(), e.g. "
         f"self.{name}.build(self.discriminator.trainable_variables)"
     )

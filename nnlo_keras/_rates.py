@@ -1,4 +1,4 @@
-"""A learning rate that a callback has set where the centre is, on its way to the workers."""
+"""Learning rates that a callback has set on the server, sent to the workers."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ __all__ = ["Rates"]
 
 
 class Rates:
-    """Tells workers the learning rate that a callback has set on the server by what it has seen there.
+    """Sends workers the learning rate that a callback on the server has set by its metrics.
 
-    What is set as an epoch begins, or for a batch, every rank sets for itself. So the server looks what a
-    callback has made of the rate between the last batch of an epoch and the next epoch.
+    Rates set at the beginning of an epoch or batch are set by every rank itself. So the server sends only
+    changes made between the last batch of an epoch and the next epoch.
 
     Args:
         model: the model; callbacks set the rate of `model.optimizer`, if that is wrapped.
-        team: this rank's place among several.
+        team: this rank's session.
     """
 
     def __init__(self, model: Any, team: Session) -> None:
         self._model, self._team = model, team
-        self._rate = 0.0  # told by the server, as this rank knows it; 0: none
-        self._before: float | None = None  # as it was before an epoch's metrics were seen
-        self._decided = False  # whether a callback has set another one since
+        self._rate = 0.0  # last rate sent or received; 0: none
+        self._before: float | None = None  # the rate before callbacks saw an epoch's metrics
+        self._decided = False  # whether a callback has changed it since
 
     def see_batch(self) -> None:
-        """On a server: an epoch's metrics are about to be seen."""
+        """On a server: record the rate before callbacks see an epoch's metrics."""
         self._before = self._set
 
     def see_epoch(self) -> None:
-        """On a server: they have been seen."""
+        """On a server: check whether a callback has changed the rate."""
         self._decided = self._set != self._before
 
-    def tell(self) -> None:
-        """On a server: let workers know, if a callback has decided anything."""
+    def send(self) -> None:
+        """On a server: send the rate if a callback has changed it."""
         rate = self._set or 0.0
         if rate != self._rate:
             self._rate = rate if self._decided else 0.0
             self._team.tell_rate(self._rate)
 
-    def hear(self) -> None:
-        """On a worker: take over the rate that the server has told, once; callbacks here may set another."""
+    def receive(self) -> None:
+        """On a worker: set the rate that the server has sent, once; callbacks here may change it again."""
         if self._team.told_rate == self._rate:
             return
         self._rate, wrapper = self._team.told_rate, wrapper_of(self._model.optimizer)
         if self._rate and wrapper is not None:
-            # What is set through the wrapper is told to the server: not its own words, unless others have
-            # been told meanwhile by a callback here.
+            # A rate set through the wrapper is sent to the server. Bypass the wrapper, so as not to send the
+            # server's own rate back, unless a callback here has sent another meanwhile.
             optimizer = wrapper.inner_optimizer if wrapper.rate_set is None else wrapper
             optimizer.learning_rate = self._rate
 
     @property
     def _set(self) -> float | None:
-        """What a callback has set here."""
+        """The rate that a callback has set on this rank."""
         wrapper = wrapper_of(self._model.optimizer)
         return None if wrapper is None else wrapper.rate_set

@@ -1,8 +1,8 @@
-"""SequenceFeed `fit` from an `H5Sequence`: turn its epochs, and hand it leased batches.
+"""SequenceFeed: feeds `fit` from an `H5Sequence`, with epochs in step and leased batches.
 
-Keras wants to know how many batches an epoch has, and on TensorFlow asks for them ahead in threads of its
-own, in which nobody may ask a server. So it is given one sample, again and again, and its training function
-is handed the leased batches instead; when there are no more, Keras is told that it has seen all.
+Keras needs the number of batches in an epoch, and on TensorFlow prefetches them in its own threads, which
+must not query a server. So Keras's data always yields one sample, and the training function gets the leased
+batches instead. When none are left, the feed sets Keras's epoch to complete.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["SequenceFeed"]
 
-_ASKED = "an H5Sequence with assignment='dynamic' was asked for"
+_ASKED = "an H5Sequence with assignment='dynamic' was given"
 
 
 class SequenceFeed:
-    """Leads `fit` through the epochs of its `H5Sequence`.
+    """Feeds `fit` through the epochs of its `H5Sequence`.
 
     Args:
-        batches: what `fit` loops over.
-        data: what is behind it.
+        batches: `fit`'s epoch iterator.
+        data: the sequence behind it.
     """
 
     def __init__(self, batches: Any, data: H5Sequence) -> None:
         self._fit, self._data = batches, data
         self._leases: LeasedBatches | None = None
-        self._ready: deque[Any] = deque()  # for TensorFlow to take
+        self._ready: deque[Any] = deque()  # batches for TensorFlow's iterator
         self._iterator: Any = None
         self.idle = False
 
     @classmethod
     def of_fit(cls) -> SequenceFeed | None:
-        """Find the data of the `fit` that has called, directly or not; None if it is no H5Sequence."""
+        """Make a feed for the running `fit`; None if its data is not an H5Sequence."""
         batches = data_of_fit()
         data = sequence_of(batches)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 
     def lease(self, model: Any, team: Session) -> list[Callable[[], object]]:
-        """Train a worker's model on what it leases, if that is wanted; return what undoes it."""
+        """Train a worker's model on leased batches, if the data is leased; return functions that undo it."""
         if not self._data.leased:
             return []
         for name in ("steps_per_epoch", "steps_per_execution"):
             if (getattr(self._fit, name, None) or 1) > 1:
                 raise ConfigurationError(
-                    f"{_ASKED} together with {name}={getattr(self._fit, name)}, but an epoch is as long as "
-                    f"there are leases; leave {name} out, or use assignment='static'"
+                    f"{_ASKED} together with {name}={getattr(self._fit, name)}, but the leases define the "
+                    f"length of an epoch; leave {name} out, or use assignment='static'"
                 )
         leases = self._leases = self._data.lease_from(team)
         team.before_epoch_ends = leases.give_back
@@ -69,12 +69,12 @@ class SequenceFeed:
 
     @property
     def has_position(self) -> bool:
-        """Whether an epoch can be gone on with in its midst."""
+        """Whether a training can resume in mid-epoch."""
         fit = self._fit
         return fit.steps_per_epoch is None and (getattr(fit, "steps_per_execution", None) or 1) == 1
 
     def state(self, taken: int, team: Session | None) -> dict[str, Any]:
-        """Return where this rank is in its data, after so many batches of this epoch."""
+        """Return this rank's position in its data, after this many batches of the epoch."""
         state = self._data.state(taken)
         if self._leases is not None:
             state["leases"] = self._leases.left()
@@ -83,35 +83,35 @@ class SequenceFeed:
         return state
 
     def load(self, state: Mapping[str, Any], team: Session | None) -> None:
-        """Go on there; call it before any rank leases."""
+        """Resume at that position; call it before any rank leases."""
         self._data.load(state)
         if "ledger" in state and team is not None:
             self._data.ledger(team).load(state["ledger"])
 
-    def go_on(self, state: Mapping[str, Any] | None) -> None:
-        """Let `fit` make the batches of this epoch that are left, from the `state` that was loaded."""
+    def resume_epoch(self, state: Mapping[str, Any] | None) -> None:
+        """Let `fit` train on the remaining batches of this epoch, from the loaded `state`."""
         if state is not None and self._leases is not None and "leases" in state:
             self._leases.resume(state["leases"])
         if self.has_position:
             set_length(self._fit, len(self._data))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Turn to the next epoch; not to one before that of `fit`, which may have been resumed."""
+        """Turn to the next epoch, but not to one before that of a resumed `fit`."""
         self._data.turn_to(epoch)
         if self._leases is not None:
             set_length(self._fit, len(self._data))
             self.idle = not self._leases.more(self._data.epoch)
 
     def end_batch(self) -> None:
-        """End the epoch if nothing is left of it."""
+        """End the epoch if no batches are left."""
         if self._leases is not None and (self.idle or not self._leases.more(self._data.epoch)):
             end_epoch(self._fit)
 
-    # -- what takes the place of a training function --------------------------------------------------
+    # -- replacements of Keras's training function ----------------------------------------------------
 
     def _torch_step(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def train(batches: Any) -> Any:
-            # Others have the whole epoch; Keras makes one step at least.
+            # If other workers took the whole epoch, Keras still makes one step.
             return {} if self.idle else step([self._next(len(batches[0]))])
 
         return train
@@ -135,7 +135,7 @@ class SequenceFeed:
         return train
 
     def _as_tensorflow(self, like: Any) -> Any:
-        """What gives the batches that are `ready`, when it is asked and not before."""
+        """Return an iterator over `_ready` that does not prefetch."""
         import tensorflow as tf
 
         def batches() -> Iterator[Any]:
@@ -148,16 +148,16 @@ class SequenceFeed:
         return iter(tf.data.Dataset.from_generator(batches, output_signature=like).with_options(options))
 
     def _next(self, parts: int) -> Any:
-        assert self._leases is not None  # or there would be no need
+        assert self._leases is not None  # installed by `lease` only
         if not self._leases.more(self._data.epoch):
             raise ConfigurationError(
-                f"{_ASKED}, but Keras {keras.__version__} goes on where an epoch has ended; use "
+                f"{_ASKED}, but Keras {keras.__version__} continues after the end of an epoch; use "
                 "assignment='static'"
             )
         batch, _ = self._leases.take(self._data.epoch)
         if len(batch) != parts:
             raise ConfigurationError(
-                f"{_ASKED} together with class_weight, which Keras cannot give to leased batches; write "
+                f"{_ASKED} together with class_weight, which Keras cannot apply to leased batches; write "
                 "weights into the files and pass weights=, or use assignment='static'"
             )
         if keras.backend.backend() == "tensorflow":

@@ -1,4 +1,4 @@
-"""The epochs of a server's `fit`: each serves until the workers have finished one, and trains on nothing."""
+"""Epochs of a server's `fit`: each serves until the workers have finished one, and trains on nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ServedEpochs"]
 
 
 class ServedEpochs:
-    """Lets `fit` serve in place of its batches.
+    """Lets `fit` serve instead of training on its batches.
 
     Args:
         model: the model, which is the centre.
-        team: this rank's place among several.
-        weights: the model's.
-        rates: what workers are to be told of learning rates.
-        callbacks: those of ours.
+        team: this rank's session.
+        weights: the model's weights.
+        rates: sends learning rates to the workers.
+        callbacks: nnlo's callbacks.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class ServedEpochs:
         self._rates, self._callbacks = rates, callbacks
         self._epoch, self._served, self._last = 0, False, False
         self._logs: dict[str, float] = {}
-        self._final: Vector | None = None  # what the model was when the training was over
+        self._final: Vector | None = None  # the model's weights at the end of the training
 
     def take_over(self, container: Any, callback: Any) -> list[Callable[[], object]]:
-        """Let `fit` serve, and `callback` be the last of its callbacks; return what undoes it."""
+        """Let `fit` serve, and move `callback` to the end of the list; return functions that undo it."""
         model = self._model
-        # What other callbacks make of the model at the end, e.g. the best weights again, is what all get.
+        # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
         model.train_function = serving(self._serve, model)
 
@@ -50,36 +50,36 @@ class ServedEpochs:
         return [*restore, forget, *own_logs(model)]
 
     def begin_epoch(self, epoch: int, *, last: bool) -> None:
-        """Begin an epoch: what callbacks have made of the rate since the last one is told."""
+        """Begin an epoch; send a learning rate that callbacks have set since the previous one."""
         self._epoch, self._served, self._last = epoch, False, last
-        self._rates.tell()
+        self._rates.send()
 
     def end_batch(self) -> None:
-        """Go on, unless the training was stopped, perhaps by another server."""
+        """Stop `fit` if the training was stopped, perhaps by another server."""
         self._rates.see_batch()
         if self._team.stopped:
             self._model.stop_training = True
 
     def end_epoch(self) -> None:
-        """See what callbacks have made of the rate by the metrics of the epoch."""
+        """Check whether callbacks have changed the rate by the epoch's metrics."""
         self._rates.see_epoch()
 
     def end(self) -> None:
-        """Let all ranks end with what the model is now: perhaps its average, or its best.
+        """Keep the model's weights as they are now (perhaps averaged, or the best) for all ranks.
 
-        Until they hear that the training is over, workers go on.
+        Workers keep moving the centre until they learn that the training is over.
         """
         self._weights.absorb()
         self._final = self._weights.parameters.vector.copy()
 
     def settle(self) -> None:
-        """Let the centre be what the model was when the training was over, if it is."""
+        """Set the centre to the weights that `end` kept, if the training is over."""
         if self._final is not None:
             np.copyto(self._weights.parameters.vector, self._final)
             self._weights.publish()
 
     def _serve(self) -> dict[str, float]:
-        """Serve an epoch, if that was not done yet; return the workers' metrics."""
+        """Serve the epoch if it was not served yet; return the workers' metrics."""
         if not self._served:
             self._served = True
             self._team.begin_epoch()

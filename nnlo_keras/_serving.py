@@ -1,4 +1,4 @@
-"""Serving in place of training: what `fit` calls for each batch of a rank whose model is the centre."""
+"""Serving in place of training: a server's training function for `fit`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["serving"]
 
 
 def serving(serve: Callable[[], dict[str, float]], model: Any) -> Callable[..., Any]:
-    """Return what `fit` calls for each batch of a rank that serves; `serve` returns the metrics."""
+    """Return a server's training function, which `fit` calls for each batch; `serve` returns the metrics."""
     if keras.backend.backend() != "jax":
         return lambda iterator: serve()
 
-    def serve_with_state(state: Any, iterator: Any) -> Any:  # noqa: ARG001 - the data is not looked at
-        # JAX's fit takes the values out of the variables for an epoch; who serves needs them there.
+    def serve_with_state(state: Any, iterator: Any) -> Any:  # noqa: ARG001 - the data is not used
+        # JAX's fit takes the values out of the variables for an epoch; serving needs them there.
         give_state(model, state)
         return serve(), taken_state(model)
 

@@ -1,4 +1,4 @@
-"""This rank's part of the training data."""
+"""Sharding of training data: this rank's share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ __all__ = ["shard"]
 
 
 def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
-    """Return this rank's part of the training data; every sample is in the part of one worker.
+    """Return this rank's share of the training data; every sample goes to exactly one worker.
 
-    Of arrays and tensors worker w of p gets every p-th sample, beginning with the w-th, without a copy where
-    the framework can; of lists, tuples and dictionaries of them the same of each. Of a `tf.data.Dataset` it
-    gets every p-th element, so shard it before you shuffle and batch it; of a torch `Dataset` a subset, of
-    which you then make the `DataLoader`; of a `PyDataset` every p-th batch. A server gets the first sample
-    only, for its `fit` to see what it is like. Alone everything is returned as it came.
+    Worker w of p gets every p-th item, beginning with the w-th. Items are
+
+    * the samples of arrays and tensors, without a copy where the framework can, and of lists, tuples and
+      dictionaries of them;
+    * the elements of a `tf.data.Dataset`: shard it before you shuffle and batch it;
+    * the samples of a torch `Dataset`: make the `DataLoader` from the returned subset;
+    * the batches of a `PyDataset`.
+
+    A server gets only the first item, from which its `fit` learns shapes and types. In a process alone the
+    data is returned unchanged.
 
     Args:
         data: arrays of equal length, lists or dictionaries of them, or one data set.
@@ -56,7 +61,7 @@ def _is_array(data: Any) -> bool:
 
 
 def _is_structure(data: Any) -> bool:
-    """Whether there are arrays in it, and not samples."""
+    """Return whether this is a structure of arrays, not a list of samples."""
     return isinstance(data, dict | list | tuple) and any(map(_is_array, keras.tree.flatten(data)))
 
 
@@ -68,10 +73,10 @@ def _check_enough(count: int, workers: int, what: str) -> None:
     if count < workers:
         idle = f"worker {count}" if count == workers - 1 else f"workers {count} to {workers - 1}"
         error = ConfigurationError(
-            f"shard() cannot divide {count} {what} among {workers} workers: {idle} would have none, and "
+            f"shard() cannot divide {count} {what} among {workers} workers: {idle} would get none, and "
             "Keras cannot fit without data; start fewer workers"
         )
-        error.collective = True  # all ranks are given the same
+        error.collective = True  # all ranks are given the same data
         raise error
 
 
@@ -82,8 +87,8 @@ def _part(data: Any, worker: int, workers: int) -> Any:
         return keras.tree.map_structure(lambda leaf: _part(leaf, worker, workers), data)
     if isinstance(data, H5Sequence):
         raise ConfigurationError(
-            "shard() cannot divide an H5Sequence, which is this rank's part already; give it to fit() as "
-            "it is"
+            "shard() cannot divide an H5Sequence, which already holds only this rank's share; pass it to "
+            "fit() directly"
         )
     if isinstance(data, keras.utils.PyDataset):
         if data.num_batches is not None:
@@ -93,7 +98,7 @@ def _part(data: Any, worker: int, workers: int) -> Any:
         return data.take(1) if worker < 0 else data.shard(workers, worker)
     if _is_torch(data, "DataLoader"):
         raise ConfigurationError(
-            "shard() cannot divide a DataLoader, whose sampler is made; divide the data set that it loads: "
+            "shard() cannot divide a DataLoader, whose sampler is fixed; divide the data set that it loads: "
             "DataLoader(nnlo_keras.shard(dataset), ...)"
         )
     if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
@@ -105,13 +110,13 @@ def _part(data: Any, worker: int, workers: int) -> Any:
         _check_enough(_length(data), workers, "samples")
         return data[:1] if worker < 0 else data[worker::workers]
     raise ConfigurationError(
-        f"shard() does not know how to divide a {type(data).__name__}; give arrays, a tf.data.Dataset, a "
-        "PyDataset or a torch Dataset that knows its length, or give each rank its own part"
+        f"shard() cannot divide a {type(data).__name__}; pass arrays, a tf.data.Dataset, a PyDataset or a "
+        "torch Dataset with a length, or give each rank its own share yourself"
     )
 
 
 def _is_torch(data: Any, name: str) -> bool:
-    """Whether something is of a class of torch.utils.data, which nobody needs to have."""
+    """Return whether an object is of this class of torch.utils.data; torch need not be installed."""
     module = sys.modules.get("torch.utils.data")
     return module is not None and isinstance(data, getattr(module, name))
 
@@ -125,13 +130,15 @@ class _EveryNth(keras.utils.PyDataset):
             use_multiprocessing=data.use_multiprocessing,
             max_queue_size=data.max_queue_size,
         )
-        # Not `_workers`: that is how many threads Keras fetches with.
+        # The name `_workers` is taken: Keras keeps its number of loading threads there.
         self._data, self._first, self._every, self._served = data, worker, workers, served
 
     def __len__(self) -> int:
         total = self._data.num_batches
         if total is None:
-            raise ConfigurationError("shard() divides a PyDataset that knows its length only")
+            raise ConfigurationError(
+                "shard() got a PyDataset without a length; define its num_batches or __len__"
+            )
         return min(1, total) if self._served else math.ceil((total - self._first) / self._every)
 
     def __getitem__(self, index: int) -> Any:

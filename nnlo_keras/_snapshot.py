@@ -1,4 +1,4 @@
-"""Snapshot of a rank of a Keras training besides its team: variables, random numbers, callbacks."""
+"""Snapshot of one rank's variables, random states and callbacks in a Keras training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nnlo_keras._variable_layout import memory_of
 
 __all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
 
-#: What Keras's own callbacks have seen of a training, as far as they decide by it.
+#: Attributes of Keras's own callbacks on which their later decisions depend.
 _SEEN = (
     "wait",
     "stopped_epoch",
@@ -26,7 +26,7 @@ _SEEN = (
     "cooldown_counter",
     EMA_SWAPPED,
 )
-#: What callbacks of the user's own have that want to be kept.
+#: Methods of a user's callback whose state is saved.
 _OWN = ("state_dict", "load_state_dict")
 _DECIDING = (
     keras.callbacks.EarlyStopping,
@@ -37,35 +37,35 @@ _DECIDING = (
 
 
 def values_of(variables: Iterable[Any]) -> list[Any]:
-    """Return what variables hold; 16-bit floats as wide ones, which NumPy knows."""
+    """Return the values of variables; 16-bit floats unknown to NumPy as float32."""
     arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
     return [array.astype(np.float32) if array.dtype.kind == "V" else array for array in arrays]
 
 
 def assign(variables: Sequence[Any], values: Sequence[Any], what: str) -> None:
-    """Let variables hold what `values_of` returned.
+    """Assign the values that `values_of` returned.
 
     Raises:
-        ConfigurationError: they are others.
+        ConfigurationError: the variables have other shapes.
     """
     here, there = ([tuple(one.shape) for one in some] for some in (variables, values))
     if here != there:
         raise ConfigurationError(
-            f"{what} were saved with the shapes {there}, but have {here} now; make the same model and "
-            "optimizer"
+            f"{what} were saved with the shapes {there}, but have the shapes {here} now; make the same model "
+            "and optimizer"
         )
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def untrained(model: Any, trained: Iterable[Any]) -> list[Any]:
-    """Return a model's variables but those: statistics, frozen weights, the states of seed generators."""
+    """Return a model's variables except `trained`: statistics, frozen weights, seed generators' states."""
     known = {memory_of(variable) for variable in trained}
     return [variable for variable in model.variables if memory_of(variable) not in known]
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all random numbers that a script draws from, as far as they can be had."""
+    """Return the states of all random generators that a script may use, as far as they are accessible."""
     seeds = global_seeds()
     states = {**random_numbers.random_states(), "keras": None if seeds is None else values_of([seeds.state])}
     if keras.backend.backend() == "torch":
@@ -76,9 +76,9 @@ def random_states() -> dict[str, Any]:
 
 
 def load_random(states: Mapping[str, Any]) -> None:
-    """Go on drawing where `random_states` was called."""
+    """Restore the random generators' states."""
     if states["keras"] is not None:
-        # What is not there yet is seeded by a number of Python's, which are set behind it.
+        # Creating the Keras generator draws from Python's, whose state is restored afterwards.
         seeds = global_seeds(make=True)
         assign([seeds.state], states["keras"], "the seeds of Keras")
     random_numbers.load_random(states)
@@ -89,13 +89,13 @@ def load_random(states: Mapping[str, Any]) -> None:
 
 
 class Decisions:
-    """What the callbacks of a `fit` have seen: its history, and what the next decision depends on.
+    """State of a `fit`'s callbacks: the history, and the values that their decisions depend on.
 
     Args:
         container: the callbacks.
 
     Raises:
-        ConfigurationError: one can only save, or only load, what it has seen.
+        ConfigurationError: a callback has only one of state_dict() and load_state_dict().
     """
 
     def __init__(self, container: Any) -> None:
@@ -104,14 +104,14 @@ class Decisions:
             has = [name for name in _OWN if callable(getattr(one, name, None))]
             if len(has) == 1:
                 raise ConfigurationError(
-                    f"the callback {type(one).__name__} has {has[0]}() alone, but a checkpoint needs "
-                    f"{' and '.join(f'{name}()' for name in _OWN)}; write both, or none"
+                    f"the callback {type(one).__name__} has only {has[0]}(), but a checkpoint needs "
+                    f"{' and '.join(f'{name}()' for name in _OWN)}; define both or neither"
                 )
         histories = [one for one in self._callbacks if isinstance(one, keras.callbacks.History)]
         self._history = histories[-1] if histories else None
 
     def state(self) -> dict[str, Any]:
-        """Return it."""
+        """Return the state for a checkpoint."""
         history = self._history
         return {
             "epochs": [] if history is None else list(history.epoch),
@@ -125,20 +125,20 @@ class Decisions:
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Refuse what other callbacks have seen.
+        """Refuse the state of other callbacks.
 
         Raises:
-            ConfigurationError: those with a state of their own are not the same, in the same order.
+            ConfigurationError: the callbacks with a state_dict() are not the same, in the same order.
         """
         there, here = [name for name, _ in state["own"]], [type(one).__name__ for one in self._own()]
         if there != here:
             raise ConfigurationError(
-                f"the callbacks that keep a state_dict() were {there} when the checkpoint was made, and are "
-                f"{here} now; give fit() the same ones in the same order"
+                f"the callbacks with a state_dict() were {there} when the checkpoint was made, but are "
+                f"{here} now; pass fit() the same ones in the same order"
             )
 
     def load(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Go on there with an epoch, once all callbacks have begun."""
+        """Restore the state before this epoch; call it after all callbacks have begun."""
         history = self._history
         if history is not None:
             history.epoch, history.history = list(state["epochs"]), dict(state["history"])
@@ -162,7 +162,7 @@ class Decisions:
         return [one for one in self._callbacks if hasattr(one, _OWN[0])]
 
     def _log_again(self, logger: Any, state: Mapping[str, Any]) -> None:
-        """Write the epochs anew that were before: the file has been begun anew."""
+        """Rewrite the earlier epochs' rows: the logger has started a new file."""
         epochs, history = state["epochs"], state["history"]
         for place, epoch in enumerate(epochs):
             logs = {name: values[place] for name, values in history.items() if len(values) == len(epochs)}
@@ -170,9 +170,9 @@ class Decisions:
 
 
 def _forget_rows(logger: Any, epoch: int) -> None:
-    """Take away the rows of epochs that come once more: those at the end of the file, from `epoch` on.
+    """Remove the rows at the end of the file from `epoch` on: these epochs run again.
 
-    Further up may be the rows of other trainings.
+    Rows further up may belong to other trainings.
     """
     rows, separator = Path(logger.filename).read_bytes().splitlines(keepends=True), logger.sep.encode()
     while rows and (at := rows[-1].partition(separator)[0]).isdigit() and int(at) >= epoch:
@@ -181,12 +181,12 @@ def _forget_rows(logger: Any, epoch: int) -> None:
 
 
 def _own_state(callback: Any) -> Any:
-    """What a callback of the user's own wants to be kept."""
+    """Return the state of a user's callback; refuse one that cannot be saved."""
     state, name = callback.state_dict(), type(callback).__name__
     try:
         packed_tree({f"{name}.state_dict()": state})
     except ConfigurationError as error:
-        raise ConfigurationError(f"the callback {name} cannot be kept in a checkpoint: {error}") from None
+        raise ConfigurationError(f"the callback {name} cannot be saved in a checkpoint: {error}") from None
     return state
 
 

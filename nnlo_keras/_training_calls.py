@@ -1,12 +1,12 @@
-"""The layers of a Keras model that move statistics by each batch, and how often they do.
+"""Counts of how often the layers of a Keras model update their moving statistics.
 
-Keras has no count of its own. A layer moves its statistics once in each call in training mode, so calls are
-counted while `fit` runs:
+Keras keeps no such count. A layer updates its statistics once per call in training mode, so calls are counted
+while `fit` runs:
 
-* on torch by Python, which makes all calls, unless they are compiled: then their number is not known;
-* on TensorFlow by a variable, within the training step, wherever in it the call is;
-* on JAX by Python, which traces the training step. A call within a loop or a branch of JAX's own cannot move
-  statistics, so a batch has as many calls as a trace. In each trace the optimizer is applied once.
+* on torch by Python, which makes all calls; with a compiled model the number is unknown;
+* on TensorFlow by a variable within the training step, wherever in it the call is;
+* on JAX by Python while it traces the training step. A call within a JAX loop or branch cannot update
+  statistics, so a batch has as many calls as a trace. Each trace applies the optimizer once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OURS = "nnlo_counts"
 
 
 def moving_layers(model: Any, places: Mapping[int, slice]) -> dict[Any, Moving]:
-    """Return the layers whose statistics are a moving average of batches, and where these lie.
+    """Return the layers whose statistics are moving averages over batches, with the statistics' positions.
 
-    A layer with a `call` of its own may do something else.
+    Layers that override `call` are left out: they may update statistics differently.
 
     Args:
         model: the model.
-        places: of variables, by their identity.
+        places: positions of variables, by identity.
     """
     found = {}
     norm = keras.layers.BatchNormalization
@@ -53,7 +53,7 @@ def _calls_that_of(layer: Any, kind: Any) -> bool:
 
 
 class _Calls:
-    """A count that Python makes."""
+    """A counter in Python."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -68,7 +68,7 @@ class _Calls:
 
 
 class _TracedCalls:
-    """A count that TensorFlow makes, also in a graph."""
+    """A counter in a TensorFlow variable, which also counts in a graph."""
 
     def __init__(self) -> None:
         import tensorflow as tf
@@ -85,11 +85,11 @@ class _TracedCalls:
 
 
 class _Counts:
-    """What is counted of one training step.
+    """Counters of one training step.
 
     Args:
-        layers: how many layers there are.
-        applied: how often the optimizer had been applied before.
+        layers: the number of layers.
+        applied: how often the optimizer was applied before.
     """
 
     def __init__(self, layers: int, applied: int) -> None:
@@ -102,20 +102,20 @@ class _Counts:
         return np.array([one.read() for one in self.calls], np.float64)
 
 
-#: By the function that `fit` calls for each batch: it is traced in its first `fit` and used in later ones.
+#: Counters by training function: it is traced in its first `fit` and reused in later ones.
 _COUNTED: weakref.WeakKeyDictionary[Any, _Counts] = weakref.WeakKeyDictionary()
 
 
 class TrainingCalls:
-    """Counts how often layers have moved their statistics in a `fit`.
+    """Counts how often layers have updated their statistics in a `fit`.
 
     Args:
         model: the model; `fit` has made its training function.
-        layers: those of it that are counted.
-        wrapper: of its optimizer.
+        layers: the model's layers to count.
+        wrapper: the model's wrapped optimizer.
 
     Attributes:
-        batches: on how many batches the model has been trained.
+        batches: number of batches that the model has been trained on.
     """
 
     def __init__(self, model: Any, layers: Sequence[Any], wrapper: Wrapper) -> None:
@@ -131,7 +131,7 @@ class TrainingCalls:
         self.mark()
 
     def begin(self) -> list[Callable[[], object]]:
-        """Begin to count; return what ends it."""
+        """Start counting; return functions that stop it."""
         return [_counted(layer, one) for layer, one in zip(self._layers, self._counts.calls, strict=True)]
 
     def mark(self) -> None:
@@ -139,7 +139,7 @@ class TrainingCalls:
         self._marked = self.batches, self._counts.read()
 
     def since(self) -> npt.NDArray[np.float64]:
-        """Return how often each layer has moved its statistics since then; nan: not known."""
+        """Return how often each layer has updated its statistics since `mark`; nan: unknown."""
         batches, before = self._marked
         calls, done = self._counts.read(), self.batches - batches
         if not done:
@@ -155,8 +155,8 @@ class TrainingCalls:
 
 
 def _counted(layer: Any, calls: _Calls | _TracedCalls) -> Callable[[], object]:
-    """Count a layer's calls in training mode; return what ends it."""
-    vars(layer).pop("call", None)  # of a fit that has failed
+    """Count a layer's calls in training mode; return a function that stops it."""
+    vars(layer).pop("call", None)  # left over from a failed fit
     call = layer.call
 
     def counted(inputs: Any, training: Any = None, mask: Any = None) -> Any:
@@ -165,6 +165,6 @@ def _counted(layer: Any, calls: _Calls | _TracedCalls) -> Callable[[], object]:
         return call(inputs, training=training, mask=mask)
 
     setattr(counted, _OURS, True)
-    # Keras would look for variables and layers in it.
+    # Bypass Keras's __setattr__, which would search `counted` for variables and layers.
     object.__setattr__(layer, "call", counted)
     return lambda: vars(layer).pop("call", None)

@@ -13,15 +13,15 @@ from nnlo_keras._compat import has_no_value_yet, layers_of, made_to_be_trained, 
 
 __all__ = ["averaged", "layout_of", "memory_of"]
 
-# float32 holds every value of these.
+# Types whose values float32 represents exactly.
 _EXACT = ("float32", "float16", "bfloat16")
 
 
 def layout_of(variables: Sequence[keras.Variable]) -> Layout:
-    """Lay Keras variables out in a flat vector, each on a cache line of its own.
+    """Lay Keras variables out in a flat vector, each on its own cache line.
 
-    Back ends take a piece of memory over without a copy only where it starts on a cache line. At least one
-    number is left behind each variable, for a mark. A variable that is given twice gets one place.
+    Back ends use foreign memory without a copy only if it starts on a cache line. At least one number after
+    each variable stays free, for a mark. A variable given twice gets one place.
 
     Args:
         variables: in the order of the vector, e.g. `model.trainable_variables`.
@@ -30,7 +30,7 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
         The segment table; 16-bit variables are float32 in the vector.
 
     Raises:
-        ConfigurationError: a variable that float32 cannot hold, or one that has no value yet.
+        ConfigurationError: a variable cannot be held in float32, or has no value yet.
 
     Example:
         >>> layer = keras.layers.Dense(3, name="last")
@@ -57,15 +57,15 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
 
 
 def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None) -> list[keras.Variable]:
-    """Return what a model learns without an optimizer: moving statistics and other floats of its layers.
+    """Return the variables that a model learns without an optimizer: moving statistics and other floats.
 
-    Left out are integers, the states of seed generators, metrics and optimizers, and frozen weights: what
-    was made to be trained and is not changes on no rank. Weights that are neither frozen nor an optimizer's
-    are changed by the training step itself, if at all, e.g. to the average of others.
+    Left out are integers, the states of seed generators, metrics and optimizers, and frozen weights (created
+    trainable, but not trained: they change on no rank). Included are weights that are neither frozen nor an
+    optimizer's: the training step itself may change them, e.g. to an average of others.
 
     Args:
         model: a built model.
-        trained: which variables the optimizers train; None: all that can be.
+        trained: the variables that the optimizers train; None: all trainable ones.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
@@ -90,27 +90,27 @@ def _check(variable: keras.Variable) -> None:
         raise ConfigurationError(f"{name} has no value yet; build the model before you exchange it")
     if variable.dtype == "float64":
         raise ConfigurationError(
-            f"{name} is float64, which float32 would round; build its layer with dtype='float32', or call "
-            "keras.config.set_floatx('float32') before you make the model"
+            f"{name} is float64, but is exchanged as float32, which would round it; build its layer with "
+            "dtype='float32', or call keras.config.set_floatx('float32') before you make the model"
         )
     if variable.dtype not in _EXACT:
         raise ConfigurationError(
-            f"{name} is {variable.dtype}; only float32, float16 and bfloat16 variables are exchanged: "
+            f"{name} is {variable.dtype}, but only float32, float16 and bfloat16 variables can be exchanged; "
             "leave it out"
         )
 
 
 def memory_of(variable: keras.Variable) -> int:
-    """What tells variables that are one from those that are two.
+    """Return an identity that is equal for variables that share memory.
 
-    TensorFlow and torch let two Keras variables wrap one of their own. JAX's arrays cannot be written to, so
-    that it means nothing there if two variables have the same.
+    On TensorFlow and torch two Keras variables can wrap one framework variable. JAX arrays are immutable, so
+    there two variables with the same array are still separate.
     """
     return id(variable if keras.backend.backend() == "jax" else value_of(variable))
 
 
 def _unused(path: str, taken: set[str]) -> str:
-    """Tell variables apart whose layers have the same name."""
+    """Make a path unique: layers may have the same name."""
     name, number = path, 1
     while name in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""A Keras model as flat vectors: its weights, the sum of its gradients, its statistics, its optimizers."""
+"""Flat vectors of a Keras model: weights, gradient sums, statistics; and its optimizers on the centre."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["KerasCenterOptimizer", "RateOption", "Statistics", "Weights"]
 
 
 class Weights:
-    """What a model's optimizers train, and the sums of its gradients.
+    """Weights that a model's optimizers train, and the sums of their gradients.
 
     It fits the core's protocol `Model`.
 
     Attributes:
-        variables: those of the first optimizer, then those of the second, and so on.
-        layout: where they lie.
-        places: which part of the vector is each optimizer's.
-        parameters: the weights.
-        gradients: what sums are brought to, in turn.
+        variables: the first optimizer's variables, then the second's, and so on.
+        layout: the variables' layout in the vector.
+        places: the part of the vector of each optimizer.
+        parameters: the flat vector of the weights.
+        gradients: the flat vectors that sums are collected in, in turn.
 
     Args:
         model: the model.
-        wrappers: its optimizers; built, each for variables of its own.
+        wrappers: its wrapped optimizers, each built for its own variables.
     """
 
     def __init__(self, model: Any, wrappers: Sequence[Wrapper]) -> None:
@@ -50,7 +50,7 @@ class Weights:
         self._flat_variables = flat_variables(self.variables, self.parameters, model)
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
         lag = wrappers[0].algorithm.lag if self._sums else 0
-        # Sums are copied out of the training step in any case: each to where it can travel from.
+        # Sums are copied out of the training step anyway, so each goes to a vector that can be sent.
         self.gradients = [FlatVector(self.layout) for _ in range(1 + lag)]
         self._turn = 0
         if self._sums:
@@ -62,7 +62,7 @@ class Weights:
         self.absorb()
 
     def collect(self) -> None:
-        """Bring the sums of gradients into their vector."""
+        """Copy the gradient sums into their vector."""
         for one in self._sums:
             one.collect()
 
@@ -72,48 +72,48 @@ class Weights:
             one.restart(self._turn)
 
     def resume(self, gradient: Vector) -> None:
-        """Go on with sums that were saved."""
+        """Resume with saved sums."""
         np.copyto(self.gradient.vector, gradient)
         for one in self._sums:
             one.resume()
 
     @property
     def gradient(self) -> FlatVector:
-        """The vector that the next sum comes into."""
+        """The vector for the next sum."""
         return self.gradients[self._turn]
 
     def turn(self) -> bool:
-        """Let the next sum come into another vector, while this one travels."""
+        """Switch to another vector for the next sum while this one is in flight."""
         self._turn = (self._turn + 1) % len(self.gradients)
         return True
 
     def synchronise(self) -> None:
-        """On JAX let the variables hold what `fit` has in their place during an epoch."""
+        """On JAX copy the state that `fit` holds during an epoch back into the variables."""
         synchronise(self._model)
 
     def check(self) -> None:
-        """Nothing can change behind our back: Keras keeps its variables."""
+        """Do nothing: Keras never replaces its variables."""
 
     def absorb(self) -> None:
-        """Bring the weights into their vector."""
+        """Copy the weights into their vector."""
         self._flat_variables.read()
 
     def publish(self) -> None:
-        """Bring the vector into the weights."""
+        """Copy the vector into the weights."""
         self._flat_variables.write()
 
     def attach(self) -> None:
-        """Let the weights lie in their vector, where that is possible, while nobody else looks at them."""
+        """Make the weights views of their vector where possible; nothing else may read them meanwhile."""
         self._flat_variables.attach()
 
     def detach(self) -> None:
-        """Let them have memory of their own again."""
+        """Give the weights their own memory again."""
         self._flat_variables.detach()
 
     def changed_since(self, before: Vector) -> str | None:
-        """Return the name of a weight that is not what the vector was before, if there is one."""
+        """Return the name of a weight that differs from `before`, if there is one."""
         vector = self.parameters.vector
-        # Of 16-bit weights the vector holds more than they do, so it keeps that, and they are not compared.
+        # The vector has more precision than 16-bit weights: it keeps its values, and they are not compared.
         exact = [segment for segment in self.layout.segments if segment.dtype == "float32"]
         rounded = [segment.place for segment in self.layout.segments if segment.dtype != "float32"]
         kept = [vector[place].copy() for place in rounded]
@@ -128,13 +128,13 @@ class Weights:
     def _refuse_ties(self) -> None:
         if tied := next((segment for segment in self.layout.segments if segment.tied_to), None):
             raise ConfigurationError(
-                f"the variable {tied.name!r} is the same tensor as {tied.tied_to!r}; make one variable of "
-                "both, or use an algorithm that exchanges weights, such as EASGD"
+                f"the variables {tied.name!r} and {tied.tied_to!r} are the same tensor; use one variable "
+                "for both, or an algorithm that exchanges weights, such as EASGD"
             )
 
 
 class Statistics:
-    """What a model learns without an optimizer, e.g. statistics; fits the core's `Buffers`."""
+    """Variables that a model learns without an optimizer, e.g. statistics; fits the core's `Buffers`."""
 
     def __init__(self, model: Any, variables: Sequence[Any]) -> None:
         self.flat = FlatVector(layout_of(variables))
@@ -143,13 +143,13 @@ class Statistics:
         places = {id(variable): one.place for variable, one in zip(variables, segments, strict=True)}
         self._model, self._moving = model, moving_layers(model, places)
         self._calls: TrainingCalls | None = None  # on a worker
-        self._before = np.zeros(len(self._moving))  # updates before this process has begun to count
+        self._before = np.zeros(len(self._moving))  # updates made before this process started counting
         self.layers = list(self._moving.values())
         self.gather()
 
     @classmethod
     def of(cls, model: Any, trained: Sequence[Any]) -> Statistics | None:
-        """Return those of a model whose optimizers train these variables, if it has any."""
+        """Make the statistics of a model whose optimizers train these variables; None if it has none."""
         variables = averaged(model, trained)
         return cls(model, variables) if variables else None
 
@@ -162,17 +162,17 @@ class Statistics:
         self._flat_variables.write()
 
     def count(self, wrapper: Wrapper) -> list[Callable[[], object]]:
-        """Count how often layers move their statistics from now on; return what ends it."""
+        """Start counting updates of the layers' statistics; return functions that stop it."""
         self._calls = TrainingCalls(self._model, list(self._moving), wrapper)
         return self._calls.begin()
 
     def add_batches(self, count: int) -> None:
-        """Note that the model was trained on so many batches."""
+        """Add to the number of batches that the model was trained on."""
         if self._calls is not None:
             self._calls.batches += count
 
     def moves(self) -> Moves:
-        """Return how often each layer has moved its statistics."""
+        """Return how often each layer has updated its statistics."""
         decay = np.array([layer.momentum for layer in self._moving], np.float64)
         since = self._before if self._calls is None else self._before + self._calls.since()
         return Moves(since, decay, np.zeros(decay.size))
@@ -182,20 +182,20 @@ class Statistics:
         self.set_since(np.zeros(len(self._moving)))
 
     def set_since(self, since: npt.NDArray[np.float64]) -> None:
-        """Go on where so many updates had been made since the last `mark`."""
+        """Resume with this many updates since the last `mark`."""
         self._before = since
         if self._calls is not None:
             self._calls.mark()
 
 
 class RateOption:
-    """The learning rates that a callback has set; a schedule counts by itself where the optimizer runs."""
+    """Learning rates that a callback has set; a schedule counts by itself where the optimizer runs."""
 
     def __init__(self, wrappers: Sequence[Wrapper]) -> None:
         self._wrappers = wrappers
 
     def read(self) -> tuple[float, ...]:
-        """Return one for each optimizer; 0 if none was set."""
+        """Return one rate for each optimizer; 0 if none was set."""
         return tuple(wrapper.rate_set or 0.0 for wrapper in self._wrappers)
 
 
@@ -203,7 +203,7 @@ class KerasCenterOptimizer:
     """Steps one shard of the centre with the user's Keras optimizers; fits `nnlo_common.VectorOptimizer`.
 
     Args:
-        wrappers: those of the user's optimizers.
+        wrappers: the user's wrapped optimizers.
         weights: the server's model.
         place: the part of the vector that this server holds.
     """
@@ -227,7 +227,7 @@ class KerasCenterOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate now, of the first optimizer."""
+        """The first optimizer's current learning rate."""
         return _rate(self._optimizers[0])
 
     @learning_rate.setter
@@ -236,13 +236,13 @@ class KerasCenterOptimizer:
             optimizer.learning_rate = value
 
     def configure(self, options: Vector) -> None:
-        """Set the learning rates as a worker's callback has set them there."""
+        """Set the learning rates that a worker's callback has set."""
         for optimizer, rate in zip(self._optimizers, unwired(options), strict=True):
             if rate and rate != _rate(optimizer):
                 optimizer.learning_rate = rate
 
     def step(self, x: Vector, gradient: Vector) -> None:  # noqa: ARG002 - x is read from the weights
-        """Step with the gradient that lies in `gradient`; leave the weights in the centre."""
+        """Step with this gradient and copy the weights into the centre."""
         for marks, step in self._steps:
             present = tuple((gradient[marks] != 0).tolist())
             if any(present):
@@ -257,8 +257,8 @@ class KerasCenterOptimizer:
         variables = self._variables
         if set(state) != {"keras"} or len(state["keras"]) != len(variables):
             raise ConfigurationError(
-                f"the state of a Keras optimizer with {len(variables)} variables was expected, not "
-                f"{sorted(state)}"
+                f"expected the state of a Keras optimizer with {len(variables)} variables, found "
+                f"{sorted(state)}; make the same optimizer as when the state was saved"
             )
         for variable, value in zip(variables, state["keras"], strict=True):
             variable.assign(value)
@@ -269,7 +269,7 @@ class KerasCenterOptimizer:
 
 
 def _same(one: Vector, other: Vector) -> bool:
-    # Bits are compared fifty times as fast as numbers that may be NaN; but 0.0 and -0.0 are the same.
+    # Comparing bits is 50 times as fast as comparing numbers that may be NaN; but 0.0 equals -0.0.
     same_bits = np.array_equal(one.view(np.int32), other.view(np.int32))
     return same_bits or np.array_equal(one, other, equal_nan=True)
 

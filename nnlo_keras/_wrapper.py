@@ -19,9 +19,9 @@ __all__ = ["StepMode", "Wrapper", "wrapper_of"]
 
 
 class StepMode(enum.Enum):
-    """What a wrapper does with the gradients that it is given."""
+    """Mode of a wrapper: whether gradients step an optimizer here or are added up."""
 
-    ALONE = "the wrapped optimizer steps; nobody else is there"
+    ALONE = "the wrapped optimizer steps; there are no other ranks"
     LOCAL = "the wrapped optimizer steps; weights are exchanged between batches"
     ACCUMULATE = "gradients are added up and sent between batches; nothing steps here"
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
@@ -30,27 +30,27 @@ class StepMode(enum.Enum):
 class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
-    Alone it does exactly what yours does. It needs no weight decay, clipping or averages of its own: give
-    them to yours, which does what it always does, wherever the algorithm runs it.
+    In a process alone it does exactly what yours does. It takes no weight decay, clipping or averages itself:
+    set them on your optimizer, which applies them wherever the algorithm runs it.
 
     Attributes:
         inner_optimizer: yours.
-        algorithm: how it is exchanged.
-        servers: how many ranks share the serving of the centre.
+        algorithm: the algorithm that exchanges it.
+        servers: the number of ranks that serve the centre.
         mode: what it does with gradients.
-        local_optimizer: moves a worker's weights between exchanges, where gradients are added up.
-        local_rate: that of plain SGD which does so, if there is no such optimizer; None: nothing moves them;
-            "as yours": that of your optimizer.
-        sum: of gradients, where they are added up.
+        local_optimizer: moves a worker's weights between exchanges, if gradients are added up.
+        local_rate: the learning rate of plain SGD that moves them if there is no local_optimizer; None:
+            nothing moves them; "as yours": your optimizer's rate.
+        sum: the sum of gradients, if they are added up.
         applied: how often it was applied, or traced.
 
     Args:
         optimizer: any Keras optimizer.
         algorithm: the options of the algorithm.
-        own: the options of this wrapper's own, as its constructor takes them.
-        local: what moves a worker's weights between exchanges, where gradients are added up: a Keras
-            optimizer, the learning rate of plain SGD, "as yours", or nothing.
-        servers: how many ranks share the serving of the centre.
+        own: this wrapper's own options, as its constructor takes them.
+        local: moves a worker's weights between exchanges, if gradients are added up: a Keras optimizer, the
+            learning rate of plain SGD, "as yours", or nothing.
+        servers: the number of ranks that serve the centre.
         name: as for any optimizer.
     """
 
@@ -77,7 +77,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         self.rate_set: float | None = None  # by a callback, since the training began
         self.sum: GradientAccumulator | None = None
         self.applied = 0
-        self.inner_optimizer = optimizer  # the last: from here on what is set may be meant for it
+        self.inner_optimizer = optimizer  # last: from here on attributes may be set on it instead
         self.check_options()
 
     def _wrap(
@@ -85,7 +85,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     ) -> None:
         Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
         if self.local_optimizer is not None:
-            del own["local"]  # it has a config of its own
+            del own["local"]  # `get_config` serializes it
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
         return _momentum_of(keras.optimizers.get(optimizer), type(self).__name__, nesterov=nesterov)
@@ -98,17 +98,17 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
             self.inner_optimizer.build(variables)
         if self.local_optimizer is not None and not self.local_optimizer.built:
             self.local_optimizer.build(variables)
-        with self.only_itself():  # else Keras would make averages and accumulators for the wrapper, too
+        with self.only_itself():  # otherwise Keras makes averages and accumulators for the wrapper, too
             super().build(variables)
         if self.algorithm.optimizer_runs != "worker" and (self.several or launched() is not None):
             self.sum = gradient_sum(self, variables)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Do with the gradients what the mode says; within the compiled training step."""
+        """Use the gradients as the mode says; runs within the compiled training step."""
         self.applied += 1
         if not self.attached and launched() is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} is used by one of several ranks without the callback that exchanges; "
+                f"{type(self).__name__} is used in a training of several ranks, but no callback exchanges; "
                 "add nnlo_keras.Distribute() to the callbacks of fit()"
             )
         if not self.built and trainable_variables is not None:
@@ -127,14 +127,14 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         for variable in variables:
             if id(variable) not in owned:
                 raise ConfigurationError(
-                    f"{type(self).__name__} got a gradient of {variable.path!r}, which it was not built for; "
-                    "build it with all variables that it is to train before fit() begins"
+                    f"{type(self).__name__} got a gradient of {variable.path!r}, for which it was not built; "
+                    "build it with all variables that it trains before fit()"
                 )
         self.sum.add([given.get(identity) for identity in owned])
 
     def _step_locally(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Move the weights of this worker until the next centre comes."""
-        if scale := self.loss_scale_factor:  # the centre's optimizer takes it back for itself
+        """Move this worker's weights until the next centre arrives."""
+        if scale := self.loss_scale_factor:  # the centre's optimizer unscales its own gradients
             grads = [gradient if gradient is None else gradient / scale for gradient in grads]
         if self.local_optimizer is not None:
             self.local_optimizer.apply(grads, variables)
@@ -149,25 +149,25 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     @property
     def moves_locally(self) -> bool:
-        """Whether a worker moves its weights between exchanges though the centre is stepped elsewhere."""
+        """Whether a worker moves its weights between exchanges although the server steps the centre."""
         return self.local_optimizer is not None or bool(self.local_rate)
 
     def describe(self) -> str:
-        """Return one line that is equal for equal options; ranks and optimizers are compared by it."""
+        """Return one line that is equal for equal options, to compare ranks and optimizers."""
         local = "" if self.local_optimizer is None else f"local={type(self.local_optimizer).__name__}"
         own = [f"{name}={value!r}" for name, value in self._own.items() if value is not None]
         return f"{type(self).__name__}({', '.join([*own, *filter(None, [local])])})"
 
     @property
     def owned(self) -> list[Any]:
-        """The variables that it was built for."""
+        """Variables that it was built for."""
         return trained_by(self)
 
-    # -- what others ask of an optimizer --------------------------------------------------------------
+    # -- the interface of an optimizer ----------------------------------------------------------------
 
     @property
     def variables(self) -> list[Any]:
-        """Its own, the wrapped optimizer's, and those of an optimizer for local steps."""
+        """Its own variables, the wrapped optimizer's, and the local optimizer's."""
         local = [] if self.local_optimizer is None else self.local_optimizer.variables
         return [*super().variables, *self.inner_optimizer.variables, *local]
 
@@ -182,7 +182,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     @property
     def iterations(self) -> Any:
-        """The wrapped optimizer's."""
+        """The wrapped optimizer's iterations."""
         return self.inner_optimizer.iterations
 
     @property
@@ -192,7 +192,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The wrapped optimizer's."""
+        """The wrapped optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -202,23 +202,23 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
             self.rate_set = float(value)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Scale the loss as the wrapped optimizer wants it."""
+        """Scale the loss as the wrapped optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Set the variables to their averages, if the wrapped optimizer keeps some, where it runs."""
+        """Set the variables to the wrapped optimizer's averages, if it keeps any, on ranks where it runs."""
         steps_here = self.mode is not StepMode.SERVE or self.algorithm.optimizer_runs == "center"
         if self.mode is not StepMode.ACCUMULATE and steps_here:
             self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
-        """Save nothing: what there is to save is the wrapped optimizer's, which is saved as a child."""
+        """Save nothing: Keras saves the wrapped optimizer as a child."""
 
     def load_own_variables(self, store: Any) -> None:
         """Load nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """Return what makes an equal wrapper."""
+        """Return a config that makes an equal wrapper."""
         config = {"optimizer": _serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
         if self.local_optimizer is not None:
             config["local"] = _serialized(self.local_optimizer)
@@ -228,7 +228,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         """Make a wrapper from what `get_config` returned."""
         config = dict(config)
-        # keras.optimizers.deserialize knows a list of optimizers, on which Lamb is missing.
+        # keras.optimizers.deserialize has a fixed list of optimizers, which lacks Lamb.
         for name in ("optimizer", "local"):
             if isinstance(config.get(name), dict):
                 one = keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
@@ -246,7 +246,7 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
 
 def _serialized(optimizer: Any) -> dict[str, Any]:
     one: dict[str, Any] = keras.optimizers.serialize(optimizer)
-    # On the torch back end Keras names modules that exist only where torch is installed.
+    # On the torch back end Keras names modules that exist only if torch is installed.
     if module_of_back_end(str(one.get("module", ""))):
         one = {**one, "module": "keras.optimizers", "registered_name": None}
         one["class_name"] = type(optimizer).__name__
@@ -254,7 +254,7 @@ def _serialized(optimizer: Any) -> dict[str, Any]:
 
 
 def _momentum_of(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
-    """The momentum of a momentum SGD that has nothing else."""
+    """Return the momentum of an SGD without other options; refuse everything else."""
     extras = [
         name
         for name in (
@@ -274,7 +274,7 @@ def _momentum_of(optimizer: Any, wrapper: str, *, nesterov: bool) -> float:
         with_extras = f" with {', '.join(extras)}" if extras else ""
         kind = "a momentum, nesterov=True" if nesterov else "a momentum"
         raise ConfigurationError(
-            f"{wrapper} needs a keras.optimizers.SGD with {kind} and nothing else; this is "
+            f"{wrapper} needs a keras.optimizers.SGD with {kind} and nothing else; it got "
             f"{type(optimizer).__name__}{with_extras}"
         )
     return float(optimizer.momentum)
@@ -296,12 +296,12 @@ def _local(optimizer: Any, wrapper: str) -> Any:
 def _refuse(optimizer: Any, wrapper: str) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
-            f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice. Wrap the optimizer "
-            "in it; Keras puts the loss scale around the wrapper where the policy is mixed_float16"
+            f"{wrapper} cannot wrap a LossScaleOptimizer: the loss would be scaled twice; wrap the optimizer "
+            "inside it: with the policy mixed_float16 Keras puts the loss scale around the wrapper"
         )
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise ConfigurationError(
-            f"{wrapper} cannot wrap a MultiOptimizer, which has no learning rate of its own and steps all "
+            f"{wrapper} cannot wrap a MultiOptimizer: it has no learning rate of its own and steps all "
             "variables or none; wrap one optimizer for all variables"
         )
     if isinstance(optimizer, Wrapper):

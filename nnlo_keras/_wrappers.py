@@ -1,4 +1,4 @@
-"""The algorithms as Keras optimizers; the mixins of the core say what each takes."""
+"""Algorithms as Keras optimizers; the core's mixins define their options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _registered = keras.saving.register_keras_serializable("nnlo")
 class Downpour(mixins.DownpourMixin[Any], Wrapper):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
 
-    See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights are those of a plain
-    `fit`.
+    See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights equal those of a
+    plain `fit`.
 
     Example:
         >>> optimizer = Downpour(keras.optimizers.SGD(0.1), every=5, local=0.02)
@@ -38,9 +38,9 @@ class Synchronous(mixins.SynchronousMixin[Any], Wrapper):
 
 @_registered
 class EASGD(mixins.EASGDMixin[Any], Wrapper):
-    """Elastic averaging: your optimizer runs on each worker; every so often worker and centre attract.
+    """Elastic averaging: your optimizer runs on each worker; each exchange pulls worker and centre together.
 
-    See `nnlo_common.EASGD` for the equations and for where each order is stable.
+    See `nnlo_common.EASGD` for the equations and the stability of each order.
     """
 
 
@@ -48,9 +48,9 @@ class EASGD(mixins.EASGDMixin[Any], Wrapper):
 class EAMSGD(mixins.EAMSGDMixin[Any], Wrapper):
     """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
 
-    See `nnlo_common.EAMSGD`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: its learning rate and
-    its momentum are those of the equations. Between batches the model has the point that lies a momentum
-    ahead, where the next gradient is taken.
+    See `nnlo_common.EAMSGD`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: it only supplies the
+    learning rate and the momentum of the equations. Between batches the model holds the look-ahead point,
+    where the next gradient is taken.
     """
 
 
@@ -58,14 +58,14 @@ class EAMSGD(mixins.EAMSGDMixin[Any], Wrapper):
 class GEM(mixins.GEMMixin[Any], Wrapper):
     """Gradient energy matching: the workers together move with the energy of one momentum SGD.
 
-    See `nnlo_common.GEM`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: its learning rate and its
-    momentum define that momentum SGD.
+    See `nnlo_common.GEM`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: it only supplies the
+    learning rate and the momentum of that SGD.
     """
 
 
 @_registered
 class AGN(mixins.AGNMixin[Any], Wrapper):
-    """Accumulated gradient normalization: explore with plain SGD, push the mean of the gradients met.
+    """Accumulated gradient normalization: explore with plain SGD, push the mean of its gradients.
 
     See `nnlo_common.AGN`.
     """
@@ -73,7 +73,7 @@ class AGN(mixins.AGNMixin[Any], Wrapper):
 
 @_registered
 class DynSGD(mixins.DynSGDMixin[Any], Wrapper):
-    """Staleness-aware SGD: your optimizer steps the centre; the staler a gradient, the smaller it is made.
+    """Staleness-aware SGD: your optimizer steps the centre; staler gradients are scaled down more.
 
     See `nnlo_common.DynSGD`.
     """
@@ -81,7 +81,7 @@ class DynSGD(mixins.DynSGDMixin[Any], Wrapper):
 
 @_registered
 class LocalSGD(mixins.LocalSGDMixin[Any], Wrapper):
-    """Local SGD: your optimizer runs on each worker; every so often all take the mean of their weights.
+    """Local SGD: your optimizer runs on each worker; after each round all take the mean of their weights.
 
     See `nnlo_common.LocalSGD`.
     """

@@ -3,7 +3,7 @@
 optimizer = nnlo_torch.Downpour(torch.optim.Adam(model.parameters(), lr=1e-3))
 loader = DataLoader(dataset, batch_size=100, sampler=nnlo_torch.ShardSampler(dataset))
 
-Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves and two work.
+Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves and two ranks train.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def start(
     *,
     wait: bool,
 ) -> Future[_Result]:
-    """Copy the model and validate the copy in a thread; the copy is made before this returns."""
+    """Copy the model now, then validate the copy in a thread."""
     snapshot = copy.deepcopy(model).eval()
     future: Future[_Result] = Future()
 
@@ -32,12 +32,12 @@ def start(
                 result = validate(snapshot)
             if then is not None:
                 then(result)
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised by `future.result()`
             future.set_exception(error)
         else:
             future.set_result(result)
 
-    # A daemon: a program that fails must not wait for a validation that nobody will look at.
+    # A daemon: a failing program must not wait for the validation to finish.
     thread = threading.Thread(target=run, name="nnlo validation", daemon=True)
     thread.start()
     if wait:

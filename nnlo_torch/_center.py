@@ -1,4 +1,4 @@
-"""The centre stepped by the user's own torch optimizer, on the server rank."""
+"""Centre optimizer: steps the centre with the user's torch optimizer on the server rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["TorchCenterOptimizer"]
 class TorchCenterOptimizer:
     """Steps one shard of the centre with a torch optimizer; fits `nnlo_common.VectorOptimizer`.
 
-    The wrapped optimizer steps parameters that are views of the centre, with gradients that are views of
-    the message they came in: nothing is copied. Parameters that had no gradient on the worker have none here.
+    The parameters are views of the centre and the gradients are views of the received message, so nothing is
+    copied. A parameter without a gradient on the worker has none here.
 
     Args:
         optimizer: the user's.
@@ -44,11 +44,11 @@ class TorchCenterOptimizer:
         self._optimizer.param_groups[0]["lr"] = value
 
     def configure(self, options: Any) -> None:
-        """Set learning rates and the like as a worker's scheduler has set them there."""
+        """Set the learning rates and other options that a worker's scheduler has set."""
         self._options.set(options)
 
-    def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - x is where the parameters lie
-        """Step with the gradient that lies in `gradient`."""
+    def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - the parameters are views of x
+        """Step with this gradient."""
         present = gradient[self._marks] != 0
         for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
             master.grad = view if is_there else None
@@ -61,11 +61,14 @@ class TorchCenterOptimizer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
         if set(state) != {"torch"}:
-            raise ConfigurationError(f"the state of a torch optimizer was expected, not {sorted(state)}")
+            raise ConfigurationError(
+                f"expected the state of a torch optimizer, found {sorted(state)}; load a checkpoint that "
+                "nnlo_torch wrote"
+            )
         self._optimizer.load_state_dict(state["torch"])
 
     def _gradients(self, vector: Any) -> list[torch.Tensor]:
-        # Each worker's messages come in the same few frames, so their views are made once.
+        # Messages arrive in the same few buffers, so their views are cached.
         address = vector.__array_interface__["data"][0]
         views = self._views.get(address)
         if views is None:
@@ -77,12 +80,12 @@ class TorchCenterOptimizer:
         return views
 
     def _float32_masters(self) -> list[torch.Tensor]:
-        """What the optimizer steps: float32 views of the centre, whatever the model's own type is."""
+        """Give the optimizer float32 views of the centre, whatever the model's own type is."""
         masters: dict[int, torch.Tensor] = {}
         of_tensor = {id(tensor): index for index, tensor in enumerate(self._flat_model.tensors)}
         for group in self._optimizer.param_groups:
             if group.get("capturable") and Storage.BLOCK in self._flat_model.storages:
-                group["capturable"] = False  # in a CUDA graph; but the centre lies in the host's memory
+                group["capturable"] = False  # CUDA graphs need GPU memory; the centre is in host memory
             for position, tensor in enumerate(group["params"]):
                 index = of_tensor[id(tensor)]
                 if self._flat_model.storages[index] is not Storage.VIEW:
@@ -96,7 +99,7 @@ class TorchCenterOptimizer:
 
 
 def _as_master(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of a parameter as that of its float32 master."""
+    """Convert a parameter's optimizer state for its float32 master."""
     return {
         name: value.to("cpu", torch.float32)
         if isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,4 +1,4 @@
-"""Checkpoints of an ordinary torch loop, and the way back into the middle of it."""
+"""Checkpoints of an ordinary torch loop; a training resumes in mid-epoch."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _END = object()
 
 
 class Checkpoint:
-    """Saves a training in the midst of its loop; the same command goes on where the newest checkpoint was.
+    """Saves a training inside its loop; rerun the same command to resume from the newest checkpoint.
 
-    A checkpoint holds what every rank needs to go on exactly: the centre and its optimizer, each worker's
-    weights, optimizer and counts, buffers, the sampler's position, the states of all random numbers, and what
-    you name in `also`. It is written whole or not at all; one that is damaged is told of, and the one before
-    is used. With one process, one worker, or `Synchronous`, a training that was interrupted has the bits of
-    one that was not.
+    A checkpoint holds everything that each rank needs to resume exactly: the centre and its optimizer, each
+    worker's weights, optimizer and counts, buffers, the sampler's position, all random states, and the
+    objects in `also`. It is written whole or not at all; a damaged one is reported, and the previous one is
+    used. With one process, one worker, or `Synchronous`, an interrupted training ends with the same bits as
+    an uninterrupted one.
 
-    All ranks have to see the folder. On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and
-    leave with exit status 75; the same command goes on.
+    All ranks must see the folder. On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and exit
+    with status 75; rerun the same command to resume.
 
     Args:
-        folder: of the run; made if it is not there.
+        folder: the run's folder; created if missing.
         optimizer: the wrapper.
-        also: what else is to go on: a scheduler, a `GradScaler`, an `EarlyStopping`, by name.
+        also: other objects to save, by name: a scheduler, a `GradScaler`, an `EarlyStopping`.
         epochs: epochs between two checkpoints; 0: none at the end of epochs.
         batches: batches of the first worker between two checkpoints; 0: none inside epochs.
         minutes: minutes between two checkpoints; 0: not by time.
-        keep: how many of the last to keep, besides the best (see `score`).
+        keep: number of newest checkpoints to keep, besides the best (see `score`).
         better: whether lower or higher scores are better.
 
     Example:
@@ -94,7 +94,7 @@ class Checkpoint:
             if not (hasattr(one, "load_state_dict") or hasattr(one, "load")):
                 raise ConfigurationError(
                     f"also[{name!r}] is a {type(one).__name__}, which has neither load_state_dict nor load; "
-                    "give what can be saved and loaded"
+                    "pass an object that has one of them"
                 )
         self._every_epochs = whole_number("epochs", epochs, 0)
         self._manager = CheckpointManager(
@@ -110,22 +110,22 @@ class Checkpoint:
             minutes=minutes,
             batches=whole_number("batches", batches, 0),
         )
-        self._epoch = self._batch = self._samples = 0  # epochs ended, and what of the next one is done
-        self._inside = self._begun = False  # an epoch; and its sampler has been asked
-        self._was_inside = False  # when it was saved
+        self._epoch = self._batch = self._samples = 0  # finished epochs; batches, samples done of the next
+        self._inside = self._begun = False  # within an epoch; its sampler has started
+        self._was_inside = False  # the loaded checkpoint was saved within an epoch
         self._sampler: ShardSampler | H5Batches | None = None
-        self._ahead = self._of_batches = False  # the loader takes more than the loop; it is dealt batches
-        self._first_epoch: int | None = None  # with other workers
-        self._saved: dict[str, Any] | None = None  # what is to be gone on from when batches begin
+        self._ahead = self._of_batches = False  # the loader prefetches; the sampler yields batches
+        self._first_epoch: int | None = None  # set on resuming with another number of workers
+        self._saved: dict[str, Any] | None = None  # loaded state, applied when batches begin
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Loop over epochs, from the one that the newest checkpoint is in; all ranks do.
+        """Loop over epochs, beginning with that of the newest checkpoint; call it on all ranks.
 
         Args:
-            count: how many there are in all.
+            count: total number of epochs.
 
         Raises:
-            ConfigurationError: the folder is of another training, or no checkpoint in it is whole.
+            ConfigurationError: the folder belongs to another training, or no checkpoint in it is whole.
         """
         with self._manager.interrupts:
             self._manager.resume(self._load, self._load_anew)
@@ -133,21 +133,21 @@ class Checkpoint:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch
                     self._end_epoch(last=self._epoch + 1 == count)
-            except GeneratorExit:  # somebody has left the loop, perhaps because something has failed
+            except GeneratorExit:  # the loop was left, perhaps by an error
                 self._manager.finish_alone()
                 raise
             self._manager.finish()
 
     def batches(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Loop over this rank's batches of an epoch, from where the newest checkpoint was.
+        """Loop over this rank's batches of an epoch, from the newest checkpoint's position.
 
         Args:
-            loader: `H5Batches`, or a `DataLoader` with a `ShardSampler`. Of any other the first batches are
-                read and dropped where the training goes on in the midst of an epoch.
+            loader: `H5Batches`, or a `DataLoader` with a `ShardSampler`. With any other loader, resuming in
+                mid-epoch reads and drops the first batches.
         """
-        self._meet(loader)
+        self._find_sampler(loader)
         if self._team is not None and not self._team.serves:
-            self._team.end_epoch()  # the one before, whose end is known only now
+            self._team.end_epoch()  # the previous epoch: its end is known only now
         self._inside, self._begun = True, False
         saved, self._saved = self._saved, None
         if self._sampler is not None:
@@ -176,7 +176,7 @@ class Checkpoint:
             self._samples += 1 if self._of_batches or not self._ahead else samples_in(batch)
 
     def score(self, value: float) -> None:
-        """Say how good the model is now, so that the best checkpoint is kept: call it on all ranks."""
+        """Score the model as it is now, so that the best checkpoint is kept; call it on all ranks."""
         self._manager.score(float(value))
 
     # -- saving ---------------------------------------------------------------------------------------
@@ -211,11 +211,11 @@ class Checkpoint:
         ahead = self._ahead and self._inside and self._begun and not self._optimizer.serves
         state = sampler.state_dict(taken=self._samples if ahead else None)
         if self._inside and self._begun and state["epoch"] != sampler.epoch:
-            # The share is used up, but the epoch has not ended; a server has no share.
+            # The share is used up but the epoch has not ended; a server has no share.
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
         elif sampler._running and not (self._inside and self._begun):
-            state["epoch"], state["taken"] = sampler.epoch + 1, 0  # it counts up when it is asked again
+            state["epoch"], state["taken"] = sampler.epoch + 1, 0  # the sampler counts up when it restarts
         return state
 
     def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class Checkpoint:
         if not (self._inside and self._begun):
             state["epoch"] = batches.epoch
         elif state["epoch"] == batches.epoch:
-            # All batches are used up, but the epoch has not ended; a server has no batches.
+            # All batches are used up but the epoch has not ended; a server has no batches.
             state["epoch"] = batches.epoch - 1
             state["taken"] = 0 if self._optimizer.serves else len(batches)
         return state
@@ -243,7 +243,7 @@ class Checkpoint:
             "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},
         }
 
-    # -- going on -------------------------------------------------------------------------------------
+    # -- resuming -------------------------------------------------------------------------------------
 
     def _load(self, data: bytes) -> None:
         tree, optimizer = unpacked(data), self._optimizer
@@ -260,8 +260,8 @@ class Checkpoint:
         self._saved = tree
 
     def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
-        """Begin the epoch anew, at the centre, with what another worker has besides its weights."""
-        assert self._team is not None  # alone there is no centre
+        """Restart the epoch from the centre, with another worker's state except its weights."""
+        assert self._team is not None  # a process alone has no centre
         tree = unpacked(data)
         self._epoch = self._first_epoch = facts["epoch"]
         self._load_own(tree)
@@ -277,7 +277,7 @@ class Checkpoint:
             self._optimizer.local.load_state_dict(tree["local"])
 
     def _take_groups(self) -> None:
-        """Show what the centre's optimizer has: with its state it has got new groups."""
+        """Refer to the inner optimizer's groups and state again: loading has replaced them."""
         optimizer = self._optimizer
         optimizer.param_groups, optimizer.state = optimizer.optimizer.param_groups, optimizer.optimizer.state
 
@@ -285,14 +285,14 @@ class Checkpoint:
         if tree["also"].keys() != self._also.keys():
             raise ConfigurationError(
                 f"also={sorted(self._also)} was given, but the checkpoint has {sorted(tree['also'])}; "
-                "give the same names"
+                "pass the same names"
             )
         for name, one in self._also.items():
             load = getattr(one, "load_state_dict", None) or one.load
             load(tree["also"][name])
 
-    def _meet(self, loader: object) -> None:
-        """Find what knows its position behind a loader."""
+    def _find_sampler(self, loader: object) -> None:
+        """Find the sampler or `H5Batches` behind a loader: it knows its position."""
         for one in (loader, getattr(loader, "dataset", None)):
             if isinstance(one, H5Batches):
                 self._sampler, self._ahead = one, False

@@ -1,7 +1,7 @@
-"""Parts of PyTorch that are not public, all in one place, named by what they give.
+"""PyTorch's private parts that nnlo uses, all in this file, each behind a function named after its purpose.
 
-Where PyTorch has changed one of them a `ConfigurationError` names it and the version of PyTorch, or the
-function does without. `tests/torch/test_compat.py` says which part it is before a user meets it.
+If a new PyTorch has changed one, a `ConfigurationError` names it and the version, or the function works
+without it. `tests/torch/test_compat.py` fails on the changed part before a user meets it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = [
 _TORCH = OtherProject("torch", "nnlo_torch/_compat.py")
 _Step = TypeVar("_Step", bound=Callable[..., Any])
 
-# -- the batch that a DataLoader is working on --------------------------------------------------------------
+# -- the DataLoader's current batch -------------------------------------------------------------------------
 
 _BASE: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
 _SINGLE: Any = getattr(dataloader, "_SingleProcessDataLoaderIter", None)
-#: The functions of a loader's iterator below which samplers, and data sets that are looped over, run.
+#: Functions of a loader's iterator that call samplers and iterable data sets.
 DRIVERS = {
     getattr(function, "__code__", None)
     for function in (getattr(_BASE, "_next_index", None), getattr(_SINGLE, "_next_data", None))
@@ -47,46 +47,46 @@ DRIVERS = {
 
 
 class LoaderBatches:
-    """The batches of one loop over a DataLoader: their numbers, and which of them the loop has not got yet.
+    """Batches of one loop over a DataLoader: their numbers, and which the loop has not received yet.
 
-    The loader's iterator is held weakly, so that its processes end when the loop is left.
+    It holds the loader's iterator weakly, so that its processes end when the loop is left.
 
     Args:
-        iterator: that of the DataLoader.
+        iterator: the DataLoader's iterator.
     """
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = weakref.ref(iterator)
         self._processes = iterator._num_workers > 0
-        # The batches between processes and loop, by their numbers. It outlives the iterator, which takes
-        # another one when it is used again (persistent_workers).
+        # Batches between processes and loop, by number. The dictionary outlives this use of the iterator,
+        # which makes another one when it is reused (persistent_workers).
         self._under_way: dict[int, Any] = iterator._task_info if self._processes else {}
         self._counts = "_send_idx" if self._processes else "_num_yielded"
-        getattr(iterator, self._counts)  # an AttributeError comes now or never
+        getattr(iterator, self._counts)  # raises AttributeError here if torch has changed
         self.drops_last = bool(getattr(iterator._index_sampler, "drop_last", False))
 
     @property
     def drawing(self) -> int:
-        """The number of the batch that is being drawn; -1 if the loader's iterator is gone."""
+        """Number of the batch being drawn; -1 if the loader's iterator is gone."""
         return int(getattr(self._iterator(), self._counts, -1))
 
     @property
     def over(self) -> bool:
-        """Whether the loop gets no more of these batches."""
+        """Whether the loop will receive no more of these batches."""
         iterator = self._iterator()
         return iterator is None or (self._processes and iterator._task_info is not self._under_way)
 
     def is_under_way(self, number: int) -> bool:
-        """Say whether the loop has not got this batch, though it was drawn."""
+        """Return whether this batch was drawn but has not reached the loop."""
         return number in self._under_way
 
 
 def driving_loader() -> LoaderBatches | None:
-    """Return the batches of the DataLoader for which the calling sampler runs; None: there is none.
+    """Return the batches of the DataLoader that runs the calling sampler; None: there is none.
 
-    A sampler knows nothing of its loader, so it is looked for among the functions that have called. A loader
-    with worker processes draws from its sampler ahead of the loop, and says nowhere how far ahead it is.
-    Where PyTorch has changed nothing is found, and samples count when they are drawn.
+    A sampler has no reference to its loader, so this searches the call stack. A loader with worker processes
+    draws from its sampler ahead of the loop and does not report how far. If PyTorch has changed, the search
+    finds nothing and samples count when they are drawn.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -104,15 +104,15 @@ def driving_loader() -> LoaderBatches | None:
 
 @_TORCH.uses("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 def global_hooks() -> tuple[list[Any], list[Any]]:
-    """Return the hooks of all optimizers, those before a step and those after."""
+    """Return the hooks registered for all optimizers: before a step, after a step."""
     return [*optim._global_optimizer_pre_hooks.values()], [*optim._global_optimizer_post_hooks.values()]
 
 
 def hooks_of(optimizer: Any, event: str) -> tuple[list[Any], list[Any]]:
-    """Return the hooks that were registered with an optimizer, those before and those after.
+    """Return the hooks registered with one optimizer: before the event, after it.
 
     Args:
-        optimizer: of torch.
+        optimizer: a torch optimizer.
         event: "step", "state_dict" or "load_state_dict".
     """
     try:
@@ -124,25 +124,25 @@ def hooks_of(optimizer: Any, event: str) -> tuple[list[Any], list[Any]]:
 
 
 def without_hooks(step: _Step) -> _Step:
-    """Keep torch from wrapping the `step` of an optimizer, so that it calls hooks by itself."""
+    """Keep torch from wrapping an optimizer's `step`, which calls the hooks itself."""
     step.hooked = True  # type: ignore[attr-defined]
     return step
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Let schedulers not warn that an optimizer makes no step; where torch has changed, they do."""
+    """Keep schedulers from warning that an optimizer was never stepped; if torch has changed, they warn."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 @_TORCH.uses("_foreach_copy_")
 def copy_all(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
-    """Copy tensors into others, by one call."""
+    """Copy tensors into others in one call."""
     torch._foreach_copy_(places, tensors)
 
 
 # -- modules ----------------------------------------------------------------------------------------------
 
-#: The layers that normalise by batches, those of the user that derive from them too.
+#: Base class of all batch normalisation layers, the user's own included.
 BatchNorm: Any = getattr(batchnorm, "_BatchNorm", None)
 if BatchNorm is None:
     raise _TORCH.changed("torch.nn.modules.batchnorm has no _BatchNorm any more")
@@ -150,7 +150,7 @@ if BatchNorm is None:
 
 @_TORCH.uses("_non_persistent_buffers_set")
 def saved_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the names and the buffers of a module itself that belong to its saved state."""
+    """Return the names and buffers in a module's saved state, without those of its children."""
     unsaved = module._non_persistent_buffers_set
     return [
         pair for pair in module.named_buffers(recurse=False, remove_duplicate=False) if pair[0] not in unsaved
@@ -158,15 +158,15 @@ def saved_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def children_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules right within a module; another thread may still be making it."""
+    """Return a module's direct children; another thread may still be constructing it."""
     return _table(module, "_modules")
 
 
 def parameters_of(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters of a module itself; another thread may still be making it."""
+    """Return a module's own parameters; another thread may still be constructing it."""
     return _table(module, "_parameters")
 
 
 def _table(module: torch.nn.Module, name: str) -> list[Any]:
     table = vars(module).get(name) or {}
-    return [value for value in list(table.values()) if value is not None]  # a list is made in one go
+    return [value for value in list(table.values()) if value is not None]  # list() is atomic

@@ -1,4 +1,4 @@
-"""Evaluating a model: sums over batches, and the state that a model is evaluated in."""
+"""Evaluation of a model: sums over batches, and `eval()` mode without gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sums", "evaluating", "samples_in"]
 
 
 class Sums:
-    """Sums of what was measured on each batch, each batch counted by its samples."""
+    """Sums of the values measured on each batch, weighted by its number of samples."""
 
     def __init__(self) -> None:
         self.samples = 0
@@ -30,25 +30,25 @@ class Sums:
             self._sums[name] += samples * float(value)  # type: ignore[assignment]
 
     def means(self) -> dict[str, float]:
-        """Return the means over all samples so far; nothing where there were none."""
+        """Return the means over all samples so far; empty without samples."""
         return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
 
     def state(self) -> dict[str, Any]:
-        """Return the sums, to be saved."""
+        """Return the sums for a checkpoint."""
         return {"samples": self.samples, "sums": dict(self._sums)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on with sums that were saved."""
+        """Resume with saved sums."""
         self.samples, self._sums = state["samples"], Counter(state["sums"])
 
 
 def samples_in(batch: object) -> int:
-    """Return how many samples a batch has: the length of the first tensor or array in it."""
+    """Return the number of samples in a batch: the length of the first tensor or array in it."""
     samples = _length(batch)
     if samples is not None:
         return samples
     raise ConfigurationError(
-        f"the number of samples in a batch of type {type(batch).__name__} is not known; let the loader give "
+        f"the number of samples in a batch of type {type(batch).__name__} is unknown; let the loader yield "
         "tensors, or tuples, lists or dicts of them, with the samples along the first dimension"
     )
 
@@ -64,7 +64,7 @@ def _length(batch: object) -> int | None:
 
 @contextmanager
 def evaluating(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Have modules in `eval()` mode and no gradients taken; each part gets back the mode it had."""
+    """Put modules in `eval()` mode without gradients; afterwards restore the mode of each part."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for module in modules:

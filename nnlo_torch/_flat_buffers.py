@@ -1,8 +1,8 @@
-"""A torch model's buffers: as a flat vector, and which of them batch normalisation moves.
+"""Flat vector of a torch model's buffers, and how often batch normalisation has updated them.
 
-`num_batches_tracked` of a layer counts the forward passes that have moved its statistics. With `momentum` it
-says what a layer has made of those it began with (`nnlo_common.protocol.Moving`). Instance normalisation does
-not count: its statistics are averaged as any other buffer is.
+A layer's `num_batches_tracked` counts the forward passes that updated its statistics. Together with
+`momentum` it gives the share of the initial values that is left (`nnlo_common.protocol.Moving`). Instance
+normalisation keeps no count: its statistics are averaged like any other buffer.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["FlatBuffers"]
 
 
 class FlatBuffers:
-    """A model's float buffers as a flat vector, copied there and back when an epoch ends.
+    """Flat vector of a model's float buffers, copied there and back when an epoch ends.
 
     Attributes:
         flat: the vector.
-        layers: where the statistics of layers lie that count how often they have moved them.
+        layers: positions of the statistics of all layers that count their updates.
 
     Args:
         named: names and buffers.
-        modules: whose buffers these are.
+        modules: the modules that own these buffers.
     """
 
     def __init__(
         self, named: Sequence[tuple[str, torch.Tensor]], modules: Sequence[torch.nn.Module] = ()
     ) -> None:
         self._buffers = [buffer for _, buffer in named]
-        # Float64 statistics are rounded to float32 on their way: they are averages of noise.
+        # Rounding float64 statistics to float32 does no harm: they are averages of noise.
         segments, offset = [], 0
         for name, buffer in named:
             segments.append(Segment(name, tuple(buffer.shape), "float32", offset, buffer.numel()))
@@ -64,23 +64,23 @@ class FlatBuffers:
             buffer.copy_(view)
 
     def moves(self) -> Moves:
-        """Return how often each layer has moved its statistics."""
+        """Return how often each layer has updated its statistics."""
         total, decay = self._totals(), self._decays()
-        # A schedule of momenta may have gone on to the next epoch. Too fast a decay does less harm.
+        # A momentum schedule may already be in the next epoch. Too fast a decay does less harm.
         other = np.isnan(decay) != np.isnan(self._decay)
         decay = np.where(other, 0.0, np.minimum(decay, self._decay))
         return Moves(total - self._marked, decay, total)
 
     @torch.no_grad()
     def mark(self, totals: npt.NDArray[np.float64] | None = None) -> None:
-        """Count from here, with these counts in the layers."""
+        """Count from here; set the layers' counts to `totals` first, if given."""
         if totals is not None:
             for layer, total in zip(self._layers, totals, strict=True):
                 _count(layer).fill_(int(total))
         self._marked, self._decay = self._totals(), self._decays()
 
     def set_since(self, since: npt.NDArray[np.float64]) -> None:
-        """Go on where so many updates had been made since the last `mark`."""
+        """Resume with this many updates since the last `mark`."""
         self._marked, self._decay = self._totals() - since, self._decays()
 
     def _totals(self) -> npt.NDArray[np.float64]:
@@ -92,7 +92,7 @@ class FlatBuffers:
 
 
 def _counting(modules: Sequence[torch.nn.Module], places: dict[int, slice]) -> dict[Any, tuple[slice, slice]]:
-    """Return the layers that count how often they move their statistics, and where these lie."""
+    """Return the layers that count updates of their statistics, and the positions of mean and variance."""
     found = {}
     for layer in dict.fromkeys(part for module in modules for part in module.modules()):
         if isinstance(layer, BatchNorm) and layer.num_batches_tracked is not None:
@@ -103,5 +103,5 @@ def _counting(modules: Sequence[torch.nn.Module], places: dict[int, slice]) -> d
 
 
 def _count(layer: Any) -> torch.Tensor:
-    count: torch.Tensor = layer.num_batches_tracked  # `_counting` has seen that there is one
+    count: torch.Tensor = layer.num_batches_tracked  # `_counting` selects only layers that have one
     return count

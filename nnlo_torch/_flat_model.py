@@ -1,16 +1,14 @@
-"""A torch model's parameters and gradients as one flat vector each.
+"""Flat vectors of a torch model's parameters and gradients, one for each.
 
-Where a parameter is stored, as the vector is float32 and lies in the host's memory:
+The vectors are float32 in host memory. A parameter is stored by its type and device:
 
 * float32 on the CPU: the parameter *is* a view of the vector;
-* float32 on another device: it is a view of a block there, which is copied to and from page-locked memory as
-  a whole;
-* everything else (16 bits, channels last) is copied tensor by tensor.
+* float32 on another device: it is a view of a block there, copied to and from page-locked memory as a whole;
+* everything else (16 bits, channels last): copied tensor by tensor.
 
 A gradient is `None` until a backward pass has made it, as in any loop. A large one is moved into the vector
-as soon as it is made, while it is still in the cache, and is a view of it from then on: to have autograd add
-it to zeros that lie there already would cost four passes over the memory instead of two. The small ones are
-moved together, before the step.
+at once, while it is still in the cache, and stays a view of it. Having autograd add it to zeros in the
+vector would cost four passes over memory instead of two. Small gradients are moved together before the step.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ from nnlo_torch._compat import copy_all
 __all__ = ["FlatModel", "Storage", "named_parameters"]
 
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-# From so many numbers on a gradient is large: to move it at once gains more than the call costs.
+# Gradients of at least this many numbers are moved at once: that saves more than the call costs.
 _LARGE = 16384
 
 
 class Storage(enum.Enum):
-    """How numbers get from a parameter to the vector and back."""
+    """Storage of a parameter relative to the vector."""
 
     VIEW = "the parameter is a view of the vector"
     BLOCK = "the parameter is a view of a block on its device"
@@ -47,7 +45,7 @@ class Storage(enum.Enum):
 def named_parameters(
     optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module] = ()
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters an optimizer steps, with their names where anybody knows them."""
+    """Return an optimizer's parameters, named by the optimizer, the modules or their position."""
     known = {id(tensor): name for module in reversed(modules) for name, tensor in module.named_parameters()}
     named = []
     for number, group in enumerate(optimizer.param_groups):
@@ -66,13 +64,13 @@ class FlatModel:
         parameters: the flat vector of the parameters.
         gradient: the flat vector of the gradients.
         tensors: the model's parameters, in the order of the vector.
-        storages: how each gets into the vector.
-        marks: where the vector says whether there is a gradient, for each parameter.
+        storages: the storage of each parameter.
+        marks: for each parameter, the position in the vector that marks whether it has a gradient.
 
     Args:
         named: names and parameters; each appears once.
-        gradients: whether gradients are wanted; where each worker steps by itself they stay as they are.
-        lag: how many gradients may still travel when the next one is made.
+        gradients: whether gradients are sent; they are not if each worker steps by itself.
+        lag: how many earlier gradients may still be in flight when the next one is made.
     """
 
     def __init__(
@@ -96,17 +94,17 @@ class FlatModel:
         self.marks = layout.marks()
         self._wanted = gradients
         self._blocks = _blocks(self, gradients=gradients)
-        # Where each gradient lies once a backward pass has made it.
+        # Target of each gradient after a backward pass.
         self._places = list(self.gradient_views)
         for block in self._blocks:
             self._places[block.first : block.first + len(block.gradients)] = block.gradients
         self._copied = [index for index, storage in enumerate(self.storages) if storage is Storage.COPY]
-        # Then nothing moves between them, step after step.
-        self._all_views_of_it = not self._copied and not self._blocks
+        # If so, `absorb` and `publish` have nothing to copy.
+        self._all_are_views = not self._copied and not self._blocks
         self._attach()
 
     def collect(self) -> None:
-        """Bring into the flat gradient what does not lie there yet, and say which parameters have one."""
+        """Move all remaining gradients into the flat vector, and mark which parameters have one."""
         self._check()
         present = np.zeros(len(self.tensors), np.float32)
         places, made = [], []
@@ -128,10 +126,10 @@ class FlatModel:
         self.gradient.vector[self.marks] = present
 
     def turn(self) -> bool:
-        """Let the next gradient be made in another vector, while this one travels; say whether it is.
+        """Switch to another vector for the next gradient while this one is in flight; return whether it did.
 
-        It is not before a step has shown that the loop forgets its gradients: one that sets them to zero in
-        place, or adds to them, would change what travels.
+        It does not before a step has shown that the loop sets gradients to None: a loop that zeroes them in
+        place, or adds to them, would change the vector in flight.
         """
         self._turns += 1
         if self._kept or self._turns == 1:
@@ -143,15 +141,15 @@ class FlatModel:
         return True
 
     def check(self) -> None:
-        """Refuse what could not be exchanged, where gradients stay as they are."""
+        """Refuse moved parameters and sparse gradients, for workers that do not send gradients."""
         self._check()
         for index, tensor in enumerate(self.tensors):
             if tensor.grad is not None and tensor.grad.is_sparse:
                 self._refuse_sparse(index)
 
     def absorb(self) -> None:
-        """Bring the parameters into the flat vector where they are no views of it."""
-        if self._all_views_of_it:
+        """Copy the parameters that are not views of the flat vector into it."""
+        if self._all_are_views:
             return
         with torch.no_grad():
             for index in self._copied:
@@ -160,8 +158,8 @@ class FlatModel:
                 block.host.copy_(block.device)
 
     def publish(self) -> None:
-        """Bring the flat vector into the parameters that are no views of it."""
-        if self._all_views_of_it:
+        """Copy the flat vector into the parameters that are not views of it."""
+        if self._all_are_views:
             return
         with torch.no_grad():
             for index in self._copied:
@@ -192,26 +190,26 @@ class FlatModel:
         for index, tensor in enumerate(self.tensors):
             if tensor.data_ptr() != self._addresses[index]:
                 raise ConfigurationError(
-                    f"{self.names[index]} has got new memory since it was wrapped (by model.to(...), "
-                    "param.data = ... or the like); do that before you wrap the optimizer"
+                    f"the memory of {self.names[index]} was replaced after the optimizer was wrapped (by "
+                    "model.to(...), param.data = ... or the like); do that before you wrap the optimizer"
                 )
 
     def _catcher(self, index: int) -> Callable[[torch.Tensor], None]:
-        """What is called when autograd has made or changed a parameter's gradient."""
+        """Return the hook that autograd calls after it has made or changed a parameter's gradient."""
         elsewhere = {id(views[index]) for views in self._all_views}
 
         def catch(tensor: torch.Tensor) -> None:
             gradient, place = tensor.grad, self._places[index]
-            # One that can be differentiated again, and one that is sparse, are left to `collect`.
+            # `collect` handles sparse gradients and those that can be differentiated again.
             if gradient is None or gradient.requires_grad or gradient.is_sparse:
                 return
             if gradient is place:
-                self._kept |= not self._turning  # else it was made anew in this step
+                self._kept |= not self._turning  # while turning, this gradient is new in this step
             elif id(gradient) in elsewhere:
                 raise ConfigurationError(
-                    f"the gradient of {self.names[index]} was kept and changed after a step while it "
-                    "travels (lag > 0); call optimizer.zero_grad() with set_to_none=True after each step, or "
-                    "use lag=0"
+                    f"the gradient of {self.names[index]} was kept and changed after a step while it was "
+                    "still being sent (lag > 0); call optimizer.zero_grad() with set_to_none=True after each "
+                    "step, or use lag=0"
                 )
             else:
                 place.copy_(gradient)
@@ -221,7 +219,7 @@ class FlatModel:
 
     def _refuse_sparse(self, index: int) -> None:
         raise ConfigurationError(
-            f"the gradient of {self.names[index]} is sparse; sparse gradients are not exchanged: "
+            f"the gradient of {self.names[index]} is sparse, and sparse gradients cannot be exchanged; "
             "use sparse=False in its Embedding"
         )
 
@@ -231,13 +229,13 @@ class _Block:
     """Neighbouring parameters on one device other than the CPU.
 
     Attributes:
-        first: the index of the first of them.
-        device: their memory there.
+        first: the index of the first parameter.
+        device: the parameters' memory on the device.
         host: their part of the vector.
-        views: the parameters in `device`.
-        gradient: the memory of their gradients there.
+        views: the single parameters in `device`.
+        gradient: the gradients' memory on the device.
         host_gradient: their part of the gradient vector.
-        gradients: the gradients in `gradient`.
+        gradients: the single gradients in `gradient`.
     """
 
     first: int
@@ -286,12 +284,12 @@ def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
     for name, tensor in named:
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             raise ConfigurationError(
-                f"{name} is {tensor.dtype}, {tensor.layout}; dense float32, float16 and bfloat16 parameters "
-                "can be exchanged: convert it before you wrap the optimizer"
+                f"{name} is {tensor.dtype}, {tensor.layout}; only dense float32, float16 and bfloat16 "
+                "parameters can be exchanged: convert it before you wrap the optimizer"
             )
         shape = tuple(tensor.shape)
         segments.append(Segment(name, shape, _DTYPES[tensor.dtype], offset, tensor.numel()))
-        offset += padded(tensor.numel())  # as torch itself aligns its tensors
+        offset += padded(tensor.numel())  # the alignment of torch's own tensors
     return Layout(tuple(segments), offset)
 
 
@@ -306,7 +304,7 @@ def _storage(tensor: torch.Tensor) -> Storage:
 
 
 def _page_locked(count: int) -> npt.NDArray[np.uint8]:
-    """Memory that a GPU reads and writes directly."""
+    """Return memory that a GPU reads and writes directly, if there is one."""
     locked = torch.cuda.is_available()
     memory: npt.NDArray[np.uint8] = torch.zeros(count, dtype=torch.uint8, pin_memory=locked).numpy()
     return memory

@@ -1,4 +1,4 @@
-"""The numbers in a torch optimizer's parameter groups, as schedulers change them, as one short vector."""
+"""Options of a torch optimizer's parameter groups (schedulers change them), as one short vector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class GroupOptions:
     """Reads and sets the numbers of all groups: learning rates, momenta, weight decays, ...
 
     Args:
-        optimizer: whose.
+        optimizer: the optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -22,7 +22,7 @@ class GroupOptions:
         self._names = sorted(name for name, value in optimizer.defaults.items() if _is_numeric(value))
 
     def read(self) -> tuple[float, ...]:
-        """Return the numbers."""
+        """Return the numbers of all groups, in order."""
         numbers: list[float] = []
         for group in self._optimizer.param_groups:
             for name in self._names:
@@ -34,11 +34,11 @@ class GroupOptions:
         return tuple(numbers)
 
     def set(self, vector: Vector) -> None:
-        """Set the numbers to what was read, and wired, on another rank."""
+        """Set the numbers that another rank has read and sent."""
         numbers = unwired(vector)
         if len(numbers) != len(self.read()):
             raise ConfigurationError(
-                f"a worker sent {len(numbers)} options of its optimizer, but this one has "
+                f"a worker sent {len(numbers)} options of its optimizer, but the optimizer on this rank has "
                 f"{len(self.read())}; make the same optimizer on all ranks"
             )
         for group in self._optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Lists of HDF5 files: sample by sample for a sampler, or in batches read in long slices."""
+"""HDF5 files as torch data: single samples for a sampler, or batches read in long slices."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["H5Batches", "H5Dataset"]
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
-    """The samples of HDF5 files, any of them at any time: for `ShardSampler` and every other sampler.
+    """Samples of HDF5 files with random access, for `ShardSampler` and every other sampler.
 
-    A sample is `(features, label)`; where features or labels are several, a tuple in place of one tensor.
-    What a DataLoader asks for together is read in slices as far as it lies in a row; in a random order that
-    is one sample at a time, so for files that are larger than memory take `H5Batches`.
+    A sample is `(features, label)`; several features or labels are a tuple in place of one tensor. Neighbours
+    that a DataLoader requests together are read in one slice. A random order reads one sample at a time, so
+    use `H5Batches` for files larger than memory.
 
-    `num_workers` > 0 works however processes are started: each opens the files by itself.
+    `num_workers` > 0 works with every start method: each process opens the files itself.
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
@@ -57,7 +57,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._source = HDF5Source(files, **reading)
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return len(self._source)
 
     def __getitem__(self, index: int) -> Any:
@@ -65,11 +65,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples, which a DataLoader asks for at once."""
+        """Return several samples; a DataLoader requests a batch with one call."""
         rows = np.asarray(indices, np.int64)
         size = len(self)
         if len(rows) and not (-size <= rows.min() and rows.max() < size):
-            raise IndexError(f"sample {indices} of {size}")
+            raise IndexError(f"sample {indices} is out of range: the files have {size} samples")
         order, places = np.unique(rows % size, return_inverse=True)
         arrays = [np.empty((len(order), *field.shape), field.dtype) for field in self._source.fields]
         breaks = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
@@ -80,28 +80,28 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return [_row(batch, place) for place in places.tolist()]
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files and release local copies."""
         self._source.close()
 
 
 class H5Batches(torch.utils.data.IterableDataset[Any]):
-    """Batches of the samples in HDF5 files: this worker's part of them; alone, all.
+    """Batches of the samples in HDF5 files: this worker's share, or all samples in a process alone.
 
-    `nnlo_common.data.FileBatches` says how they are dealt out and read. Loop over it as it is, or over a
-    `DataLoader(batches, batch_size=None)`. On a server rank that serves the epoch and yields nothing. It
-    needs no processes, so `num_workers` has to be 0.
+    See `nnlo_common.data.FileBatches` for how samples are divided and read. Loop over it directly, or over
+    `DataLoader(batches, batch_size=None)`. On a server rank the loop serves the epoch and yields nothing. It
+    reads ahead in a thread, so `num_workers` must be 0.
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
-        evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins,
-            and nothing is shuffled.
-        optimizer: the wrapper whose training this belongs to; None: the one made last.
+        evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
+            epoch and shuffles nothing.
+        optimizer: the wrapper of this training; None: the one made last.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
             `nnlo_common.data.HDF5Source`.
 
     Attributes:
-        epoch: the number of the next epoch, from 0; it counts up by itself.
+        epoch: the number of the next epoch, from 0; each loop increments it.
 
     Example:
         >>> import tempfile, h5py, numpy
@@ -134,14 +134,14 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch."""
         self.epoch = epoch
-        self._taken = 0  # of the epoch that is begun, or of the next one if it is resumed
+        self._taken = 0  # batches of the running epoch, or of the next one on resuming
         self._running = False
-        self._left: Sequence[Sequence[int]] | None = None  # of leases that were resumed
+        self._left: Sequence[Sequence[int]] | None = None  # remainder of resumed leases
 
     def __len__(self) -> int:
-        """How many batches this rank has in an epoch.
+        """Return the number of this rank's batches in an epoch.
 
-        A server, which has none, says what the first worker has: schedulers are made from it.
+        A server has none and returns the first worker's number, for schedulers that are made from it.
         """
         self._take_part(self._training())
         return len(self._batches)
@@ -149,8 +149,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if torch.utils.data.get_worker_info() is not None:
             raise ConfigurationError(
-                "H5Batches reads ahead in a thread of its own, but was given to a DataLoader with processes; "
-                "use num_workers=0, or H5Dataset with a sampler"
+                "H5Batches was given to a DataLoader with worker processes, but reads ahead in its own "
+                "thread; use num_workers=0, or H5Dataset with a sampler"
             )
         training = self._training()
         self._take_part(training)
@@ -173,9 +173,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             yield _tensors(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this rank is in its epoch, for `load_state_dict` on the same rank.
+        """Return this rank's position in its epoch, for `load_state_dict` on the same rank.
 
-        What the loop was given counts as used.
+        Batches that the loop has received count as used.
         """
         training = self._training()
         self._take_part(training)
@@ -193,7 +193,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
+        """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
         self._batches.check(state, workers=_workers(training))
         self.set_epoch(state["epoch"])
@@ -204,22 +204,22 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
                 self._ledger().load(state["ledger"])
 
     def close(self) -> None:
-        """Close the files, and take leave of what was copied."""
+        """Close the files and release local copies."""
         self._batches.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_optimizer": None, "_leased": None, "_name": ""}
 
     def _dealt(self, epoch: int) -> Iterator[tuple[Any, int]]:
-        """The batches of this rank's fixed part, with their sizes."""
+        """Yield the batches of this rank's fixed share, with their sizes."""
         for index in range(self._taken, len(self._batches)):
             yield self._batches.get(epoch, index, then=epoch + 1), self._batches.size_of(index)
 
     def _dealt_by(
         self, leased: LeasedBatches, training: Wrapper | None, epoch: int
     ) -> Iterator[tuple[Any, int]]:
-        """The batches that this rank leases."""
-        assert training is not None  # alone nobody leases
+        """Yield the batches that this rank leases, with their sizes."""
+        assert training is not None  # a process alone leases nothing
         training.before_epoch_ends(leased.give_back)
         left, self._left = self._left, None
         if left is not None:
@@ -229,7 +229,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         leased.give_back()
 
     def _leasing(self, training: Wrapper | None) -> LeasedBatches | None:
-        """What leases; None where nothing is leased."""
+        """Return the source of leased batches; None: assignment is static, or this process is alone."""
         if not self._batches.dynamic or training is None or training.size == 1:
             return None
         if self._leased is None:
@@ -244,11 +244,11 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
 
     def _ask(self, query: Query[AnswerT]) -> AnswerT:
         training = self._training()
-        assert training is not None  # or nobody would lease
+        assert training is not None  # only a training of several ranks leases
         return training.ask(query)
 
     def _take_part(self, training: Wrapper | None) -> None:
-        """Take this rank's positions, which are known when the training is."""
+        """Set this rank's share, known once the training exists."""
         if training is None:
             worker, workers = 0, 1
         else:
@@ -264,7 +264,7 @@ def _workers(training: Wrapper | None) -> int:
 
 
 def _tensors(batch: Any) -> Any:
-    """The arrays of a batch as tensors, without a copy."""
+    """Convert the arrays of a batch to tensors, without a copy."""
     if isinstance(batch, Mapping):
         return {name: _tensors(one) for name, one in batch.items()}
     if isinstance(batch, list | tuple):
@@ -273,7 +273,7 @@ def _tensors(batch: Any) -> Any:
 
 
 def _row(batch: Any, place: int) -> Any:
-    """One sample of a batch."""
+    """Return one sample of a batch."""
     if isinstance(batch, Mapping):
         return {name: _row(one, place) for name, one in batch.items()}
     if isinstance(batch, list | tuple):

@@ -1,4 +1,4 @@
-"""A worker's part of a data set that can only be looped over."""
+"""ShardIterable: a worker's share of an iterable data set."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _Item = TypeVar("_Item")
 
 
 class ShardIterable(torch.utils.data.IterableDataset[_Item]):
-    """For data sets that can only be looped over: every p-th item, for each of p workers another one.
+    """Shares an iterable data set among p workers: each takes every p-th item, at its own offset.
 
-    Every worker runs through the whole of the data set and takes its part, also with `num_workers` processes
-    of a DataLoader, each of which takes a part of its own. The data set has to give the same items in the
-    same order to all.
+    Every worker iterates over the whole data set and skips the other workers' items. With `num_workers`
+    processes of a DataLoader each process takes its own part of the share. The data set must yield the same
+    items in the same order everywhere.
 
-    With `num_workers` > 0 let the loop go over `optimizer.epoch(loader)`, so that a server can serve.
+    With `num_workers` > 0 loop over `optimizer.epoch(loader)`, so that a server can serve.
 
     Args:
-        dataset: anything that can be looped over, again in each epoch.
-        optimizer: the wrapper whose training this belongs to; None: the one made last.
+        dataset: any iterable that can be iterated again in each epoch.
+        optimizer: the wrapper of this training; None: the one made last.
 
     Example:
         >>> list(ShardIterable(range(3)))
@@ -40,7 +40,7 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
         self._share: tuple[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # On the way into a process of a DataLoader, where no training is.
+        # Pickled for a DataLoader's worker process, which knows no training.
         training = self._training()
         share = (0, 1) if training is None else training.share
         return {"_dataset": self._dataset, "_optimizer": None, "_share": share}
@@ -52,8 +52,8 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
         if loader is not None:
             if worker < 0:
                 raise ConfigurationError(
-                    "on a rank that serves, a loader with processes of its own has begun an epoch, which "
-                    "only the rank itself can serve; let the loop go over optimizer.epoch(loader)"
+                    "a DataLoader with worker processes began an epoch on a server rank, but only the rank "
+                    "itself can serve it; loop over optimizer.epoch(loader)"
                 )
             worker, workers = worker * loader.num_workers + loader.id, workers * loader.num_workers
         elif training is not None:

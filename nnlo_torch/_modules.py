@@ -1,8 +1,8 @@
-"""The modules behind an optimizer's parameters, found by themselves: an optimizer knows tensors only.
+"""Modules that own an optimizer's parameters, found by a search of this process.
 
-The buffers of a model (running statistics and the like) have to reach the centre, too, or it could not be
-evaluated; but a script hands parameters to its optimizer, no modules. So those that hold the parameters are
-looked for among all that exist in this process.
+A model's buffers (running statistics and the like) must reach the centre, or it cannot be evaluated. But a
+script passes parameters to its optimizer, not modules. So this searches all modules of the process for those
+that hold the parameters.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def modules_of(tensors: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
 
 
 def buffers_of(modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tensor]]:
-    """Return the names and the float buffers of modules that belong to their saved state.
+    """Return the names and float buffers in the saved state of modules.
 
-    What is not saved can be made again, and numbers that are no floats cannot be averaged.
+    Unsaved buffers can be recomputed, and only floats can be averaged.
     """
     buffers: dict[int, tuple[str, torch.Tensor]] = {}
     for module in modules:
@@ -46,10 +46,10 @@ def buffers_of(modules: Sequence[torch.nn.Module]) -> list[tuple[str, torch.Tens
 
 
 def _all_modules() -> list[torch.nn.Module]:
-    """All modules of this process, by their classes, to which each of them refers.
+    """Return all modules of this process: the referrers of every subclass of `torch.nn.Module`.
 
-    Never by `gc.get_objects`, which takes hold of everything: a tuple that another thread is just
-    filling must have no second owner, or that thread fails with a SystemError.
+    Do not use `gc.get_objects`: it holds references to everything. A tuple that another thread is still
+    filling must not get a second reference, or that thread fails with a SystemError.
     """
     classes: set[type] = {torch.nn.Module}
     waiting: list[type] = [torch.nn.Module]

@@ -12,19 +12,19 @@ __all__ = ["Monitor"]
 
 
 class Monitor:
-    """Appends a line of JSON for each epoch to a file of each rank's own.
+    """Appends a line of JSON for each epoch to one file per rank.
 
     `Monitor(optimizer, "run/monitor.jsonl")` writes run/monitor.rank0.jsonl and so on. A line holds: epoch,
-    rank, role; time (seconds since 1970) and the seconds since the epoch before was written down; samples and
-    samples per second (on a server those of all workers, as it knows them); on a worker batches and batches
-    per second; memory_mb and cpu_s of the process (cpu_s within the epoch); on a server exchanges and
-    mean_staleness since the training's start; learning_rate, of the first group of parameters; metrics, which
-    are the scores that are given. What is not a finite number is null.
+    rank, role; time (seconds since 1970) and the seconds since the previous line; samples and samples per
+    second (on a server the sum over all workers, as far as it knows); on a worker batches and batches per
+    second; memory_mb and cpu_s of the process (cpu_s within the epoch); on a server exchanges and
+    mean_staleness since the training's start; learning_rate of the first parameter group; metrics: the scores
+    passed to `epoch`. Numbers that are not finite are written as null.
 
     Args:
         optimizer: the wrapper.
         path: the file; the rank is added to its name.
-        initial_epoch: how many epochs there were before, of a training that goes on.
+        initial_epoch: number of epochs done before, in a resumed training.
 
     Example:
         >>> import json, tempfile, torch
@@ -48,7 +48,7 @@ class Monitor:
         self._log = EpochLog(path, optimizer.rank, optimizer.role)
 
     def epoch(self, scores: Mapping[str, float] | None = None) -> None:
-        """Write the line of an epoch that has ended, with its scores."""
+        """Write the line of a finished epoch, with its scores."""
         optimizer, before = self._optimizer, self._before
         report = self._before = optimizer.report()
         counts = {"samples": report.samples - before.samples}

@@ -1,4 +1,4 @@
-"""Participation of a wrapper besides stepping: one rank's part in a training, with a view of the centre."""
+"""Participation of a rank in a training: epochs, evaluation, means, stopping and leaving."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class Participation:
-    """One rank's part in a training, as the script sees it; alone it is all of the training.
+    """One rank's part in a training, as the script sees it; in a process alone, the whole training.
 
     Attributes:
         role: "alone", "worker 0", "server 0", ...
@@ -40,7 +40,7 @@ class Participation:
     _forget_end: Callable[[], None]
 
     def _begin_participation(self) -> None:
-        """Begin alone."""
+        """Begin as a process alone."""
         self._team = self._model = self._found = self._watch = None
         self._stopped = self._agreed = self._looping = self._evaluating = False
         self._steps = self._samples = self._samplers = self._epochs_begun = 0
@@ -54,17 +54,17 @@ class Participation:
 
     @property
     def share(self) -> tuple[int, int]:
-        """Which of how many workers this rank is; a server is none of them."""
+        """This worker's number and the number of workers; on a server the first is negative."""
         return (0, 1) if self._team is None else self._team.share
 
     def epoch(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Loop over this worker's batches of an epoch; a server serves the epoch and gets none.
 
-        For loaders that have no `ShardSampler`: of an `IterableDataset` with processes of its own, or of
-        anything that can be looped over.
+        Use it for loaders without a `ShardSampler`: an `IterableDataset` with worker processes, or any other
+        iterable.
 
         Args:
-            batches: what this worker takes; see `ShardIterable`.
+            batches: this worker's batches; see `ShardIterable`.
         """
         self.begin_epoch()
         if self.serves:
@@ -80,12 +80,12 @@ class Participation:
             self._looping = False
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: on a server rank serve it to its end; samplers call this."""
+        """Begin an epoch; a server rank serves it to its end. Samplers call this."""
         if self._looping:
-            return  # `epoch` has begun it
+            return  # `epoch` has already begun it
         if self._evaluating and self._team is not None:
             error = ConfigurationError(
-                "an epoch was begun inside evaluate(), by the loader that it loops over; give that one "
+                "the loader passed to evaluate() began a training epoch; give this loader "
                 "sampler=nnlo_torch.ShardSampler(dataset, evaluation=True)"
             )
             error.collective = True
@@ -96,17 +96,17 @@ class Participation:
         if self._team is not None:
             self._team.begin_epoch()
             if self.serves:
-                self._opt_called = True  # so a scheduler sees that steps were made, though not by `step`
+                self._opt_called = True  # keeps schedulers from warning that `step` was never called
 
     def draws(self) -> Draws:
-        """Begin a run of a sampler, for `take`; samplers call this in their first `next`."""
+        """Begin a sampler's run, for `take`; samplers call this in their first `next`."""
         return self._step_weights.draws()
 
     def take(self, samples: int, draws: Draws | None = None) -> None:
         """Count samples that this rank has taken; samplers call this.
 
         Args:
-            samples: how many.
+            samples: their number.
             draws: the sampler's run, if a loader may draw ahead of the loop.
         """
         if not self._looping:
@@ -120,9 +120,9 @@ class Participation:
 
     @contextmanager
     def center_weights(self) -> Iterator[None]:
-        """Let the model have the centre's parameters and buffers for the length of a `with` block.
+        """Give the model the centre's parameters and buffers within a `with` block.
 
-        On a server rank, and alone, it has them anyway.
+        On a server rank, and in a process alone, the model has them anyway.
         """
         if self._team is None:
             yield
@@ -132,10 +132,10 @@ class Participation:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Let the model be the centre at the end of this epoch, in `eval()` mode and without gradients.
+        """Give the model the centre at the end of this epoch, in `eval()` mode and without gradients.
 
-        All ranks call it after the same epoch (it waits until all workers have finished that) and see the
-        same parameters, while nobody trains. See `evaluate`.
+        Call it on all ranks after the same epoch: it waits until all workers have finished that epoch. All
+        ranks see the same parameters, and no rank trains meanwhile. See `evaluate`.
         """
         with evaluating(self._modules()):
             if self._team is None:
@@ -153,12 +153,12 @@ class Participation:
     ) -> dict[str, float]:
         """Evaluate the centre at the end of an epoch on all ranks together; each returns the same numbers.
 
-        Every rank looks at its share of the samples, and the means over all samples are exact: a batch counts
-        by its samples, whatever their number.
+        Each rank measures its share of the samples. The means over all samples are exact: each batch is
+        weighted by its number of samples.
 
         Args:
             measure: returns the means over one batch, by name.
-            batches: this rank's; a loader with a `ShardSampler(..., evaluation=True)` has each sample once.
+            batches: this rank's batches; `ShardSampler(..., evaluation=True)` yields each sample once.
 
         Returns:
             The means over all samples, by name.
@@ -178,11 +178,11 @@ class Participation:
         return self.mean(sums.means(), sums.samples)
 
     def mean(self, values: Mapping[str, Any], weight: float = 1.0) -> dict[str, float]:
-        """Return the weighted means of numbers over all ranks, on all ranks; every rank has to call it.
+        """Return weighted means over all ranks; every rank must call it.
 
         Args:
-            values: this rank's, by name; the same names everywhere.
-            weight: how much they count, e.g. the number of samples they are means of.
+            values: this rank's numbers, by name; the same names on all ranks.
+            weight: this rank's weight, e.g. the number of samples behind its numbers.
         """
         numbers = {name: float(value) for name, value in values.items()}
         self._agreed = True
@@ -197,11 +197,11 @@ class Participation:
         model: torch.nn.Module,
         then: Callable[[_Result], object] | None = None,
     ) -> Future[_Result] | None:
-        """Validate a copy of the centre while the training goes on.
+        """Validate a copy of the centre while the training continues.
 
-        On the rank whose model is the centre this copies the model as it is now and starts `validate(copy)`
-        in a thread, which runs while the next epoch is served; alone it validates at once. Other ranks do
-        nothing. An error is raised when the next epoch begins.
+        The rank whose model is the centre copies the model now and runs `validate(copy)` in a thread while it
+        serves the next epoch. A process alone validates at once. Other ranks do nothing. An error in
+        `validate` is raised when the next epoch begins.
 
         Args:
             validate: called with the copy, in `eval()` mode.
@@ -209,7 +209,7 @@ class Participation:
             then: called with the result, in that thread; it may call `stop()`.
 
         Returns:
-            The result that is to come; None where nothing is done.
+            The future result; None on ranks that do nothing.
         """
         if not speaks(self.role):
             return None
@@ -219,22 +219,22 @@ class Participation:
         return future
 
     def number_sampler(self) -> int:
-        """Return the number of one more sampler; the same on all ranks where all use theirs in one order."""
+        """Return the next sampler number; equal on all ranks if all use their samplers in the same order."""
         self._samplers += 1
         return self._samplers
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
-        """Ask the first server something; samplers do."""
-        assert self._team is not None  # nobody asks where there is nobody else
+        """Send a query to the first server; samplers call this."""
+        assert self._team is not None  # a process alone has no server to query
         return self._team.ask(query)
 
     def before_epoch_ends(self, call: Callable[[], object]) -> None:
-        """Have `call` called each time this rank ends an epoch; samplers do."""
+        """Register `call`, to be called each time this rank ends an epoch; samplers call this."""
         if self._team is not None:
             self._team.before_epoch_ends = call
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
-        """Call something from time to time: where this rank serves, while it does; alone, between steps."""
+        """Call `call` periodically: on a server while it serves, in a process alone between steps."""
         if self._team is None:
             self._watch = Periodic(call, every_s)
         else:
@@ -246,27 +246,27 @@ class Participation:
         return self._team is not None and self._team.due
 
     def observe(self, see: See) -> None:
-        """Have `see` told of everything that this rank does with others from now on; `Timeline` does."""
+        """Pass each later operation with other ranks to `see`; `Timeline` uses this."""
         if self._team is not None:
             self._team.observe(see)
 
     def report(self) -> TrainingReport:
-        """Return what this rank has seen so far."""
+        """Return this rank's counts so far."""
         if self._team is None:
             return TrainingReport(steps=self._steps, samples=self._samples)
         return self._team.report()
 
     @property
     def stopped(self) -> bool:
-        """Whether training is to end now; samplers yield nothing any more then."""
+        """Whether the training is to end now; if so, samplers yield nothing more."""
         return self._stopped or (self._team is not None and self._team.stopped)
 
     def stop(self) -> None:
         """End the training on all ranks, each at its next exchange.
 
-        Call it on every rank, as in `if accuracy > 0.9: optimizer.stop()`. After `evaluate` all ranks know
-        the same numbers, so each stops at once. Else the rank whose model is the centre decides, and calls on
-        the others do nothing.
+        Call it on every rank, as in `if accuracy > 0.9: optimizer.stop()`. After `evaluate` all ranks have
+        the same numbers, so each stops at once. Otherwise the rank whose model is the centre decides, and
+        calls on the others do nothing.
         """
         if self._team is None or self._agreed:
             self._stopped = True
@@ -278,18 +278,18 @@ class Participation:
         say(self.role, text)
 
     def save(self, what: object, path: str | Path) -> None:
-        """Save something with `torch.save`, once: on the rank whose model is the centre; whole or not at all.
+        """Save something with `torch.save`, atomically, only on the rank whose model is the centre.
 
         Args:
             what: e.g. `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`.
-            path: of the file.
+            path: the file.
         """
         if speaks(self.role):
             with whole(Path(path)) as fresh:
                 torch.save(what, fresh)
 
     def close(self) -> None:
-        """Leave in good order; a server serves until all workers have. The end of the script does it too."""
+        """Leave the training; a server serves until all workers have left. Runs at script exit, too."""
         self._collect_aside(wait=True)
         if self._team is None or self._team.over or self._team.broken:
             return
@@ -299,7 +299,7 @@ class Participation:
     # -- inside ---------------------------------------------------------------------------------------
 
     def _modules(self) -> list[torch.nn.Module]:
-        """The modules that hold the parameters; looked for once, which takes a tenth of a second."""
+        """Return the modules that hold the parameters; searched once, in about 0.1 s."""
         if self._model is not None:
             return [self._model]
         if self._found is None:

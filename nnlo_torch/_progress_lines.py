@@ -1,4 +1,4 @@
-"""A training's progress on the terminal: a line that changes while an epoch is served, a table at the end."""
+"""Progress of a training on the terminal: a live line in each epoch, a table at the end."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Shows how a training goes, on the one rank whose model is the centre; on the others it does nothing.
+    """Shows a training's progress on the rank whose model is the centre; does nothing on other ranks.
 
-    While an epoch goes on, one line tells the samples per second of all workers, how old their
-    contributions were, and the loss of the centre, which is measured beside the training on a copy of it.
+    During an epoch one line shows the samples per second of all workers, the staleness of their
+    contributions, and the centre's loss, measured on a copy of the centre beside the training.
 
     Args:
         optimizer: the wrapper.
         model: the model, for `loss`.
-        loss: the loss of a model, on few samples: it is called again and again, with copies of the centre.
-        every_s: how often the line changes.
-        live: whether it changes at all; None: if somebody seems to be looking.
-        initial_epoch: how many epochs there were before, of a training that goes on.
+        loss: returns a model's loss on few samples; called again and again with copies of the centre.
+        every_s: seconds between two updates of the line.
+        live: whether to show the line; None: only on an interactive terminal, not in a batch job.
+        initial_epoch: number of epochs done before, in a resumed training.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -56,18 +56,18 @@ class Progress:
             optimizer.watch(self._look, every_s)
 
     def epoch(self, scores: Mapping[str, float] | None = None) -> None:
-        """Write the line of an epoch that has ended, with its scores."""
+        """Write the line of a finished epoch, with its scores."""
         self._epochs += 1
         self._center_loss = None
         if not self._speaks:
             return
         report = self._optimizer.report()
-        told = [f"{name} {value:.4f}" for name, value in (scores or {}).items()]
-        self._screen.settle("  ".join([f"epoch {self._epochs:>3}", self._meter.line(report), *told]))
+        shown = [f"{name} {value:.4f}" for name, value in (scores or {}).items()]
+        self._screen.settle("  ".join([f"epoch {self._epochs:>3}", self._meter.line(report), *shown]))
         self._meter.mark(report)
 
     def end(self, scores: Mapping[str, float] | None = None) -> None:
-        """Write a table of what the training has come to."""
+        """Write a table of the training's results."""
         if not self._speaks:
             return
         report = self._optimizer.report()
@@ -80,9 +80,9 @@ class Progress:
         self._screen.settle(table(rows))
 
     def _look(self) -> None:
-        told = [] if self._center_loss is None else [f"centre loss {self._center_loss:.4f}"]
+        shown = [] if self._center_loss is None else [f"centre loss {self._center_loss:.4f}"]
         line = self._meter.line(self._optimizer.report())
-        self._screen.show("  ".join([f"epoch {self._epochs + 1:>3}", line, *told]))
+        self._screen.show("  ".join([f"epoch {self._epochs + 1:>3}", line, *shown]))
         if self._loss is not None and self._model is not None and not self._measuring:
             self._measuring = True
             self._optimizer.aside(self._loss, self._model, self._measured)

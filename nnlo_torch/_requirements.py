@@ -1,4 +1,4 @@
-"""Demands of the wrappers on the optimizers that they are given, and the refusals."""
+"""Requirements of the wrappers on the optimizers they wrap; refuses those that do not meet them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nnlo_torch._participation import Participation
 __all__ = ["local_of", "momentum_of", "refuse"]
 
 _REFUSED = {
-    "LBFGS": "it evaluates the model several times a step",
-    "SparseAdam": "it needs sparse gradients, which are not exchanged",
+    "LBFGS": "it evaluates the model several times per step",
+    "SparseAdam": "it needs sparse gradients, which cannot be exchanged",
 }
 
 
 def refuse(optimizer: object, wrapper: str) -> None:
-    """Refuse what is no optimizer that a training of several ranks can step."""
+    """Refuse an object that a training of several ranks cannot step."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
@@ -35,10 +35,10 @@ def refuse(optimizer: object, wrapper: str) -> None:
 def local_of(
     local: object, optimizer: torch.optim.Optimizer, wrapper: str
 ) -> tuple[float, torch.optim.Optimizer | None]:
-    """Return the learning rate of local steps, or 0, and the optimizer that makes them, if one does.
+    """Return the learning rate of local steps, or 0, and the optimizer that makes them, or None.
 
     Raises:
-        ConfigurationError: it is neither, or an optimizer that does not move the parameters of the other.
+        ConfigurationError: `local` is neither, or an optimizer over other parameters.
     """
     if local is None:
         return 0.0, None
@@ -55,16 +55,16 @@ def local_of(
     own, given = ({id(tensor) for tensor in _parameters(one)} for one in (local, optimizer))
     if own != given:
         raise ConfigurationError(
-            f"{wrapper}: the optimizer in local= has {len(own - given)} parameters that yours has not, and "
-            f"lacks {len(given - own)} of yours; make both of the same parameters"
+            f"{wrapper}: the optimizer in local= has {len(own - given)} parameters that yours does not have, "
+            f"and lacks {len(given - own)} of yours; make both from the same parameters"
         )
-    # Nothing steps it on a server, nor alone; schedulers are not to warn of that.
+    # It is never stepped on a server or in a process alone; keep schedulers from warning of that.
     stepped(local)
     return 0.0, local
 
 
 def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: bool) -> float:
-    """Return the one momentum of all groups of a momentum SGD; refuse everything else."""
+    """Return the momentum of an SGD whose groups all share one; refuse everything else."""
     groups = getattr(optimizer, "param_groups", [])
     momenta = {group.get("momentum") for group in groups}
     extras = [
@@ -78,7 +78,7 @@ def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: boo
         found = f"{type(optimizer).__name__} with momenta {sorted(map(str, momenta))}"
         raise ConfigurationError(
             f"{wrapper} needs a torch.optim.SGD with {kind}one momentum for all groups and nothing else; "
-            f"this is {found}{' without nesterov' if lacking else ''}"
+            f"it got {found}{' without nesterov' if lacking else ''}"
             + (f" and {', '.join(extras)}" if extras else "")
         )
     return float(momenta.pop() or 0.0)

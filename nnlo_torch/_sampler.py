@@ -1,4 +1,4 @@
-"""A sampler that gives each worker its part of the data, and makes a server rank serve."""
+"""ShardSampler: gives each worker its share of the data, and lets a server rank serve."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from nnlo_torch._wrapper import Wrapper, current
 
 __all__ = ["ShardSampler", "training_of"]
 
-_drawing = threading.Lock()  # torch's random state is one for all threads
+_drawing = threading.Lock()  # all threads share torch's random state
 
 
 class ShardSampler(torch.utils.data.Sampler[Any]):
-    """Every sample exactly once per epoch over all workers, whatever the sizes.
+    """Divides each epoch among the workers: every sample exactly once, for any number of samples.
 
-    No sample is repeated to fill a share and none is dropped. The order is a permutation of the whole data
-    set that depends on the seed and the epoch only, so it is the same for any number of workers.
+    It neither repeats samples to fill a share nor drops any. The order is a permutation of the whole data set
+    that depends only on the seed and the epoch, so it is the same for any number of workers.
 
     On a server rank iterating serves the epoch and yields nothing.
 
     Args:
-        data_source: the data set; or another sampler, whose elements are dealt out: a weighted sampler, say,
-            or a batch sampler, for `DataLoader(batch_sampler=...)`. It is to draw from torch's random state,
-            which is seeded alike on all ranks.
+        data_source: the data set; or another sampler whose elements to divide, e.g. a weighted sampler, or a
+            batch sampler for `DataLoader(batch_sampler=...)`. It must draw from torch's random state, which
+            nnlo seeds equally on all ranks.
         shuffle: permute the samples anew in each epoch.
-        seed: of the permutations; equal on all ranks.
+        seed: seed of the permutations; equal on all ranks.
         assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
-            at most one. "dynamic": workers lease ranges from the server as they need them, so that a slow
-            worker gets less, all end at about the same time, and what a dead worker had is given out again.
-        unit: leases are multiples of it.
-        evaluation: deal the samples out to all ranks, servers too, for `optimizer.evaluate`; no epoch begins.
-        optimizer: the wrapper whose training this belongs to; None: the one made last.
+            at most one. "dynamic": workers lease ranges from the server as they need them: a slow worker gets
+            fewer, all finish at about the same time, and a dead worker's leases go to the others.
+        unit: lease sizes are multiples of it.
+        evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
+            epoch.
+        optimizer: the wrapper of this training; None: the one made last.
 
     Example:
         >>> sampler = ShardSampler(range(5), shuffle=False)
@@ -69,23 +70,23 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._inner = data_source if isinstance(data_source, torch.utils.data.Sampler) else None
         if self._inner is not None and shuffle:
             raise ConfigurationError(
-                f"shuffle=True with a {type(data_source).__name__}, which has an order of its own; "
-                "leave it out"
+                f"shuffle=True was given with a {type(data_source).__name__}, which defines its own order; "
+                "leave shuffle out"
             )
         check_assignment(assignment, trained_on=not evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
         self._dynamic, self._evaluation, self._optimizer = assignment == "dynamic", evaluation, optimizer
         self._size = len(data_source)
-        self._rest: list[int] | None = None  # what is left of a lease that was resumed, with its epoch
+        self._rest: list[int] | None = None  # remainder of a resumed lease, with its epoch
         self._lease: list[int] = []
-        self._taken = 0  # of this epoch's share
-        self._running = False  # whether `epoch` has been begun
-        self._number: int | None = None  # among those that lease
+        self._taken = 0  # samples taken of this epoch's share
+        self._running = False  # whether `epoch` has begun
+        self._number: int | None = None  # names this sampler's ledger
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch; it counts up by itself."""
+        """Set the number of the next epoch; each loop increments it."""
         self.epoch, self._taken, self._running, self._rest = epoch, 0, False, None
 
     def __iter__(self) -> Iterator[Any]:
@@ -116,9 +117,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 yield element
 
     def __len__(self) -> int:
-        """How many samples this rank takes in an epoch; about as many, where they are leased.
+        """Return the number of samples that this rank takes in an epoch; an estimate with leases.
 
-        A server, which takes none, says what the first worker does: schedulers are made from it.
+        A server takes none and returns the first worker's number, for schedulers that are made from it.
         """
         training = self._training()
         if self._evaluation:
@@ -128,20 +129,20 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return self._share_size() - (0 if self._running else self._taken)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return where this rank is in its epoch, for `load_state_dict` on the same rank.
+        """Return this rank's position in its epoch, for `load_state_dict` on the same rank.
 
         Args:
-            taken: how many samples of this epoch the loop has used; None: as many as were handed out. A
-                loader with processes of its own (`num_workers`) is ahead of the loop, so tell it then.
+            taken: how many samples of this epoch the loop has used; None: as many as were handed out. Pass it
+                for a loader with worker processes (`num_workers`): these are ahead of the loop.
         """
         training = self._training()
-        state: dict[str, Any] = {**self._meaning(), "epoch": self.epoch, "taken": 0, "lease": None}
+        state: dict[str, Any] = {**self._settings(), "epoch": self.epoch, "taken": 0, "lease": None}
         if self._dynamic and training is not None and training.size > 1:
             self._name(training)
             if taken is not None:
                 raise ConfigurationError(
-                    f"taken={taken!r} with assignment='dynamic', where the server's ledger has all that was "
-                    "handed out; use num_workers=0, or assignment='static', to go on in mid-epoch"
+                    f"taken={taken!r} with assignment='dynamic': the server's ledger counts all samples "
+                    "handed out, used or not; use num_workers=0 or assignment='static' to resume in mid-epoch"
                 )
             if training.role == "server 0":
                 state["ledger"] = self._ledger(training).state()
@@ -154,8 +155,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
-        check_position(state, self._meaning(), "ShardSampler")
+        """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
+        check_position(state, self._settings(), "ShardSampler")
         training = self._training()
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
@@ -174,7 +175,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             yield elements[position]
 
     def _leased(self, training: Wrapper | None) -> Iterator[Any]:
-        assert training is not None  # alone nobody leases
+        assert training is not None  # a process alone leases nothing
         orders: dict[int, list[Any]] = {}
         lease = self._resumed(training)
         while True:
@@ -196,7 +197,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             lease = None
 
     def _resumed(self, training: Wrapper) -> Lease | None:
-        """The rest of a lease that this rank had when it was saved, unless it was given back since."""
+        """Return the rest of the lease held when this rank was saved, unless it was given back since."""
         rest, self._rest = self._rest, None
         if rest is None:
             return None
@@ -204,7 +205,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return lease if held and (held[-1].epoch, held[-1].stop) == (lease.epoch, lease.stop) else None
 
     def _give_back(self) -> None:
-        """Leave to others what a break has left of a lease."""
+        """Return the unused rest of a lease to the server, after the loop was left early."""
         training, lease, self._lease = self._training(), self._lease, []
         if lease and training is not None:
             self._ledger(training).give_back(lease[2] - lease[1])
@@ -214,12 +215,12 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return LedgerClient(training.ask, SampledData(self._name(training), self._size, self._unit, order))
 
     def _name(self, training: Wrapper) -> str:
-        """What the ledger in which this sampler's leases are is called; it begins its own count of epochs."""
+        """Return the name of this sampler's ledger; each ledger has its own count of epochs."""
         if self._number is None and self._dynamic:
             self._number = training.number_sampler()
         return f"sampler {self._number}"
 
-    def _meaning(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         training = self._training()
         return {
             "size": self._size,
@@ -238,35 +239,35 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return training_of(self._optimizer, "a ShardSampler")
 
     def _elements(self, epoch: int) -> list[Any]:
-        """What is dealt out in an epoch, in order; the same on all ranks."""
+        """Return all elements of an epoch in order; the same on all ranks."""
         if self._inner is None:
             return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
         training = self._training()
         if training is not None and training.size > 1:
             _refuse_own_generator(self._inner)
         with _drawing, torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed, which seeds the GPUs, too.
+            # torch.manual_seed would seed the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
             return list(self._inner)
 
 
 def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:
-    """Return the wrapper whose training a sampler belongs to; None where there is none and need not be."""
+    """Return the wrapper of a sampler's training; None: this process is alone and has no wrapper."""
     training = optimizer or current()
     if training is None and launched() is not None:
         raise ConfigurationError(
-            f"{what} was used before its training is known: wrap the optimizer first "
-            "(nnlo_torch.Downpour(...)), or pass optimizer="
+            f"{what} was used before an optimizer was wrapped, so its training is unknown; wrap the "
+            "optimizer first (nnlo_torch.Downpour(...)), or pass optimizer="
         )
     return training
 
 
 def _refuse_own_generator(sampler: Any) -> None:
-    """Refuse a sampler whose elements could be others on each rank."""
+    """Refuse a sampler whose elements could differ between ranks."""
     while sampler is not None:
         if getattr(sampler, "generator", None) is not None:
             raise ConfigurationError(
-                f"{type(sampler).__name__} has a generator of its own, so each rank would deal out another "
-                "order; leave generator= out: torch's random state is seeded alike on all ranks for it"
+                f"{type(sampler).__name__} has a generator of its own, so each rank would get a different "
+                "order; leave generator= out: nnlo seeds torch's random state equally on all ranks"
             )
         sampler = getattr(sampler, "sampler", None)

@@ -1,4 +1,4 @@
-"""Snapshot of a rank of a torch training besides its team: modules and random states, as bytes and back."""
+"""Snapshot of one rank's modules and random states, converted to bytes and back."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _ARRAY = "an array of numpy"
 
 
 def packed(tree: Mapping[str, Any]) -> bytes:
-    """Return a tree of numbers, texts, tensors and arrays as bytes, as `torch.save` writes them."""
+    """Serialize a tree of numbers, strings, tensors and arrays with `torch.save`."""
     file = io.BytesIO()
     torch.save(_without_arrays(tree), file)
     return file.getvalue()
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Return the tree that was packed; nothing in it can run code.
+    """Deserialize the tree that `packed` returned; it cannot run code.
 
     Raises:
-        ConfigurationError: these bytes are none.
+        ConfigurationError: the bytes are not such a tree.
     """
     try:
         tree: dict[str, Any] = _with_arrays(
             torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         )
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
-        raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
+        raise ConfigurationError(
+            f"a saved state cannot be read and is probably damaged; use another checkpoint ({error})"
+        ) from error
     return tree
 
 
@@ -56,15 +58,15 @@ def load_modules(modules: Sequence[torch.nn.Module], states: Sequence[Mapping[st
     """Load what `saved_modules` returned."""
     if len(modules) != len(states):
         raise ConfigurationError(
-            f"{len(states)} modules were saved, and {len(modules)} hold the optimizer's parameters now; pass "
-            "model= to the wrapper to name one"
+            f"{len(states)} modules were saved, but {len(modules)} hold the optimizer's parameters now; pass "
+            "model= to the wrapper to choose one"
         )
     for module, state in zip(modules, states, strict=True):
         module.load_state_dict(dict(state), strict=False)
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all random numbers that a script draws from."""
+    """Return the states of all random generators that a script may use."""
     return {
         **random_numbers.random_states(),
         "torch": torch.get_rng_state(),
@@ -73,7 +75,7 @@ def random_states() -> dict[str, Any]:
 
 
 def load_random(states: Mapping[str, Any]) -> None:
-    """Go on drawing where `random_states` was called."""
+    """Restore the random generators' states."""
     random_numbers.load_random(states)
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
@@ -81,7 +83,7 @@ def load_random(states: Mapping[str, Any]) -> None:
 
 
 def layout_of(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> str:
-    """Return the names, shapes and types of an optimizer's parameters, to be compared."""
+    """Return the names, shapes and types of an optimizer's parameters, for comparison."""
     segments, offset = [], 0
     for name, tensor in named_parameters(optimizer, modules):
         kind = str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Samples behind a step: those of the batches that the loop has got since the step before."""
+"""Step weights: the samples in the batches that the loop received since the previous step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Draws", "StepWeights", "checked_weight"]
 
 
 class Draws:
-    """What a sampler draws in one run, by the batch of the loader that it goes into.
+    """Samples drawn in one run of a sampler, counted by the loader's batch that they go into.
 
-    Used in a `with` block around the run, for a run that the loop has left ends, too.
+    Wrap the run in a `with` block, so that it also ends when the loop is left early.
 
     Args:
-        loader: the loader that the sampler runs for; None: what was drawn has reached the loop.
+        loader: the batches of the loader that runs the sampler; None: drawn samples reach the loop at once.
     """
 
     def __init__(self, loader: LoaderBatches | None) -> None:
@@ -35,14 +35,14 @@ class Draws:
     def __exit__(self, *error: object) -> None:
         self._ended = True
         if self._loader is not None and self._loader.drops_last:
-            self._sizes.pop(self._loader.drawing, None)  # too few for a batch
+            self._sizes.pop(self._loader.drawing, None)  # incomplete, so the loader drops it
 
     def add(self, samples: int) -> None:
         """Count samples that were drawn."""
         self._sizes[0 if self._loader is None else self._loader.drawing] += samples
 
     def settle(self) -> int:
-        """Return how many samples have reached the loop since it was last asked."""
+        """Return how many samples have reached the loop since the last call."""
         loader = self._loader
         return sum(
             self._sizes.pop(number)
@@ -52,7 +52,7 @@ class Draws:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will reach the loop, once settled."""
+        """Whether nothing more will reach the loop; valid after `settle`."""
         return self._ended and (not self._sizes or self._loader is None or self._loader.over)
 
 
@@ -61,11 +61,11 @@ class StepWeights:
 
     Example:
         >>> weights = StepWeights()
-        >>> weights.step()  # nothing is known yet
+        >>> weights.step()  # no samples yet
         1.0
         >>> weights.add(32)
         >>> weights.add(16)
-        >>> weights.step(), weights.step()  # the second with the same batches
+        >>> weights.step(), weights.step()  # the second step uses the same batches
         (48.0, 48.0)
     """
 
@@ -75,23 +75,23 @@ class StepWeights:
         self._runs: list[Draws] = []
 
     def draws(self) -> Draws:
-        """Begin a run of a sampler; called by what the loader runs."""
+        """Begin a sampler's run; call it from a sampler or iterable data set that the loader runs."""
         run = Draws(driving_loader())
-        self._settle()  # a loader that goes round again has let go of what it had under way
+        self._settle()  # a restarted loader has dropped its prefetched batches
         self._runs.append(run)
         return run
 
     def add(self, samples: int) -> None:
-        """Count samples that the loop has got."""
+        """Count samples that the loop has received."""
         self._samples += samples
 
     def forget(self) -> None:
-        """Leave out what the loop has got but will not train with."""
+        """Discard the samples that the loop has received but will not train with."""
         self._settle()
         self._samples = 0
 
     def step(self) -> float:
-        """Return the number of samples since the last step; that of the last step if there were none."""
+        """Return the number of samples since the last step; without any, return the last step's number."""
         self._settle()
         if self._samples:
             self._last, self._samples = float(self._samples), 0

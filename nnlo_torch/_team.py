@@ -1,4 +1,4 @@
-"""A torch model's place among several ranks."""
+"""Joining of a torch model and optimizer to a training of several ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["join_team", "kinds_of"]
 
 
 def kinds_of(optimizer: torch.optim.Optimizer, local: torch.optim.Optimizer | None) -> str:
-    """Return what ranks, and checkpoints, are to agree on of the optimizers."""
+    """Return the optimizers' class names, which must agree between ranks and with checkpoints."""
     return ", local ".join(type(one).__name__ for one in (optimizer, local) if one is not None)
 
 
@@ -31,16 +31,16 @@ def join_team(
     local: torch.optim.Optimizer | None,
     stall_timeout_s: float | None,
 ) -> tuple[Session, FlatModel]:
-    """Tie the model to flat vectors and take up this rank's part (collective).
+    """Tie the model to flat vectors and join the training (collective).
 
     Args:
-        optimizer: the user's.
-        algorithm: how it is exchanged.
+        optimizer: the user's optimizer.
+        algorithm: the algorithm that exchanges it.
         world: the ranks.
-        servers: how many of them serve.
-        modules: what the parameters belong to, for the buffers and the names.
-        local: what moves a worker's weights, where the user's optimizer does not.
-        stall_timeout_s: after how long a silent worker is given up; None: never.
+        servers: the number of servers among them.
+        modules: owners of the parameters, for their buffers and names.
+        local: the optimizer for local steps, if the user's optimizer runs on the centre.
+        stall_timeout_s: seconds of silence after which a worker is killed or the job aborts; None: never.
     """
     named = named_parameters(optimizer, modules)
     flat_model = FlatModel(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)

@@ -14,20 +14,20 @@ __all__ = ["Timeline"]
 
 
 class Timeline:
-    """Writes a trace of epochs, batches and exchanges, in a file of each rank's own.
+    """Writes a trace of epochs, batches and exchanges, one file per rank.
 
-    `Timeline(optimizer, "run/timeline.json")` writes run/timeline.rank0.json and so on, to be opened with
-    https://ui.perfetto.dev or chrome://tracing; several at once lie side by side, a process for each rank. A
-    "batch" is what your loop does before it steps: it waits for the data and computes the gradient. A "step"
-    is a step here without others, an "exchange" one with them; of whatever is done with other ranks it says
-    how many milliseconds were spent waiting. On a server, "serve" is the workers' epoch, which it waits
-    through but for their exchanges. The file grows by about 100 bytes for each of these, is written about
-    once a second, and is valid JSON at any time, also when the training is killed.
+    `Timeline(optimizer, "run/timeline.json")` writes run/timeline.rank0.json and so on. Open them with
+    https://ui.perfetto.dev or chrome://tracing; several files opened together show one process per rank. A
+    "batch" is your loop up to the step: waiting for data and computing the gradient. A "step" is a step
+    without other ranks, an "exchange" one with them; each event with other ranks has the milliseconds spent
+    waiting. On a server, "serve" is the workers' epoch: it waits except for their exchanges. Each event takes
+    about 100 bytes. The file is written about once a second and is valid JSON at any time, even after the
+    training is killed.
 
     Args:
         optimizer: the wrapper.
-        path: the file; the rank is added to its name, and an old one is replaced.
-        initial_epoch: how many epochs there were before, of a training that goes on.
+        path: the file; the rank is added to its name, and an old file is replaced.
+        initial_epoch: number of epochs done before, in a resumed training.
 
     Example:
         >>> import json, tempfile, torch
@@ -54,7 +54,7 @@ class Timeline:
         optimizer.observe(self._see)
 
     def epoch(self, scores: Mapping[str, float] | None = None) -> None:  # noqa: ARG002 - as for `Progress`
-        """Add an epoch that has ended."""
+        """Add a finished epoch."""
         now_s = time.perf_counter()
         self._trace.add(f"epoch {self._epochs}", self._epoch_s, now_s)
         self._epochs += 1
@@ -71,9 +71,9 @@ class Timeline:
             self._trace.add("step", self._step_s, self._last_s)
 
     def _see(self, what: str, begin_s: float, end_s: float, waited_s: float) -> None:
-        """Take an exchange, or what else is done with other ranks."""
+        """Add an exchange or another operation with other ranks."""
         if what == "exchange" and not self._exchanges:
-            return  # a step without one
+            return  # a step that exchanged nothing
         if what == "end epoch" and self._optimizer.serves:
             what = "serve"
         self._trace.add(what, begin_s, end_s, waited_ms=round(1e3 * waited_s, 3))

@@ -25,38 +25,38 @@ _current: weakref.ref[Wrapper] | None = None
 
 
 def current() -> Wrapper | None:
-    """Return the wrapper made last, if it still exists: the training that samplers belong to."""
+    """Return the wrapper made last, if it still exists; samplers find their training by it."""
     return None if _current is None else _current()
 
 
 class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     """An optimizer around yours; its parameter groups *are* yours, so schedulers set your learning rates.
 
-    Started alone it does exactly what yours does. In a training of several ranks it exchanges with the
-    servers in `step`; on a server rank yours steps the centre, if the algorithm says so.
+    In a process alone it does exactly what yours does. In a training of several ranks, `step` exchanges with
+    the servers; on a server rank your optimizer steps the centre if the algorithm says so.
 
     Copies (`copy.deepcopy`, pickles) are ordinary optimizers that take part in no training.
 
     Attributes:
         optimizer: yours.
-        algorithm: how it is exchanged.
+        algorithm: the algorithm that exchanges it.
         local: the optimizer that moves a worker's weights between exchanges, if yours does not; or None.
         rank: this rank's number.
-        size: how many ranks there are.
+        size: the number of ranks.
         role: "alone", "worker 0", "server 0", ...
-        weight: how much this rank's steps count in a mean over workers, from now on. None, the default: each
-            as much as the samples of the batches that the loop has got since the step before.
+        weight: the weight of this rank's later steps in a mean over workers. None, the default: each step
+            counts by the samples in the batches that the loop received since the previous step.
 
     Args:
-        optimizer: any dense optimizer of `torch.optim`, made but not stepped yet.
+        optimizer: any dense optimizer of `torch.optim`, not stepped yet.
         algorithm: the options of the algorithm.
-        local: moves a worker's weights in each step, where yours runs on the centre; None: nothing does, or
-            the algorithm.
-        model: whose parameters these are; None: whatever modules hold them are found. Their buffers, such as
-            running statistics, are averaged over the workers.
-        servers: how many ranks share the serving of the centre.
-        stall_timeout_s: a worker that has been silent for so long, though it is its turn, is given up: it is
-            ended where the others go on without it, else the job is. None: it is only named.
+        local: moves a worker's weights in each step if yours runs on the centre; None: the weights stay, or
+            the algorithm moves them.
+        model: the model that owns the parameters; None: search for it. Its buffers, such as running
+            statistics, are averaged over the workers.
+        servers: the number of ranks that serve the centre.
+        stall_timeout_s: a worker silent this long on its turn is killed if the rest can continue; otherwise
+            the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """
 
@@ -88,7 +88,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                 stall_timeout_s=stall_timeout_s,
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
-            self._forget_end = world.at_end(self.close)  # the end of the script is that of the training
+            self._forget_end = world.at_end(self.close)  # the training ends with the script
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
 
@@ -100,7 +100,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     ) -> None:
         self._begin_participation()
         self._flat_model = None
-        super().__init__([{"params": []}], optimizer.defaults)  # yours has checked its groups already
+        super().__init__([{"params": []}], optimizer.defaults)  # your optimizer has checked its groups
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
@@ -109,7 +109,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self,
         optimizer: Any,
         algorithm: Algorithm,
-        own: dict[str, Any],  # noqa: ARG002 - for Keras, which makes a wrapper anew from them
+        own: dict[str, Any],  # noqa: ARG002 - Keras recreates wrappers from it
         local: Any = None,
         **common: Any,
     ) -> None:
@@ -124,7 +124,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
 
     @property
     def weight(self) -> float | None:
-        """How much this rank's steps count in a mean over workers; None: as much as their samples."""
+        """Weight of this rank's steps in a mean over workers; None: by their samples."""
         return self._weight
 
     @weight.setter
@@ -132,7 +132,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self._weight = checked_weight(weight)
 
     def __getattr__(self, name: str) -> Any:
-        """Read a public attribute that your optimizer alone has, e.g. `train` of one without a schedule."""
+        """Read a public attribute that only your optimizer has, e.g. `train` of a schedule-free one."""
         inner = vars(self).get("optimizer")
         if inner is None or name.startswith("_") or not hasattr(inner, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -140,10 +140,10 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
 
     # -- an ordinary optimizer ------------------------------------------------------------------------
 
-    @without_hooks  # of which the global ones would be called twice
+    @without_hooks  # torch would call the global hooks twice
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step with the gradients that lie in the parameters."""
-        # The global hooks are called by your optimizer, if it steps here.
+        """Make one step with the parameters' gradients."""
+        # Your optimizer calls the global hooks if it steps here.
         steps_here = self._team is None or self.algorithm.optimizer_runs == "worker"
         first, last = ([], []) if steps_here else global_hooks()
         before, after = hooks_of(self, "step")
@@ -173,12 +173,12 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         if self.serves:
             if self._epochs_begun:
                 raise ConfigurationError(
-                    f"rank {self.rank} serves the centre and makes no steps, but one was made outside of the "
-                    "loop over batches; make it inside, after the last batch of an epoch"
+                    f"rank {self.rank} is a server and makes no steps, but step() was called outside the "
+                    "loop over batches; call it inside the loop, also after the last batch of an epoch"
                 )
             raise ConfigurationError(
-                f"rank {self.rank} serves the centre, but its loop has got a batch; give the DataLoader "
-                "sampler=nnlo_torch.ShardSampler(dataset), which serves there instead, or loop over "
+                f"rank {self.rank} is a server, but its loop received a batch; give the DataLoader "
+                "sampler=nnlo_torch.ShardSampler(dataset), which serves on this rank instead, or loop over "
                 "optimizer.epoch(loader)"
             )
         loss = None
@@ -194,11 +194,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; refused once several ranks have agreed on the model."""
+        """Add a group of parameters; refused among several ranks, which have agreed on the model."""
         if self._team is not None:
             raise ConfigurationError(
-                f"{type(self).__name__}: parameters were added after wrapping; the ranks have agreed on the "
-                "model by then. Give all parameters to the optimizer before you wrap it"
+                f"{type(self).__name__}: parameters were added after wrapping, but the ranks have already "
+                "agreed on the model; give all parameters to the optimizer before you wrap it"
             )
         if hasattr(self, "optimizer"):
             self.optimizer.add_param_group(param_group)
@@ -208,14 +208,14 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state.
 
-        Where it runs on the centre that is the state on the server, of its part of the centre; where it runs
-        on workers, each has its own.
+        If the optimizer runs on the centre, the server has the state of its part. If it runs on workers, each
+        worker has its own.
         """
         several = self._team is not None and self.serves and self._team.member.servers > 1
         if several and self.algorithm.optimizer_runs == "center":
             warnings.warn(
-                "this is the optimizer's state for one of several parts of the centre; train with servers=1 "
-                "to have all of it in one place",
+                "this is the optimizer's state of one of several parts of the centre; use servers=1 to have "
+                "the whole state on one rank",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -249,11 +249,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         return f"{type(self).__name__}({self.optimizer!r}, {self.algorithm.describe()}, {self.role})"
 
     def _change_gradient(self) -> None:
-        """Do to the collected gradient what the algorithm wants."""
+        """Change the collected gradient as the algorithm needs it."""
 
     def _scale_by_rates(self) -> None:
-        """Multiply each gradient with its group's learning rate, where yours is not stepped."""
-        assert self._flat_model is not None  # alone nobody asks
+        """Multiply each gradient by its group's learning rate, for algorithms that do not step yours."""
+        assert self._flat_model is not None  # never called in a process alone
         rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
         for view, rate in zip(self._flat_model.gradient_views, rates, strict=True):
             view.mul_(rate)

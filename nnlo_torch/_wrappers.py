@@ -1,4 +1,4 @@
-"""The algorithms as torch optimizers; the mixins of the core say what each takes."""
+"""Algorithms as torch optimizers; the core's mixins define their options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "Loc
 class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
 
-    See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights are those of
-    the plain loop, bit for bit. With several, each commit comes late by those of the others, and a large
-    momentum does not bear that well: on a quadratic of curvature h, with one stale commit, the learning rate
-    has to be below (1 - momentum) / h. Use less of either, or an optimizer such as Adam.
+    See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights equal those of the
+    plain loop, bit for bit. With several, each commit is stale by the others' commits, which a large momentum
+    tolerates badly: on a quadratic of curvature h, with one stale commit, the learning rate must be below
+    (1 - momentum) / h. Reduce either, or use an optimizer such as Adam.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -38,17 +38,17 @@ class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):
 
 
 class EASGD(mixins.EASGDMixin[torch.optim.Optimizer], Wrapper):
-    """Elastic averaging: your optimizer runs on each worker; every so often worker and centre attract.
+    """Elastic averaging: your optimizer runs on each worker; each exchange pulls worker and centre together.
 
-    See `nnlo_common.EASGD` for the equations and for where each order is stable.
+    See `nnlo_common.EASGD` for the equations and the stability of each order.
     """
 
 
 class EAMSGD(mixins.EAMSGDMixin[torch.optim.Optimizer], Wrapper):
     """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
 
-    See `nnlo_common.EAMSGD`. Your optimizer, a `torch.optim.SGD`, is not stepped: its learning rates and its
-    momentum are those of the equations. Between steps the model has the point that lies a momentum ahead,
+    See `nnlo_common.EAMSGD`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the
+    learning rates and the momentum of the equations. Between steps the model holds the look-ahead point,
     where the next gradient is taken; at the end of the training, the worker's weights.
     """
 
@@ -59,8 +59,8 @@ class EAMSGD(mixins.EAMSGDMixin[torch.optim.Optimizer], Wrapper):
 class GEM(mixins.GEMMixin[torch.optim.Optimizer], Wrapper):
     """Gradient energy matching: the workers together move with the energy of one momentum SGD.
 
-    See `nnlo_common.GEM`. Your optimizer, a `torch.optim.SGD`, is not stepped: its learning rates and its
-    momentum define that momentum SGD.
+    See `nnlo_common.GEM`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the learning
+    rates and the momentum of that SGD.
     """
 
     def _change_gradient(self) -> None:
@@ -68,7 +68,7 @@ class GEM(mixins.GEMMixin[torch.optim.Optimizer], Wrapper):
 
 
 class AGN(mixins.AGNMixin[torch.optim.Optimizer], Wrapper):
-    """Accumulated gradient normalization: explore with plain SGD, push the mean of the gradients met.
+    """Accumulated gradient normalization: explore with plain SGD, push the mean of its gradients.
 
     See `nnlo_common.AGN`.
     """
@@ -85,14 +85,14 @@ class AGN(mixins.AGNMixin[torch.optim.Optimizer], Wrapper):
 
 
 class DynSGD(mixins.DynSGDMixin[torch.optim.Optimizer], Wrapper):
-    """Staleness-aware SGD: your optimizer steps the centre; the staler a gradient, the smaller it is made.
+    """Staleness-aware SGD: your optimizer steps the centre; staler gradients are scaled down more.
 
     See `nnlo_common.DynSGD`.
     """
 
 
 class LocalSGD(mixins.LocalSGDMixin[torch.optim.Optimizer], Wrapper):
-    """Local SGD: your optimizer runs on each worker; every so often all take the mean of their weights.
+    """Local SGD: your optimizer runs on each worker; after each round all take the mean of their weights.
 
     See `nnlo_common.LocalSGD`.
     """

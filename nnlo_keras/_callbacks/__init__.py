@@ -1,4 +1,4 @@
-"""Callbacks of ours: what an ordinary `fit` has to know of the other ranks."""
+"""Callbacks of nnlo for an ordinary `fit` on several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same start on all ranks."""
+"""Broadcast: the same start on all ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ __all__ = ["Broadcast"]
 
 
 class Broadcast(RankCallback):
-    """At the beginning gives all ranks what the first server's model and optimizer are.
+    """Copies the first server's model and optimizer to all ranks when the training begins.
 
-    Trainable weights come from the centre in any case. This adds the other floats: moving statistics, frozen
-    weights, and of the wrapped optimizer its momenta and other slots, its learning rate and its iterations.
-    So a model that was loaded, or trained before, on the first rank only starts equal everywhere. Other
-    integers, the states of seed generators and a loss scale stay each rank's own. Give it on all ranks. Alone
-    it does nothing.
+    Trainable weights come from the centre anyway. This adds the other floats: moving statistics, frozen
+    weights, and the wrapped optimizer's momenta and other slots, learning rate and iterations. So a model
+    loaded or trained before on the first rank only starts equal everywhere. Other integers, the states of
+    seed generators and a loss scale are not copied. Add it on all ranks. In a process alone it does nothing.
 
     Example:
         >>> import keras
@@ -30,7 +29,7 @@ class Broadcast(RankCallback):
     meets = meets_at_start = True
 
     def after_start(self, distribute: Driver | None) -> None:
-        """Take what the first server has, or give it."""
+        """Receive the first server's state, or send it."""
         super().after_start(distribute)
         if self.team is not None:
             share(self.model, self.team)

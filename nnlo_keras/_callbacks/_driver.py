@@ -1,4 +1,4 @@
-"""Driver: the callback that takes part in a training of several ranks, as our other callbacks see it."""
+"""Driver: interface of `Distribute` for nnlo's other callbacks."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ __all__ = ["Driver", "is_driver"]
 
 
 class Driver(Protocol):
-    """Drives one rank's part; `nnlo_keras.Distribute` does.
+    """Drives one rank's part in a training; implemented by `nnlo_keras.Distribute`.
 
     Attributes:
-        drives_training: tells it from other callbacks.
+        drives_training: True; marks the driver among the callbacks.
     """
 
     drives_training: bool
 
     @property
     def team(self) -> Session | None:
-        """This rank's place among several, while there are any."""
+        """This rank's session in a training of several ranks; None outside of one."""
 
     @property
     def report(self) -> TrainingReport:
-        """What this rank has seen of the last training."""
+        """This rank's counts of the last training."""
 
     @property
     def feed(self) -> SequenceFeed | None:
-        """What `fit` trains on, where that is an H5Sequence."""
+        """The H5Sequence that `fit` trains on, if it does."""
 
     @property
     def batches_in_epoch(self) -> int:
-        """How many batches this worker has trained on in this epoch."""
+        """Number of batches that this worker has trained on in this epoch."""
 
     def state(self) -> dict[str, Any] | None:
-        """Return where this worker is in its epoch."""
+        """Return this worker's position in its epoch."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was returned."""
 
     def settle(self) -> None:
-        """On a server whose training is over: let the centre be what the model was then."""
+        """On a server whose training has ended: set the centre to the model as it was at the end."""
 
     def leave(self) -> None:
-        """Leave the training in good order, wherever in an epoch this rank is."""
+        """Leave the training, at any point in an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch."""
 
 
 def is_driver(callback: object) -> TypeGuard[Driver]:
-    """Say whether a callback drives this rank's part."""
+    """Return whether a callback drives this rank's part."""
     return getattr(callback, "drives_training", False) is True

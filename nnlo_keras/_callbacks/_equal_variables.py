@@ -1,4 +1,4 @@
-"""Giving the first server's state of a model to all ranks."""
+"""Copying of the first server's model state to all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["share"]
 
 
 def share(model: Any, team: Session) -> None:
-    """Let all ranks have what the first server's model has beside the trainable weights; all call it alike.
+    """Copy the first server's state except the trainable weights to all ranks (collective).
 
     Raises:
         ConfigurationError: the models or optimizers do not have the same variables.
@@ -32,12 +32,12 @@ def share(model: Any, team: Session) -> None:
     }
     mine["iterations"] = [int(keras.ops.convert_to_numpy(one.iterations)) for one in optimizers]
     first = team.copied(mine)
-    # All are told before any of them goes on: who differs ends the training for all.
+    # All ranks compare before any continues: a rank that differs aborts the training for all.
     if (first["variables"], first["shapes"]) != (mine["variables"], mine["shapes"]):
         raise ConfigurationError(
-            f"rank {team.rank} has {mine['variables']} variables of its model and optimizer that are to be "
-            f"made equal, but the first server {first['variables']}, or of other shapes; make the same model "
-            "and optimizer on all ranks"
+            f"rank {team.rank} has {mine['variables']} variables to receive in its model and optimizer, but "
+            f"the first server sends {first['variables']}, or the shapes differ; make the same model and "
+            "optimizer on all ranks"
         )
     vector = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, np.float32)
     team.copied({}, vector)
@@ -46,13 +46,13 @@ def share(model: Any, team: Session) -> None:
     start = 0
     for variable, array in zip(variables, arrays, strict=True):
         piece = vector[start : start + array.size]
-        variable.assign(np.array(piece.reshape(array.shape)))  # JAX would keep the vector's memory
+        variable.assign(np.array(piece.reshape(array.shape)))  # a copy: JAX would keep the vector's memory
         start += array.size
     for optimizer, iterations in zip(optimizers, first["iterations"], strict=True):
         optimizer.iterations.assign(iterations)
 
 
 def _floats(model: Any, optimizers: list[Any]) -> list[Any]:
-    """Return all float variables that the centre does not give anyway."""
+    """Return all float variables that do not come from the centre anyway."""
     of_optimizers = [variable for optimizer in optimizers for variable in optimizer.variables]
     return [one for one in [*model.non_trainable_weights, *of_optimizers] if "float" in one.dtype]

@@ -1,4 +1,4 @@
-"""The same metrics on all ranks."""
+"""MetricAverage: the same metrics on all ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["MetricAverage"]
 
 
 class MetricAverage(RankCallback):
-    """At the end of each epoch makes the metrics of all ranks the mean over the workers.
+    """Replaces the metrics of all ranks by the mean over the workers at the end of each epoch.
 
-    Callbacks behind it in the list, and the history, see the means, weighted by the samples that each worker
-    has trained on (by batches, where a training step of your own does not update Keras's loss); what the
-    centre's rank has validated stays as it is. Workers wait for each other at the end of each epoch, which
-    they do not without it; they do not wait for the validation. Give it on all ranks. Alone it does nothing.
+    Callbacks after it in the list, and the history, see the means, weighted by the samples that each worker
+    has trained on (by batches if a custom training step does not update Keras's loss). Validation metrics of
+    the centre's rank stay unchanged. With it, workers wait for each other at the end of each epoch, but not
+    for the validation. Add it on all ranks. In a process alone it does nothing.
 
     Example:
         >>> import keras
@@ -37,7 +37,7 @@ class MetricAverage(RankCallback):
         self._epochs = 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the means in place of this rank's metrics."""
+        """Replace this rank's metrics by the means."""
         if self.team is None or self.distribute is None:
             return
         self.end_exchanges(epoch, logs)
@@ -49,6 +49,6 @@ class MetricAverage(RankCallback):
             logs.update(self.team.ask(query).means)
 
     def before_end(self) -> None:
-        """Keep nobody waiting who goes on for longer."""
+        """Withdraw from further means, so that workers with more epochs do not wait for this rank."""
         if self.team is not None:
             self.team.ask(EpochMeanQuery(epoch=None, values={}, weight=0))

@@ -1,4 +1,4 @@
-"""State of a rank's Keras model and optimizers besides the team's vector, for checkpoints."""
+"""State of one rank's Keras model and optimizers for checkpoints, except the session's vector."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["ModelState"]
 
 
 class ModelState:
-    """A model's variables and its optimizers' that a checkpoint keeps.
+    """Variables of a model and its optimizers that a checkpoint saves.
 
     Args:
         model: the model.
-        team: this rank's place among several; None: alone.
+        team: this rank's session; None in a process alone.
     """
 
     def __init__(self, model: Any, team: Session | None) -> None:
         self._model, self._team = model, team
 
     def state(self) -> dict[str, Any]:
-        """Return what is to be saved."""
+        """Return the state for a checkpoint."""
         return {
             "variables": values_of(self._variables()),
             "optimizers": [values_of(self._of(one)) for one in self._optimizers()],
@@ -39,29 +39,29 @@ class ModelState:
         }
 
     def load(self, state: Mapping[str, Any], *, seeds: bool = True) -> None:
-        """Take what `state` returned, but for rates that are set when an epoch goes on.
+        """Load what `state` returned, except learning rates; see `load_rates`.
 
         Args:
-            state: of this rank, or of another.
-            seeds: whole numbers, too, such as the states of seed generators.
+            state: the state of this rank, or of another.
+            seeds: also load integers, such as the states of seed generators.
         """
         variables = self._variables()
         values = state["variables"] if seeds else _with_own_integers(variables, state["variables"])
         assign(variables, values, "the model's variables")
         for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
             assign(self._of(one), values, "the optimizer's variables")
-        for wrapper, (_, told) in zip(self._wrappers(), state["rates"], strict=True):
-            wrapper.rate_set = told
+        for wrapper, (_, set_rate) in zip(self._wrappers(), state["rates"], strict=True):
+            wrapper.rate_set = set_rate
 
     def load_rates(self, state: Mapping[str, Any]) -> None:
-        """Set the learning rates amid an epoch."""
-        for wrapper, (rate, told) in zip(self._wrappers(), state["rates"], strict=True):
+        """Set the learning rates, on resuming in mid-epoch."""
+        for wrapper, (rate, set_rate) in zip(self._wrappers(), state["rates"], strict=True):
             if rate is not None:
                 wrapper.inner_optimizer.learning_rate = rate
-            wrapper.rate_set = told
+            wrapper.rate_set = set_rate
 
     def facts(self) -> dict[str, Any]:
-        """Return what tells this training from others."""
+        """Return the facts that identify this training."""
         model, team = self._model, self._team
         wrapper = wrapper_of(model.optimizer) or next(iter(self._wrappers()), None)
         algorithm, optimizer = "none", model.optimizer
@@ -78,7 +78,7 @@ class ModelState:
         }
 
     def synchronise(self) -> None:
-        """On JAX let the variables hold what fit has in their place during an epoch."""
+        """On JAX copy the state that `fit` holds during an epoch back into the variables."""
         synchronise(self._model)
 
     def _optimizers(self) -> list[Any]:
@@ -92,12 +92,12 @@ class ModelState:
         return [wrapper for wrapper in found if wrapper is not None]
 
     def _variables(self) -> list[Any]:
-        """All that the team has not in its vector."""
+        """Return all variables that are not in the session's vector."""
         owned = [one for wrapper in self._wrappers() for one in wrapper.owned]
         return untrained(self._model, owned if self._team is not None else [])
 
     def _of(self, optimizer: Any) -> list[Any]:
-        """The variables of an optimizer; of one that does not step here, counts and rates only."""
+        """Return an optimizer's variables; only counts and rates if it does not step on this rank."""
         wrapper = wrapper_of(optimizer)
         steps = self._team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
         return [one for one in optimizer.variables if steps or not one.shape]
@@ -105,13 +105,13 @@ class ModelState:
 
 def _with_own_integers(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     if len(variables) != len(values):
-        return list(values)  # which will be refused
+        return list(values)  # `assign` refuses them
     pairs = zip(variables, values_of(variables), values, strict=True)
     return [value if "float" in variable.dtype else own for variable, own, value in pairs]
 
 
 def _numbered(layout: Layout) -> str:
-    """The shapes and types of weights, to be compared; Keras gives a model made twice other names."""
+    """Return the shapes and types of weights without names: Keras names each copy of a model differently."""
     segments = [
         replace(one, name=f"number {place}", tied_to=None) for place, one in enumerate(layout.segments)
     ]
@@ -119,7 +119,7 @@ def _numbered(layout: Layout) -> str:
 
 
 def _rate(wrapper: Wrapper) -> list[float | None]:
-    """The learning rate that an optimizer has, unless it is a schedule's, and what a callback has set."""
+    """Return an optimizer's learning rate, None for a schedule's, and the rate that a callback has set."""
     inner = wrapper.inner_optimizer
     scheduled = schedule_of(inner) is not None
     return [None if scheduled else float(keras.ops.convert_to_numpy(inner.learning_rate)), wrapper.rate_set]

@@ -15,14 +15,14 @@ __all__ = ["Monitor"]
 
 
 class Monitor(RankCallback):
-    """Appends a line of JSON for each epoch to a file of each rank's own.
+    """Appends a line of JSON for each epoch to one file per rank.
 
     `Monitor("run/monitor.jsonl")` writes run/monitor.rank0.jsonl and so on. A line holds: epoch, rank, role;
-    time (seconds since 1970) and the seconds that the epoch took, with validation; batches in it and batches
-    per second (on a server those of all workers, as it knows them); samples and samples per second (on a
-    worker); memory_mb and cpu_s of the process (cpu_s within the epoch); exchanges and mean_staleness since
-    the training's start (on a server); learning_rate; metrics as this rank sees them. What is not a finite
-    number is null.
+    time (seconds since 1970) and the seconds that the epoch took, validation included; its batches and
+    batches per second (on a server the sum over all workers, as far as it knows); samples and samples per
+    second (on a worker); memory_mb and cpu_s of the process (cpu_s within the epoch); exchanges and
+    mean_staleness since the training's start (on a server); learning_rate; this rank's metrics. Numbers that
+    are not finite are written as null.
 
     Args:
         path: the file; the rank is added to its name.
@@ -45,23 +45,23 @@ class Monitor(RankCallback):
         self.path = Path(path)
 
     def after_start(self, distribute: Driver | None) -> None:
-        """See whether the file can be written."""
+        """Open the file, or refuse one that cannot be written."""
         super().after_start(distribute)
         self._log = EpochLog(self.path, self.rank, self.role)
         self._batches_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note when and with what the epoch begins."""
+        """Start measuring the epoch."""
         self._log.begin()
         self._batches = 0
         self._samples: int | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Count."""
+        """Count the batches."""
         self._batches = batch + 1
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Count samples now: the validation begins to count anew."""
+        """Record the samples now: the validation resets Keras's count."""
         self._samples = self.samples_in_epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -75,7 +75,7 @@ class Monitor(RankCallback):
         self._log.end(epoch, counts, rate, numbers(logs), served)
 
     def _batches_served(self) -> int:
-        assert self.distribute is not None  # a server has one
-        total = self.distribute.report.samples  # which Distribute counts in batches
+        assert self.distribute is not None  # only servers call this
+        total = self.distribute.report.samples  # Distribute reports batches as samples
         batches, self._batches_before = total - self._batches_before, total
         return batches

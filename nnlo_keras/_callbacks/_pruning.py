@@ -1,4 +1,4 @@
-"""Give up a trial of a search when it does worse than others."""
+"""Pruning: ends a trial of a search early if it does worse than others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Pruning"]
 class Pruning(keras.callbacks.Callback):
     """Reports a metric to a trial of `nnlo_keras.optimize` after each epoch, and prunes the trial.
 
-    The rank whose model is the centre reports and asks; the other ranks of its block are freed when it
-    prunes. A trial of Optuna's own works as well.
+    The rank whose model is the centre reports and decides; when it prunes, the other ranks of its block are
+    freed. An Optuna trial works as well.
 
     Args:
-        trial: the trial that the objective was called with.
+        trial: the objective's trial.
         monitor: the metric's name in the history.
 
     Example:
@@ -43,18 +43,18 @@ class Pruning(keras.callbacks.Callback):
         self._trial, self._monitor = trial, monitor
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Report, and raise Optuna's `TrialPruned` if the trial is to be given up."""
+        """Report, and raise Optuna's `TrialPruned` if the trial is to be pruned."""
         world = launched()
         if world is not None and world.rank:
-            return  # it has not validated; when the first rank prunes it is freed
+            return  # only rank 0 validates; when it prunes, this rank is freed
         from optuna import TrialPruned
 
         found = numbers(logs)
         if self._monitor not in found:
             there = ", ".join(sorted(found)) or "no metric"
             raise ConfigurationError(
-                f"Pruning(monitor={self._monitor!r}): this epoch has {there}; name one of these, or "
-                "give fit() validation_data"
+                f"Pruning(monitor={self._monitor!r}): this epoch has {there}; choose one of these, or pass "
+                "validation_data to fit()"
             )
         self._trial.report(found[self._monitor], epoch)
         if self._trial.should_prune():

@@ -1,4 +1,4 @@
-"""Base of our callbacks: each knows this rank's part, wherever it stands in the list."""
+"""Base of nnlo's callbacks: each knows this rank's role, at any place in the list."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["RankCallback", "numbers"]
 
 
 class RankCallback(keras.callbacks.Callback):
-    """A callback that goes along with `nnlo_keras.Distribute`, before or behind it in the list.
+    """A callback that works together with `nnlo_keras.Distribute`, before or after it in the list.
 
     Attributes:
-        meets: all ranks wait for each other in it, so all of them have to have it.
-        meets_at_start: they do so before the first batch.
-        team: this rank's place among several, while there are any.
+        meets: all ranks wait for each other in it, so all must have it.
+        meets_at_start: they wait before the first batch.
+        team: this rank's session in a training of several ranks; None outside of one.
         role: "alone", "server 0", "worker 0", ...
     """
 
@@ -35,14 +35,14 @@ class RankCallback(keras.callbacks.Callback):
         self.role = "alone"
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Begin, unless there is a `Distribute` that says when."""
+        """Begin, unless a `Distribute` does it."""
         container = callbacks_of_fit()
         if container is not None and any(map(is_driver, container.callbacks)):
             return
         if launched() is not None:
             name = type(self).__name__
             raise ConfigurationError(
-                f"{name} is used by one of several ranks without the callback that exchanges; add "
+                f"{name} is used in a training of several ranks, but no callback exchanges; add "
                 "nnlo_keras.Distribute() to the callbacks of fit()"
             )
         self.before_start("alone")
@@ -51,30 +51,30 @@ class RankCallback(keras.callbacks.Callback):
     # -- what Distribute calls ------------------------------------------------------------------------
 
     def before_start(self, role: str) -> None:
-        """Do what has to be done before the centre is what this rank's model is."""
+        """Prepare before this rank's model becomes part of the training."""
         self.role, self.distribute, self.team = role, None, None
 
     def before_part(self, distribute: Driver) -> None:
-        """Do what has to be done when this rank has its place, and before it takes up its part."""
+        """Prepare after the session is made and before this rank joins."""
 
     def after_start(self, distribute: Driver | None) -> None:
-        """Do what has to be done before the first batch, when all ranks are there."""
+        """Prepare before the first batch, after all ranks have joined."""
         self.distribute = distribute
         self.team = None if distribute is None else distribute.team
 
     def before_end(self) -> None:
-        """Do what has to be done while the others can still be asked."""
+        """Finish while other ranks can still answer queries."""
 
     def after_serving(self) -> None:
-        """On a server: an epoch was served."""
+        """Act on a server after it has served an epoch."""
 
     def before_empty_epoch(self, epoch: int) -> None:
-        """The training was stopped here, and others may still have this epoch before them."""
+        """Act for an epoch after this rank has stopped early; other ranks may still train in it."""
 
     def after_epochs(self) -> None:
-        """All ranks have had all epochs, those that were stopped before them, too."""
+        """Act after the last epoch of all ranks, early stopped ones included."""
 
-    # -- what several of them need --------------------------------------------------------------------
+    # -- helpers for callbacks ------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -83,7 +83,7 @@ class RankCallback(keras.callbacks.Callback):
 
     @property
     def has_center(self) -> bool:
-        """Whether this rank's model is what all ranks will have at the end."""
+        """Whether all ranks will get this rank's model at the end."""
         return speaks(self.role)
 
     @property
@@ -93,15 +93,15 @@ class RankCallback(keras.callbacks.Callback):
 
     @property
     def samples_in_epoch(self) -> int:
-        """How many samples the metrics of this epoch have seen; 0 where Keras does not count them."""
+        """Number of samples in this epoch's metrics; 0 if Keras does not count them."""
         return samples_counted(self.model)
 
     def end_exchanges(self, epoch: int, logs: Any) -> None:
-        """See to it that the last exchange of this epoch has been made, also before `Distribute` does."""
+        """Make the last exchange of this epoch now, even if `Distribute` comes later in the list."""
         if self.distribute is not None:
             self.distribute.on_epoch_end(epoch, logs)
 
 
 def numbers(logs: Any) -> dict[str, float]:
-    """Return the metrics that are single numbers."""
+    """Return the metrics that are scalars."""
     return {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}

@@ -14,17 +14,17 @@ __all__ = ["Timeline"]
 
 
 class Timeline(RankCallback):
-    """Writes a trace of epochs, batches, exchanges and validation, in a file of each rank's own.
+    """Writes a trace of epochs, batches, exchanges and validation, one file per rank.
 
-    `Timeline("run/timeline.json")` writes run/timeline.rank0.json and so on, to be opened with
-    https://ui.perfetto.dev or chrome://tracing; several at once lie side by side, a process for each rank. A
-    "batch" is what Keras computes; an "exchange" and whatever else is done with other ranks says how many
-    milliseconds of it were spent waiting. On a server, "serve" is the workers' epoch, which it waits through
-    but for their exchanges. The file grows by about 100 bytes for each of these, is written about once a
-    second, and is valid JSON at any time, also when the training is killed.
+    `Timeline("run/timeline.json")` writes run/timeline.rank0.json and so on. Open them with
+    https://ui.perfetto.dev or chrome://tracing; several files opened together show one process per rank. A
+    "batch" is Keras's computation; an "exchange" and any other event with other ranks has the milliseconds
+    spent waiting. On a server, "serve" is the workers' epoch: it waits except for their exchanges. Each event
+    takes about 100 bytes. The file is written about once a second and is valid JSON at any time, even after
+    the training is killed.
 
     Args:
-        path: the file; the rank is added to its name, and an old one is replaced.
+        path: the file; the rank is added to its name, and an old file is replaced.
 
     Example:
         >>> import json, tempfile
@@ -46,7 +46,7 @@ class Timeline(RankCallback):
         self._trace: Trace | None = None
 
     def after_start(self, distribute: Driver | None) -> None:
-        """Open the file, and have exchanges told."""
+        """Open the file, and observe the exchanges."""
         super().after_start(distribute)
         self._trace = Trace.of_rank(self.path, self.rank, self.role)
         self._batch_s: float | None = None
@@ -55,19 +55,19 @@ class Timeline(RankCallback):
             self.team.observe(self._see)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note when."""
+        """Record the time."""
         self._epoch_s = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note when."""
+        """Record the time."""
         self._batch_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Add the batch, if the exchange behind it has not done so."""
+        """Add the batch, unless the exchange after it already has."""
         self._end_batch(time.perf_counter())
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Note when."""
+        """Record the time."""
         self._test_s = time.perf_counter()
 
     def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -81,13 +81,13 @@ class Timeline(RankCallback):
             self._trace.flush()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Write what is left; others may still have something to say."""
+        """Write the remaining events; later ones are written one by one."""
         self._ended = True
         if self._trace is not None:
             self._trace.flush()
 
     def _see(self, what: str, begin_s: float, end_s: float, waited_s: float) -> None:
-        """Take an exchange, or what else is done with other ranks."""
+        """Add an exchange or another operation with other ranks."""
         self._end_batch(begin_s)
         if what == "end epoch" and not self.trains:
             what = "serve"

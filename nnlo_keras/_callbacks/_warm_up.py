@@ -1,4 +1,4 @@
-"""A learning rate that begins low."""
+"""WarmUp: a learning rate that begins low."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["WarmUp"]
 
 
 class WarmUp(RankCallback):
-    """Lets the learning rate rise, batch by batch, to what the optimizer was compiled with.
+    """Raises the learning rate, batch by batch, to the rate that the optimizer was compiled with.
 
-    Batch i of a worker, counted from 0, has the rate r (start + (1 - start) min(1, i/n)); n are the batches
-    of `epochs` epochs of this worker, or `steps`. It acts where the optimizer runs: what a worker sends to
-    the centre is stepped there with the rate that the worker has reached. While it warms up it overrules
-    other callbacks that set the rate; then they take over. r does not depend on the number of workers:
-    compile with what suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
+    Batch i of a worker, counted from 0, has the rate r (start + (1 - start) min(1, i/n)); n is the number of
+    batches in `epochs` epochs of this worker, or `steps`. It acts where the optimizer runs: the centre is
+    stepped with the rate that the sending worker has reached. While warming up it overrides other callbacks
+    that set the rate; then they take over. r does not depend on the number of workers: compile with a rate
+    that suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
 
-    A training that goes on (`Checkpoint`, `fit(initial_epoch=...)`) is warmed up as far as it had been.
+    A resumed training (`Checkpoint`, `fit(initial_epoch=...)`) continues warming up where it was.
 
     Args:
-        epochs: how long it takes; part of an epoch is possible.
-        steps: how many batches it takes, in place of epochs.
-        start: the part of the rate that it begins with.
+        epochs: length of the warm-up; may be part of an epoch.
+        steps: length of the warm-up in batches, in place of epochs.
+        start: fraction of the rate to begin with.
 
     Example:
         >>> import numpy as np
@@ -56,29 +56,29 @@ class WarmUp(RankCallback):
         self.steps = None if steps is None else whole_number("steps", steps, 1)
 
     def set_model(self, model: Any) -> None:
-        """Note the rate that was compiled, before anything loads or sets another."""
+        """Record the compiled rate, before anything loads or sets another."""
         super().set_model(model)
         self._rate = _rate_of(model.optimizer)
 
     def before_start(self, role: str) -> None:
-        """Find out how many batches it takes."""
+        """Compute the number of batches of the warm-up."""
         super().before_start(role)
         steps = self.params.get("steps")
         if self.steps is None and steps is None:
             raise ConfigurationError(
                 f"WarmUp(epochs={self.epochs!r}) does not know how many batches an epoch of this data has; "
-                "give fit() steps_per_epoch, or WarmUp(steps=...)"
+                "pass steps_per_epoch to fit(), or use WarmUp(steps=...)"
             )
         self._total = self.epochs * steps if self.steps is None else self.steps
         self._before = self._in_epoch = 0
-        self._warm: bool | None = None  # not known yet
+        self._warm: bool | None = None  # set as the first epoch begins
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Count the batches of the epochs before."""
+        """Count the batches of the previous epochs."""
         steps = self.params.get("steps")
         self._before = self._before + self._in_epoch if steps is None else epoch * steps
         self._in_epoch = 0
-        if self._warm is None:  # one that was warm when it was interrupted has what other callbacks set
+        if self._warm is None:  # if already warm on resuming, keep the rate that other callbacks have set
             self._warm = not self.trains or self._before > self._total
             self._let_go = self._warm
 
@@ -92,7 +92,7 @@ class WarmUp(RankCallback):
         self._in_epoch = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Let other callbacks take over, if it is warm."""
+        """Let other callbacks take over after the warm-up."""
         if self._let_go:
             return
         self.end_exchanges(epoch, logs)
@@ -101,7 +101,7 @@ class WarmUp(RankCallback):
             if done >= self._total:
                 self._set(done / self._total)
             return
-        # By now the centre has been told. A worker that went on telling would overrule what is set there.
+        # The server has the rate by now. A worker that kept sending it would override the server's.
         self._let_go = True
         wrapper = wrapper_of(self.model.optimizer)
         if wrapper is not None and wrapper.rate_set == self._rate:

@@ -1,7 +1,7 @@
-"""Keras variables as one flat float32 vector, with a fast copy there and back for each back end.
+"""Flat float32 vector of Keras variables, with a fast copy there and back for each back end.
 
-`get_weights` and `set_weights` take up to seventy times as long as copying the vector would; what is fast,
-and what may be done without a copy, is different for each back end: `benchmarks/keras_flat_variables.py`.
+`get_weights` and `set_weights` take up to 70 times as long as copying the vector. The fast way, and what
+works without a copy, differ between back ends: see `benchmarks/keras_flat_variables.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["FlatVariables", "flat_variables", "memory_of"]
 
 
 class FlatVariables(Protocol):
-    """Moves the values of variables into a flat vector and back.
+    """Copies the values of variables into a flat vector and back.
 
-    Only the segments of the vector are touched, never what lies between them.
+    It touches only the segments of the vector, never the gaps between them.
 
     Attributes:
         aliased: whether the vector *is* the memory of some variables: always with torch, with tensorflow from
-            `attach` to `detach`. Where it is not, the vector and the variables are apart: after `read` and
-            after `write` either may be overwritten without a change of the other.
+            `attach` to `detach`. If not, they are separate: after `read` and after `write` either may be
+            overwritten without changing the other.
     """
 
     @property
@@ -40,13 +40,13 @@ class FlatVariables(Protocol):
         """Copy the vector into the variables."""
 
     def attach(self) -> None:
-        """Let variables be the vector's memory from now on, where that is possible.
+        """Make variables views of the vector from now on, where possible.
 
-        It is for as long as nobody else keeps what he reads from them, or writes to them.
+        Until `detach` no other code may keep values that it reads from the variables, or write to them.
         """
 
     def detach(self) -> None:
-        """End that: the vector and the variables are apart again, if they can be."""
+        """End `attach`: separate the vector and the variables again, where possible."""
 
 
 def flat_variables(
@@ -54,16 +54,16 @@ def flat_variables(
 ) -> FlatVariables:
     """Tie variables to a flat vector, on the back end in use, and read them once.
 
-    It stays with the memory that `flat.vector` has now.
+    The tie is to the memory that `flat.vector` has now, even if the vector moves later.
 
     Args:
         variables: in the order of the vector.
         flat: the vector, laid out by `layout_of(variables)`.
-        model: whose variables they are. JAX needs it to read and write while `fit` runs; a callback has it as
-            `self.model`.
+        model: the owner of the variables. JAX needs it to read and write while `fit` runs; a callback has it
+            as `self.model`.
 
     Raises:
-        ConfigurationError: the vector is laid out for other variables, or the back end is none of ours.
+        ConfigurationError: the vector is laid out for other variables, or the back end is not supported.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -86,13 +86,13 @@ def flat_variables(
 
 
 def memory_of(variable: keras.Variable, model: keras.Model | None = None) -> Callable[[], Vector]:
-    """Return what shows a float32 variable's own memory, to be read and dropped before the next step.
+    """Return a function that returns a float32 variable's own memory; drop the array before the next step.
 
-    That of tensorflow may be kept: a step that changes the variable gives it other memory.
+    On tensorflow the array may be kept: a step that changes the variable gives it new memory.
 
     Args:
-        variable: of tensorflow or jax.
-        model: whose variable it is; see `flat_variables`.
+        variable: a tensorflow or jax variable.
+        model: the owner of the variable; see `flat_variables`.
     """
     if keras.backend.backend() == "tensorflow":
         from nnlo_keras._flat_variables import _tensorflow
@@ -104,7 +104,7 @@ def memory_of(variable: keras.Variable, model: keras.Model | None = None) -> Cal
 
 
 def _made(variables: list[keras.Variable], flat: FlatVector, model: keras.Model | None) -> FlatVariables:
-    # Each of these imports its framework, so only the one in use may be imported.
+    # Each of these modules imports its framework, so import only the one in use.
     match keras.backend.backend():
         case "tensorflow":
             from nnlo_keras._flat_variables._tensorflow import TensorFlowVariables

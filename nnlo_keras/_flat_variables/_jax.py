@@ -1,14 +1,13 @@
-"""JAX: arrays are read where they lie, and written by compiled functions.
+"""JAX variables in a flat vector: read in place, written by compiled functions.
 
-What shaped this module:
+Constraints that shaped this module:
 
-* during an epoch the state is not in the variables but in the model. `jax_state_sync` brings it back, and
-  makes the next step take it from there; what is written without it is lost without a word;
-* JAX takes an aligned numpy array over without a copy and computes later, so that a write must wait until
-  the vector has been read; what the function returns is never the vector, since a segment is always
-  shorter than it;
-* a function makes all its new arrays before an old one is freed. A large model is written in parts, so that
-  the memory of one is used again for the next.
+* during an epoch the model holds the state, not the variables. `jax_state_sync` copies it back and makes the
+  next step read the variables; a write without it is silently lost;
+* JAX uses an aligned numpy array without a copy and computes later, so a write must wait until the vector has
+  been read. The function's results never share the vector's memory, since a segment is always shorter;
+* a function allocates all its results before an old array is freed. So a large model is written in parts:
+  each part reuses the memory of the previous one.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from nnlo_keras._compat import away, is_spread, put_value, value_of
 
 __all__ = ["JaxVariables", "memory_of"]
 
-# As many numbers (16 MB) as one function writes; fewer cost more calls, more cost new memory.
+# Numbers (16 MB) that one function writes at most; fewer cost more calls, more cost new memory.
 _PART = 1 << 22
 
 
 def memory_of(variable: keras.Variable, model: keras.Model | None) -> Callable[[], Vector]:
-    """Return what shows a variable's own memory, which no step can use again meanwhile."""
+    """Return a function that returns a variable's own memory; no step can reuse it while the array lives."""
 
     def look() -> Vector:
         _sync(model, [variable])
@@ -61,8 +60,8 @@ class JaxVariables:
         """Copy the variables into the vector."""
         _sync(self._model, self._variables)
         for variable, view in self._places:
-            # What `asarray` returns is the array's own memory. It is dropped at once: as long as anybody
-            # looks at it, a step cannot use it again.
+            # `asarray` returns the array's own memory. Drop it at once: a step cannot reuse the memory while
+            # a reference exists.
             np.copyto(view, np.asarray(value_of(variable)), casting="unsafe")
 
     def write(self) -> None:
@@ -77,21 +76,21 @@ class JaxVariables:
                     put_value(variable, piece)
 
     def attach(self) -> None:
-        """Do nothing: the arrays of JAX never change."""
+        """Do nothing: JAX arrays are immutable."""
 
     def detach(self) -> None:
         """Do nothing."""
 
 
 def _sync(model: keras.Model | None, variables: Iterable[keras.Variable]) -> None:
-    """Have the values of these variables in them, where `fit` has taken them away."""
+    """Put the values that `fit` holds back into these variables."""
     if model is not None:
         model.jax_state_sync()
     for variable in variables:
         if away(variable):
             raise ConfigurationError(
-                f"the variable {variable.path!r} is away while fit() runs; give flat_variables() the model "
-                "it belongs to, and call it from a callback"
+                f"the variable {variable.path!r} has no value while fit() runs; pass flat_variables() the "
+                "model that owns it, and call it from a callback"
             )
 
 
@@ -109,12 +108,12 @@ def _parts(
 
 
 def _reach(segments: list[Segment]) -> slice:
-    """The part of the vector these segments lie in, with at least one number more."""
+    """Return the part of the vector with these segments and at least one number more."""
     return slice(segments[0].offset, segments[-1].place.stop + 1)
 
 
 def _splitter(segments: list[Segment]) -> Any:
-    """Make the function that cuts variables out of their part of the vector."""
+    """Make a function that cuts variables out of their part of the vector."""
     start = segments[0].offset
 
     def split(vector: Any) -> list[Any]:

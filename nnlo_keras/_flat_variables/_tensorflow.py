@@ -1,16 +1,15 @@
-"""TensorFlow: variables are read and written without a copy on TensorFlow's side.
+"""TensorFlow variables in a flat vector: read and written without a copy on TensorFlow's side.
 
-What shaped this module:
+Constraints that shaped this module:
 
-* every eager operation costs microseconds, so that small variables go through one compiled function, which
-  reads or writes them all;
-* a numpy array can be lent to TensorFlow (DLPack), but what is assigned from it *is* the array then: so a
-  copy of the vector is lent, and copied into again when no tensor is a part of it any more. Whatever somebody
-  has read from a variable never changes;
-* if the array does not start on a cache line the process is aborted by the next operation: ours all do;
-* while nobody but us looks at a variable between two steps it may be lent the vector itself. TensorFlow never
-  changes memory that it does not own: a step that changes such a variable gives it other memory, so that
-  whoever reads looks where it is.
+* every eager operation costs microseconds, so one compiled function reads or writes all small variables;
+* a numpy array can be lent to TensorFlow (DLPack), but a variable assigned from it *is* the array then. So a
+  copy of the vector is lent, and reused only once no tensor shares it: values read from a variable must never
+  change;
+* an array that does not start on a cache line aborts the process at the next operation; all of ours do;
+* if no other code reads a variable between two steps, it may be lent the vector itself. TensorFlow never
+  writes to memory that it does not own: a step that changes such a variable gives it new memory, so reads
+  compare addresses.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from nnlo_keras._compat import memory_of_tensor
 
 __all__ = ["TensorFlowVariables", "memory_of"]
 
-# From so many numbers on (256 KB) to call an operation costs less than a function's way of copying.
+# Variables of at least this many numbers (256 KB) are copied by one operation each, not by the function.
 _LARGE = 65536
-# With so few variables the calls cost less than the function.
+# Up to this many variables, one operation each costs less than the function.
 _FEW = 32
 
 
 def memory_of(variable: keras.Variable) -> Callable[[], Vector]:
-    """Return what shows a variable's own memory; `numpy` would copy it first."""
+    """Return a function that returns a variable's own memory; `numpy` would copy it."""
     return partial(_memory, variable.value.handle)
 
 
@@ -52,7 +51,7 @@ class TensorFlowVariables:
         self._vector, self._copies = flat.vector, _Copies()
         places = list(zip(variables, flat.layout.segments, flat.views(), strict=True))
         places = [place for place in places if place[1].tied_to is None and place[1].size]
-        # Values spread over devices by tf.distribute know by themselves how they are read and written.
+        # tf.distribute's values on several devices have their own way to read and write.
         spread = [isinstance(variable.value, tf.distribute.DistributedValues) for variable, _, _ in places]
         self._spread = [(v.value, view) for (v, _, view), apart in zip(places, spread, strict=True) if apart]
         plain = [
@@ -61,7 +60,7 @@ class TensorFlowVariables:
             if not apart
         ]
         self._floats = [place for place in plain if place.segment.dtype == "float32"]
-        # Those that are large, or few, are taken one by one.
+        # Large variables, or few, are copied one by one.
         large = 0 if len(plain) <= _FEW else _LARGE
         self._alone = [place for place in self._floats if place.segment.size >= large]
         self._small = _Together([place for place in self._floats if place.segment.size < large], flat)
@@ -95,21 +94,21 @@ class TensorFlowVariables:
             variable.assign(tf.cast(tf.constant(view), variable.dtype))
 
     def attach(self) -> None:
-        """Let the variables be the vector's memory."""
+        """Make the variables views of the vector."""
         self.write()
         for place in self._floats:
             place.lend(place.view)
         self.aliased = bool(self._floats)
 
     def detach(self) -> None:
-        """Give the variables memory of their own."""
+        """Give the variables their own memory."""
         if self.aliased:
             self.aliased = False
             self.write()
 
 
 class _VariableSlice:
-    """A variable, and where it lies in the vector."""
+    """A variable and its slice of the vector."""
 
     def __init__(self, variable: Any, segment: Segment, view: Any) -> None:
         self.variable, self.segment, self.view = variable, segment, view
@@ -120,13 +119,13 @@ class _VariableSlice:
         return _memory(self.variable.handle)
 
     def lend(self, memory: Any) -> None:
-        """Let the variable be that memory."""
+        """Make the variable use this memory."""
         tensor = tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
         tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=tensor)
 
 
 class _Copy:
-    """A copy of the vector that tensors may be parts of."""
+    """A copy of the vector whose memory tensors may share."""
 
     def __init__(self, size: int) -> None:
         self.vector = Frame(size).vector
@@ -134,34 +133,34 @@ class _Copy:
 
     @property
     def free(self) -> bool:
-        """Whether no tensor is a part of it any more."""
+        """Whether no tensor shares it any more."""
         return all(piece() is None for piece in self._lent)
 
     def part(self, segment: Segment) -> Any:
-        """Return the memory of a segment; it is in use as long as somebody has that array."""
+        """Return the memory of a segment; it is in use as long as that array lives."""
         piece = self.vector[segment.place].reshape(segment.shape)
         self._lent.append(weakref.ref(piece))
         return piece
 
     def lend(self) -> Any:
-        """Return a tensor that is all of it."""
+        """Return a tensor that shares all of it."""
         piece = self.vector[:]
         self._lent.append(weakref.ref(piece))
         return tf.experimental.dlpack.from_dlpack(piece.__dlpack__())
 
     def begin(self) -> None:
-        """Forget who had it."""
+        """Forget earlier loans."""
         self._lent.clear()
 
 
 class _Copies:
-    """As many copies of a vector as are in use."""
+    """Pool of copies of a vector."""
 
     def __init__(self) -> None:
         self._copies: list[_Copy] = []
 
     def of(self, vector: Vector) -> _Copy:
-        """Return a copy of `vector` that nobody has yet."""
+        """Return a copy of `vector` that no tensor shares yet."""
         copy = next((one for one in self._copies if one.free), None)
         if copy is None:
             copy = _Copy(vector.size)
@@ -172,7 +171,7 @@ class _Copies:
 
 
 class _Together:
-    """Variables that one compiled function reads, and one writes."""
+    """Variables read by one compiled function and written by another."""
 
     def __init__(self, places: list[_VariableSlice], flat: FlatVector) -> None:
         self._pieces = [flat.vector[place.segment.place] for place in places]
@@ -191,13 +190,13 @@ class _Together:
                 start += piece.size
 
     def write(self, copy: _Copy) -> None:
-        """Copy the vector's copy into the variables."""
+        """Write the copied vector into the variables."""
         if self:
             self._write(copy.lend())
 
 
 def _reader(places: list[_VariableSlice]) -> Any:
-    """Make the function that returns variables one behind the other."""
+    """Make a function that returns the variables concatenated."""
 
     def read() -> Any:
         return tf.concat([tf.reshape(tf.cast(place.variable, tf.float32), [-1]) for place in places], 0)
@@ -206,7 +205,7 @@ def _reader(places: list[_VariableSlice]) -> Any:
 
 
 def _writer(places: list[_VariableSlice], size: int) -> Any:
-    """Make the function that cuts variables out of the vector."""
+    """Make a function that cuts variables out of the vector."""
 
     def write(vector: Any) -> None:
         for place in places:

@@ -1,7 +1,7 @@
-"""torch: the variables are views of the vector, wherever they can be.
+"""Torch variables in a flat vector: views of it, wherever possible.
 
-What cannot be one (16 bits, another device, memory in another order) is copied. Whatever gives a variable new
-memory is noticed, and the variable becomes a view again.
+Variables that cannot be views (16 bits, another device, memory in another order) are copied. A variable that
+was given new memory is detected and made a view again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TorchVariables:
 
     @torch.no_grad()
     def read(self) -> None:
-        """Bring into the vector what does not lie there."""
+        """Copy variables that are not views into the vector."""
         for variable, view, address in self._places:
             tensor = value_of(variable)
             if tensor.data_ptr() != address:
@@ -44,7 +44,7 @@ class TorchVariables:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Bring the vector into the variables that do not lie there."""
+        """Copy the vector into the variables that are not views."""
         for variable, view, address in self._places:
             tensor = value_of(variable)
             if tensor.data_ptr() != address:
@@ -54,7 +54,7 @@ class TorchVariables:
                     tensor.copy_(view)
 
     def attach(self) -> None:
-        """Do nothing: they are as it is."""
+        """Do nothing: the variables are views already."""
 
     def detach(self) -> None:
         """Do nothing."""

@@ -1,8 +1,8 @@
-"""The sum of a worker's gradients since its last exchange, added up within the training step.
+"""Sums of a worker's gradients since its last exchange, added up within the training step.
 
-Each variable has one more of its shape beside it. To add there, and to begin anew, must cost as little as a
-plain optimizer's step does; what is cheap is different where Python runs at every step (torch) and where the
-step is traced once (tensorflow, jax).
+Each variable has an accumulator of the same shape. Adding and restarting must cost no more than a plain
+optimizer's step, so there are two versions: torch runs Python at every step, tensorflow and jax trace the
+step once.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class GradientAccumulator(Protocol):
     """Adds up the gradients of some variables."""
 
     def add(self, gradients: Sequence[Any]) -> None:
-        """Add one gradient for each variable, or None; within the training step."""
+        """Add one gradient or None for each variable; runs within the training step."""
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:
-        """Say where sums are brought to, in turn; all have the layout of the variables."""
+        """Set the vectors that take the sums, in turn; all have the layout of the variables."""
 
     def collect(self) -> None:
-        """Bring the sum into the vector whose turn it is, with marks behind those that there are.
+        """Copy the sum into the current vector, and mark which gradients are present.
 
-        A mark may be that of several gradients.
+        A mark may be the sum of several gradients' marks.
         """
 
     def restart(self, turn: int) -> None:
-        """Begin a new sum, for the vector of that number."""
+        """Begin a new sum, for the vector with this index."""
 
     def resume(self) -> None:
-        """Go on with the sum that lies in the vector whose turn it is, as `collect` has brought it there."""
+        """Resume with the sum that `collect` has copied into the current vector."""
 
 
 def gradient_sum(optimizer: Any, variables: Sequence[Any]) -> GradientAccumulator:
-    """Make a sum of gradients, of variables that belong to an optimizer."""
+    """Make a gradient sum for an optimizer's variables."""
     if keras.backend.backend() == "torch":
         from nnlo_keras._sums._torch import TorchSum
 

@@ -1,4 +1,4 @@
-"""torch: gradients are added up in the very vector that is sent."""
+"""Gradient sums for torch: added up directly in the vector that is sent."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class TorchSum:
     """Sums for torch, where the training step is Python that runs every time.
 
     Args:
-        variables: of which there are gradients.
+        variables: the variables that get gradients.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = variables
-        self._there = [False] * len(variables)  # whether a sum has begun
+        self._there = [False] * len(variables)  # whether a variable has a gradient in this sum
         self._turn = 0
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:  # noqa: ARG002 - as for all back ends
-        """Say where sums are brought to, in turn."""
+        """Set the vectors that take the sums, in turn."""
         self._vectors, self._marks = vectors, vectors[0].layout.marks()
         self._views = [[torch.from_numpy(view) for view in flat.views()] for flat in vectors]
-        # On another device they are added up there, and brought as a whole.
+        # On another device gradients are added up there, and copied once by `collect`.
         self._sums = [
             [
                 view
@@ -44,7 +44,7 @@ class TorchSum:
 
     @torch.no_grad()
     def add(self, gradients: Sequence[Any]) -> None:
-        """Add one gradient for each variable, or None."""
+        """Add one gradient or None for each variable."""
         first: tuple[list[Any], list[Any]] = ([], [])
         later: tuple[list[Any], list[Any]] = ([], [])
         for index, gradient in enumerate(gradients):
@@ -60,7 +60,7 @@ class TorchSum:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Bring the sum into the vector whose turn it is."""
+        """Copy the sum into the current vector."""
         for index, (total, view) in enumerate(
             zip(self._sums[self._turn], self._views[self._turn], strict=True)
         ):
@@ -71,12 +71,12 @@ class TorchSum:
         self._vectors[self._turn].vector[self._marks] = np.where(self._there, PRESENT, 0)
 
     def restart(self, turn: int) -> None:
-        """Begin a new sum, for the vector of that number."""
+        """Begin a new sum, for the vector with this index."""
         self._turn, self._there = turn, [False] * len(self._variables)
 
     @torch.no_grad()
     def resume(self) -> None:
-        """Go on with the sum that lies in the vector whose turn it is."""
+        """Resume with the sum in the current vector."""
         self._there = (self._vectors[self._turn].vector[self._marks] != 0).tolist()
         for total, view in zip(self._sums[self._turn], self._views[self._turn], strict=True):
             if total is not view:

@@ -1,4 +1,4 @@
-"""tensorflow and jax: gradients are added up in variables of their own, by the traced training step."""
+"""Gradient sums for tensorflow and jax: the traced training step adds them up in extra variables."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from nnlo_keras._variable_layout import layout_of
 
 __all__ = ["TracedSum"]
 
-# A gradient of so many numbers has a sum of its own, which costs no copy in the step. Smaller ones are put
-# together, since each sum is fetched by itself.
+# A gradient of at least this many numbers has its own variable, which costs no copy in the step. Smaller ones
+# share one, since each variable is fetched separately.
 _LARGE = 1 << 17
-# So many sums have numbers of their own; float32 counts no further than 2**24.
+# Sum numbers wrap around here; float32 cannot count beyond 2**24.
 _NUMBERS = 1 << 20
 
 
 class TracedSum:
-    """Sums where Python traces the training step once.
+    """Sums for back ends that trace the training step once.
 
-    Each sum has a number. That of the sum asked for is only read by the step, so that nothing needs to be
-    written for a new one to begin where variables can be host memory.
+    Each sum has a number. The step only reads the number of the requested sum, so beginning a new sum assigns
+    no variable if variables can be host memory.
 
-    With tensorflow what was read never changes. So where all gradients are small their sum travels from where
-    it lies, with room for a header before it.
+    On tensorflow, memory that was read never changes. So if all gradients are small, their sum is sent from
+    the variable's own memory, which has room for a header.
 
     Args:
-        optimizer: whom the variables belong to that hold the sums.
-        variables: of which there are gradients.
+        optimizer: the owner of the variables that hold the sums.
+        variables: the variables that get gradients.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -43,7 +43,8 @@ class TracedSum:
         self._segments, self._marks = layout.segments, layout.marks()
         self._large = [index for index, segment in enumerate(self._segments) if segment.size >= _LARGE]
         self._runs = list(_runs(self._segments, self._marks, self._large))
-        # The small sums, each with its mark as they lie in the vector, the other marks, the sum's number.
+        # `_joint` holds: the small sums with their marks, laid out as in the vector; the other marks; the
+        # sum's number.
         ends = np.cumsum([0, *(place.stop - place.start for _, place in self._runs)]).tolist()
         self._inside, self._rest = [slice(*pair) for pair in pairwise(ends)], slice(ends[-1], -1)
         whole = keras.backend.backend() == "tensorflow" and ends[1:] == [layout.size]
@@ -57,13 +58,13 @@ class TracedSum:
         ]
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:
-        """Say where sums are brought to, in turn."""
+        """Set the vectors that take the sums, in turn."""
         self._vectors, self._turn = vectors, 0
         self._memory = [flat.frame.bytes for flat in vectors]
-        self._travels = self._room > 0 and all(flat.vector is flat.frame.vector for flat in vectors)
+        self._sent_in_place = self._room > 0 and all(flat.vector is flat.frame.vector for flat in vectors)
         starts = [self._segments[index].offset for index in self._large]
         layouts = [layout_of([variable]) for variable in self._sums]
-        self._roads = [
+        self._large_links = [
             [
                 flat_variables([variable], flat.part(layout, slice(start, start + layout.size)), model)
                 for variable, layout, start in zip(self._sums, layouts, starts, strict=True)
@@ -71,12 +72,12 @@ class TracedSum:
             for flat in vectors
         ]
         self._number = FlatVector(layout_of([self._asked]))
-        self._number_road = flat_variables([self._asked], self._number, model)
+        self._number_link = flat_variables([self._asked], self._number, model)
         self._joined = memory_of(self._joint, model)
-        self._number_road.attach()
+        self._number_link.attach()
 
     def add(self, gradients: Sequence[Any]) -> None:
-        """Add one gradient for each variable, or None."""
+        """Add one gradient or None for each variable."""
         ops = keras.ops
         flat = [
             _flat(gradient, segment.size) for gradient, segment in zip(gradients, self._segments, strict=True)
@@ -89,55 +90,55 @@ class TracedSum:
                 small += [flat[index], np.append(np.zeros(free, np.float32), marks[index])]
         variables = [self._joint, *self._sums]
         old = [variable.value for variable in variables]
-        goes_on = ops.equal(old[0][-1:], self._asked.value)
-        number = ops.where(goes_on, 0.0, self._asked.value)
+        continues = ops.equal(old[0][-1:], self._asked.value)
+        number = ops.where(continues, 0.0, self._asked.value)
         large = np.array([marks[index] for index in self._large], np.float32)
         room = np.zeros(self._room, np.float32)
         new = [ops.concatenate([room, *small, large, number]), *(flat[index] for index in self._large)]
-        after = ops.cond(goes_on[0], lambda: list(map(ops.add, old, new)), lambda: new)
+        after = ops.cond(continues[0], lambda: list(map(ops.add, old, new)), lambda: new)
         for variable, value in zip(variables, after, strict=True):
             variable.assign(value)
 
     def collect(self) -> None:
-        """Bring the sum into the vector whose turn it is."""
+        """Copy the sum into the current vector."""
         joined, flat = self._joined(), self._vectors[self._turn]
         if joined[-1] != self._number.vector[0]:
             flat.vector.fill(0)  # nothing was added
             return
-        if self._travels:
+        if self._sent_in_place:
             flat.lie_in(joined[:-1].view(np.uint8))
             return
         joined, vector = joined[self._room :], flat.vector
-        for way in self._roads[self._turn]:
-            way.read()
+        for link in self._large_links[self._turn]:
+            link.read()
         for inside, (_, place) in zip(self._inside, self._runs, strict=True):
             vector[place] = joined[inside]
         if self._large:
             vector[self._marks[self._large]] = joined[self._rest]
 
     def restart(self, turn: int) -> None:
-        """Begin a new sum, for the vector of that number."""
+        """Begin a new sum, for the vector with this index."""
         self._turn = turn
-        if self._travels:  # what has travelled from elsewhere has been answered
+        if self._sent_in_place:  # the send from the variable's memory is complete
             self._vectors[turn].lie_in(self._memory[turn])
         self._number.vector[0] = self._number.vector[0] % _NUMBERS + 1
-        self._number_road.write()
+        self._number_link.write()
 
     def resume(self) -> None:
-        """Go on with the sum that lies in the vector whose turn it is."""
+        """Resume with the sum in the current vector."""
         vector = self._vectors[self._turn].vector
         pieces = [*(vector[place] for _, place in self._runs), vector[self._marks[self._large]]]
-        self._joined()  # with jax the variable has a value then, and the next step takes it from there
+        self._joined()  # on jax this puts the value back into the variable, where the next step reads it
         room = np.zeros(self._room, np.float32)
         self._joint.assign(np.concatenate([room, *pieces, self._number.vector[:1]]))
-        for way in self._roads[self._turn]:
-            way.write()
+        for link in self._large_links[self._turn]:
+            link.write()
 
 
 def _runs(
     segments: Sequence[Segment], marks: npt.NDArray[np.int64], large: Sequence[int]
 ) -> Iterator[tuple[list[int], slice]]:
-    """Cut what is small into pieces of the vector without a gap: the segments of each, and its place."""
+    """Group the small segments into contiguous parts of the vector: each part's segments and its place."""
     members: list[int] = []
     for index in range(len(segments) + 1):
         if index < len(segments) and index not in large:

@@ -559,10 +559,10 @@ def test_without_the_model_variables_are_away_while_fit_runs():
 
     def look(batch, logs=None):
         with pytest.raises(
-            ConfigurationError, match=r"is away while fit\(\) runs; give flat_variables\(\) the model"
+            ConfigurationError, match=r"has no value while fit\(\) runs; pass flat_variables\(\) the model"
         ):
             way.read()
-        with pytest.raises(ConfigurationError, match="is away"):
+        with pytest.raises(ConfigurationError, match="has no value while"):
             way.write()
         seen.append(batch)
 
@@ -600,8 +600,14 @@ def test_variables_of_a_distribution():
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("float64", r"'odd' is float64, which float32 would round; build its layer with dtype='float32'"),
-        ("int32", r"'odd' is int32; only float32, float16 and bfloat16 .* leave it out"),
+        (
+            "float64",
+            (
+                r"'odd' is float64, but is exchanged as float32, which would round it; "
+                r"build its layer with dtype='float32'"
+            ),
+        ),
+        ("int32", r"'odd' is int32, but only float32, float16 and bfloat16 .* leave it out"),
         ("uint8", r"'odd' is uint8"),
         ("bool", r"'odd' is bool"),
     ],

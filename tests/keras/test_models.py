@@ -89,7 +89,7 @@ def test_optimizers_of_other_variables_are_left_alone():
     model = OwnStep()
     model.compile(nk.Downpour(sgd()))
     model.of_an_input = sgd()
-    with pytest.raises(ConfigurationError, match="optimizer is wrapped, of_an_input is not"):
+    with pytest.raises(ConfigurationError, match="optimizer is wrapped but of_an_input is not"):
         wrappers_in(model)
     model.of_an_input.build([keras.Variable([0.0])])
     assert list(wrappers_in(model)) == ["optimizer"]
@@ -99,7 +99,10 @@ def test_optimizers_of_other_variables_are_left_alone():
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        (lambda: (nk.Downpour(sgd()), sgd()), r"d_optimizer is wrapped, g_optimizer is not.*Downpour\(SGD"),
+        (
+            lambda: (nk.Downpour(sgd()), sgd()),
+            r"d_optimizer is wrapped but g_optimizer is not.*Downpour\(SGD",
+        ),
         (
             lambda: (nk.Downpour(sgd()), nk.EASGD(sgd())),
             r"d_optimizer is Downpour.* but g_optimizer is EASGD",
@@ -123,7 +126,7 @@ def test_a_plain_training_step_needs_the_models_own_optimizer_wrapped():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile()
     model.mine = nk.Downpour(sgd())
-    with pytest.raises(ConfigurationError, match="mine is wrapped, optimizer is not"):
+    with pytest.raises(ConfigurationError, match="mine is wrapped but optimizer is not"):
         wrappers_in(model)
 
 
@@ -132,7 +135,7 @@ def test_the_models_own_optimizer_may_be_one_that_is_not_wrapped():
     model = OwnStep()
     model.compile(sgd())
     model.mine = nk.Downpour(sgd())
-    with pytest.raises(ConfigurationError, match="mine is wrapped, optimizer is not"):
+    with pytest.raises(ConfigurationError, match="mine is wrapped but optimizer is not"):
         wrappers_in(model)
 
 
@@ -160,7 +163,9 @@ def test_a_variable_of_two_optimizers_is_named():
 def test_on_jax_other_optimizers_than_the_models_are_refused(monkeypatch):
     model = gan(nk.Downpour(sgd()), nk.Downpour(sgd()))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(ConfigurationError, match=r"model\.optimizer alone, but .* d_optimizer, g_optimizer"):
+    with pytest.raises(
+        ConfigurationError, match=r"only the state of model\.optimizer, but .* d_optimizer, g_optimizer"
+    ):
         wrappers_in(model)
 
 

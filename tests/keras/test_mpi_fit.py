@@ -342,4 +342,4 @@ def test_of_two_servers_the_first_writes_files(two_servers):
 )
 def test_what_loads_earlier_weights_is_refused_with_two_servers(two_servers, piece, asked):
     for rank in two_servers[0]:
-        assert rank[piece]["refused"].startswith(f"{asked} was asked for with servers=2")
+        assert rank[piece]["refused"].startswith(f"{asked} was given with servers=2")

@@ -152,7 +152,7 @@ def test_a_wrapper_alone_has_no_variables_of_its_own():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: nk.GEM(o.SGD(0.1, loss_scale_factor=8.0)), "this is SGD with loss_scale_factor"),
+        (lambda: nk.GEM(o.SGD(0.1, loss_scale_factor=8.0)), "it got SGD with loss_scale_factor"),
         (
             lambda: nk.DynSGD(o.SGD(0.1, gradient_accumulation_steps=4)),
             "DynSGD cannot wrap .* gradient_accumulation_steps=4.*; use every=4",

@@ -134,7 +134,7 @@ MISUSES = {
     "no_wrapper": (["1"], ["rank 1 of 3", "wrap it in the algorithm"]),
     "no_wrapper on the server": (["0"], ["rank 0 of 3", "wrap it in the algorithm"]),
     "bare_callback": ([], ["in a list of callbacks"]),
-    "too_few_samples": ([], ["rank 0 of 3", "1 samples among 2 workers: worker 1 would have none"]),
+    "too_few_samples": ([], ["rank 0 of 3", "1 samples among 2 workers: worker 1 would get none"]),
     "clips_weights": ([], ["of 3", "kernel' was changed within the training step", "kernel_constraint"]),
     "no_data": ([], ["rank 1 of 3", "ValueError"]),
     "no_batches": ([], ["rank 1 of 3"]),  # said by Keras, to each back end's taste

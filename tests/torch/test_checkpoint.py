@@ -239,7 +239,7 @@ def test_a_tree_of_tensors_and_arrays_comes_back(tmp_path):
     assert again["a"].tolist() == [0.0, 1.0, 2.0]
     assert again["b"][0].dtype == torch.bfloat16
     assert again["b"][1] == (1, None, "x")
-    with pytest.raises(ConfigurationError, match="is it damaged"):
+    with pytest.raises(ConfigurationError, match="cannot be read and is probably damaged; use another"):
         unpacked(b"nonsense")
 
 

@@ -64,7 +64,7 @@ def test_any_sample_may_be_asked_for(files):
         x, y = data[index]
         assert (x.tolist(), int(y)) == ([index % SAMPLES] * 2, index % SAMPLES)
     for index in (SAMPLES, -SAMPLES - 1):
-        with pytest.raises(IndexError, match=f"sample .{index}. of 23"):
+        with pytest.raises(IndexError, match=f"sample .{index}. is out of range: the files have 23"):
             data[index]
     asked = [3, 22, 4, 3, 9, 8, 5]
     assert [int(y) for _, y in data.__getitems__(asked)] == asked

@@ -146,12 +146,12 @@ def test_what_makes_no_local_steps_is_refused(wrong):
 def test_a_local_optimizer_has_the_same_parameters():
     model = cases.model_of()
     with pytest.raises(
-        ConfigurationError, match=r"has 4 parameters that yours has not, and lacks 4 of yours"
+        ConfigurationError, match=r"has 4 parameters that yours does not have, and lacks 4 of yours"
     ):
         nt.Downpour(sgd(model), local=adam(cases.model_of()))
     fewer = torch.optim.Adam(list(model.parameters())[:-1])
     with pytest.raises(
-        ConfigurationError, match=r"has 0 parameters that yours has not, and lacks 1 of yours"
+        ConfigurationError, match=r"has 0 parameters that yours does not have, and lacks 1 of yours"
     ):
         nt.Downpour(sgd(model), local=fewer)
     with pytest.raises(ConfigurationError, match="cannot wrap LBFGS"):
@@ -290,7 +290,7 @@ def test_the_centre_of_eamsgd_is_seen_and_given_back():
 NOT_NESTEROV = {
     "plain": (sgd, "with momenta"),
     "momentum only": (lambda model: sgd(model, momentum=0.9), "without nesterov"),
-    "Adam": (adam, "this is Adam"),
+    "Adam": (adam, "it got Adam"),
     "weight decay": (lambda model: sgd(model, momentum=0.9, nesterov=True, weight_decay=0.1), "weight_decay"),
     "maximize": (lambda model: sgd(model, momentum=0.9, nesterov=True, maximize=True), "maximize"),
     "two momenta": (
@@ -305,7 +305,7 @@ NOT_NESTEROV = {
         ),
         "with momenta",
     ),
-    "a model": (lambda model: model, "this is Sequential"),
+    "a model": (lambda model: model, "it got Sequential"),
 }
 
 

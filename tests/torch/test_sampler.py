@@ -346,7 +346,7 @@ def test_an_epoch_is_ordered_once_however_many_leases_it_has():
 
 
 def test_shuffling_what_has_an_order_of_its_own_is_refused():
-    with pytest.raises(ConfigurationError, match="shuffle=True with a RandomSampler"):
+    with pytest.raises(ConfigurationError, match="shuffle=True was given with a RandomSampler"):
         nt.ShardSampler(RandomSampler(range(4)), shuffle=True)
     nt.ShardSampler(RandomSampler(range(4)), shuffle=False)
 
