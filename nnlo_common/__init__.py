@@ -42,7 +42,7 @@ from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology
 from nnlo_common.training._early_stopping import EarlyStopping, Target
 from nnlo_common.training._participant import Participant
-from nnlo_common.training._roles import TrainingReport
+from nnlo_common.training._rank_parts import TrainingReport
 
 __version__ = "0.1.0.dev0"
 

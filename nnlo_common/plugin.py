@@ -43,7 +43,7 @@ from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
-from nnlo_common.training._roles import say, speaks
+from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manager import CheckpointManager

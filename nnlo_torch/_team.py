@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from nnlo_common.plugin import Algorithm, RankWorld, Session
+from nnlo_torch._batch_statistics import FlatBuffers
 from nnlo_torch._center import TorchCenterOptimizer
-from nnlo_torch._flat_buffers import FlatBuffers
 from nnlo_torch._flat_model import FlatModel, named_parameters
 from nnlo_torch._group_options import GroupOptions
 from nnlo_torch._modules import buffers_of

@@ -37,7 +37,7 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obj
 
 
 class GuardedWorld(Protocol):
-    """The job as the guard sees it; `nnlo_common.cluster.transport._world.World` is one."""
+    """The job as the guard sees it; `nnlo_common.cluster.transport._mpi4py.World` is one."""
 
     @property
     def rank(self) -> int: ...

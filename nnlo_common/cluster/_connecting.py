@@ -27,7 +27,7 @@ from nnlo_common.cluster._launchers import Launch, Launcher, find_launch, is_chi
 from nnlo_common.cluster._threads import limit_threads
 
 if TYPE_CHECKING:
-    from nnlo_common.cluster.transport._world import MPI, ThreadLevel, World
+    from nnlo_common.cluster.transport._mpi4py import MPI, ThreadLevel, World
 
 __all__ = [
     "START_LIMIT_S",
@@ -113,7 +113,7 @@ class _Launched:
     def abort(self, code: int) -> NoReturn:
         """Initialise MPI and abort the job."""
         try:
-            from nnlo_common.cluster.transport._world import World
+            from nnlo_common.cluster.transport._mpi4py import World
 
             World().abort(code)
         except (ImportError, RuntimeError):
@@ -131,16 +131,16 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
     """
     try:
         with limited_start(os.environ):
-            from nnlo_common.cluster.transport import _world
+            from nnlo_common.cluster.transport import _mpi4py
     except (ImportError, RuntimeError) as error:
         raise _no_library(error) from error
-    if not _world.MPI.Is_initialized() or _world.MPI.Is_finalized():
-        state = "is finalised" if _world.MPI.Is_finalized() else "is not initialised"
+    if not _mpi4py.MPI.Is_initialized() or _mpi4py.MPI.Is_finalized():
+        state = "is finalised" if _mpi4py.MPI.Is_finalized() else "is not initialised"
         raise StartupError(
             f"MPI {state}, but this training needs it. Leave mpi4py.rc.initialize as it is, "
             "or call MPI.Init_thread() before training and MPI.Finalize() after it."
         )
-    return _world.World(comm)
+    return _mpi4py.World(comm)
 
 
 @contextlib.contextmanager
@@ -253,7 +253,7 @@ def _built_for() -> str:
 
 
 def _world_size() -> int:
-    from nnlo_common.cluster.transport._world import World
+    from nnlo_common.cluster.transport._mpi4py import World
 
     return World().size
 

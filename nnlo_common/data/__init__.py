@@ -16,7 +16,7 @@ from nnlo_common.data._order import epoch_order, share
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
-from nnlo_common.data.hdf5._samples import HDF5Source, Reading
+from nnlo_common.data.hdf5._slice_reader import HDF5Source, Reading
 from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ledger import Leases
 from nnlo_common.data.leasing._reader import LeasedBatches

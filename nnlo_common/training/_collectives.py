@@ -19,7 +19,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol import QUERY_NUMBERS
 from nnlo_common.protocol._query_messages import AverageQuery, BroadcastQuery, LastRoundQuery, MeanQuery
 from nnlo_common.training._model_vectors import Buffers, Model
-from nnlo_common.training._roles import TeamPart
+from nnlo_common.training._rank_parts import TeamPart
 
 __all__ = ["Collectives"]
 

@@ -26,7 +26,7 @@ from nnlo_common.protocol import (
     Worker,
 )
 from nnlo_common.training._plan import TrainingPlan, agree
-from nnlo_common.training._roles import TeamPart
+from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._training_queries import TrainingQueries

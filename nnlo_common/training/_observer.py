@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nnlo_common.training._roles import TeamPart
+from nnlo_common.training._rank_parts import TeamPart
 
 __all__ = ["Observed", "See"]
 

@@ -17,8 +17,8 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
 from nnlo_common.training._replay_log import Recording
-from nnlo_common.training._roles import Alone, RankPart, TrainingReport, say
 from nnlo_common.training._stall_detector import check_stall_timeout
 
 __all__ = ["Participant"]

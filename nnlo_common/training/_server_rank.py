@@ -28,7 +28,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._event_loop import Periodic, perform, serve
-from nnlo_common.training._roles import LocalStep, TrainingReport
+from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
 from nnlo_common.training._training_queries import ALIKE, TrainingQueries
 

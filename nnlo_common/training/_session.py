@@ -22,7 +22,7 @@ from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
 from nnlo_common.training._observer import Observed, See
 from nnlo_common.training._plan import TrainingPlan
-from nnlo_common.training._roles import TrainingReport, speaks
+from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import check_stall_timeout
 from nnlo_common.training._worker_rank import WorkerRank

@@ -11,7 +11,7 @@ from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, QueryClient, Received, Wait, Worker
 from nnlo_common.protocol._query_messages import AnswerT, Query
 from nnlo_common.training._event_loop import work
-from nnlo_common.training._roles import LocalStep, TrainingReport
+from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 
 __all__ = ["WorkerRank"]
 

@@ -12,7 +12,7 @@ import nnlo_common
 
 # Importing this one loads mpi4py; its examples run in the tests under mpiexec.
 NEEDS_MPI = {
-    "nnlo_common.cluster.transport._world",
+    "nnlo_common.cluster.transport._mpi4py",
     "nnlo_common.cluster.transport._mpi",
     "nnlo_common.cluster.transport._mpi_world",
     "nnlo_common.__main__",

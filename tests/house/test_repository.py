@@ -22,7 +22,7 @@ from tests.helpers.private_names import foreign_private
 
 PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
 FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
-MPI_MODULE = "nnlo_common/cluster/transport/_world.py"
+MPI_MODULE = "nnlo_common/cluster/transport/_mpi4py.py"
 PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
 # The rooms of the core, lowest first: each imports only those before it.

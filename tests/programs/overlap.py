@@ -21,9 +21,9 @@ from nnlo_common import SGD, Downpour, Participant  # noqa: E402
 from nnlo_common.cluster.transport import _mpi  # noqa: E402
 from nnlo_common.cluster.transport._endpoint import Link  # noqa: E402
 from nnlo_common.cluster.transport._mpi import MPIEndpoint  # noqa: E402
+from nnlo_common.cluster.transport._mpi4py import World  # noqa: E402
 from nnlo_common.cluster.transport._mpi_world import MPIWorld  # noqa: E402
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint  # noqa: E402
-from nnlo_common.cluster.transport._world import World  # noqa: E402
 from nnlo_common.protocol import Kind, Message  # noqa: E402
 
 STEPS = 5

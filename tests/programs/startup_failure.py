@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from nnlo_common.cluster._connecting import connect, guard
-from nnlo_common.cluster.transport._world import MPI
+from nnlo_common.cluster.transport._mpi4py import MPI
 
 
 def fail() -> None:

@@ -11,7 +11,7 @@ import signal
 
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._backoff import Backoff
-from nnlo_common.cluster.transport._world import MPI
+from nnlo_common.cluster.transport._mpi4py import MPI
 
 __all__ = ["Deaths", "limit_finalize"]
 

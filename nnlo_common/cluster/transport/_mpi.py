@@ -27,8 +27,8 @@ from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
 from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.cluster.transport._wakeup import Wakeup
-from nnlo_common.cluster.transport._world import MPI
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
 
 __all__ = ["SHORT_BYTES", "MPIEndpoint"]

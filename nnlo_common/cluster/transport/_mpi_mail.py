@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
-from nnlo_common.cluster.transport._world import MPI
+from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol import Lost
 
 __all__ = ["MPIMail"]

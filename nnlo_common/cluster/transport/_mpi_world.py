@@ -19,10 +19,10 @@ from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
+from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
 from nnlo_common.cluster.transport._wakeup import Wakeup
-from nnlo_common.cluster.transport._world import MPI, World
 
 __all__ = ["MPIWorld"]
 

@@ -19,7 +19,7 @@ from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._connecting import connect, guard
 
 if TYPE_CHECKING:
-    from nnlo_common.cluster.transport._world import World
+    from nnlo_common.cluster.transport._mpi4py import World
 
 BENCHES = {
     "exchange": "the full round trip of an exchange beside a raw ping-pong of the same bytes",

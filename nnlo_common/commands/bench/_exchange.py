@@ -20,8 +20,8 @@ from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
-from nnlo_common.cluster.transport._world import MPI, World
 from nnlo_common.protocol import Server, Shard, Worker
 from nnlo_common.training._event_loop import perform, serve, work
 

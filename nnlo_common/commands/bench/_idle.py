@@ -9,8 +9,8 @@ from statistics import median
 import numpy as np
 
 from nnlo_common import SGD, Downpour, Participant
+from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
-from nnlo_common.cluster.transport._world import World
 
 __all__ = ["run"]
 

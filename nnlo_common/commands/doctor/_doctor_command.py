@@ -23,7 +23,7 @@ from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, exami
 from nnlo_common.commands.doctor._watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from nnlo_common.cluster.transport._world import World
+    from nnlo_common.cluster.transport._mpi4py import World
 
 __all__ = ["run_doctor"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from nnlo_common.cluster.transport._world import MPI
+    from nnlo_common.cluster.transport._mpi4py import MPI
 
 __all__ = ["FULL", "QUICK", "Effort", "LinkSpeed", "clock_offset", "measure_links", "partners_of"]
 

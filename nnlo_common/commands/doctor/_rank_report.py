@@ -20,7 +20,7 @@ from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._threads import THREAD_VARIABLES
 
 if TYPE_CHECKING:
-    from nnlo_common.cluster.transport._world import World
+    from nnlo_common.cluster.transport._mpi4py import World
 
 __all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock", "versions"]
 
@@ -167,6 +167,6 @@ def _default_start_method() -> str:
 
 if __name__ == "__main__":
     # Run by `nnlo doctor` as a separate process: some libraries kill a process that they cannot start in.
-    from nnlo_common.cluster.transport._world import World
+    from nnlo_common.cluster.transport._mpi4py import World
 
     print(json.dumps(asdict(look_at_mpi(World()))))

@@ -29,7 +29,7 @@ from nnlo_common.commands.train._run_folder import (
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
-from nnlo_common.training._roles import say
+from nnlo_common.training._rank_parts import say
 
 __all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
 

@@ -31,7 +31,7 @@ from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.training._joining import within
-from nnlo_common.training._roles import say
+from nnlo_common.training._rank_parts import say
 
 __all__ = ["run_tune"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Field
-from nnlo_common.data.hdf5._files import open_file
+from nnlo_common.data.hdf5._opened_files import open_file
 
 __all__ = ["FileInfo", "inspect_file", "inspect_files"]
 

@@ -12,7 +12,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.cluster._aborting import advise
-from nnlo_common.training._roles import say, speaks
+from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
 from nnlo_common.training.checkpoint._identity import difference

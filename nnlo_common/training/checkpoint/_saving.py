@@ -26,7 +26,7 @@ from nnlo_common.protocol._query_messages import (
     PartQuery,
     WantCheckpointQuery,
 )
-from nnlo_common.training._roles import speaks
+from nnlo_common.training._rank_parts import speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import Draft, Entry, Store

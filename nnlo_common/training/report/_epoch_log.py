@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._whole_files import of_rank, usable
-from nnlo_common.training._roles import TrainingReport
+from nnlo_common.training._rank_parts import TrainingReport
 
 __all__ = ["EpochLog", "Usage"]
 

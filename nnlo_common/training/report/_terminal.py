@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from nnlo_common.training._roles import TrainingReport
+from nnlo_common.training._rank_parts import TrainingReport
 
 __all__ = ["Meter", "Screen", "is_live", "spaced", "table"]
 

@@ -15,8 +15,8 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
-from nnlo_common.data.hdf5._files import OpenFiles
 from nnlo_common.data.hdf5._inspection import inspect_files
+from nnlo_common.data.hdf5._opened_files import OpenFiles
 
 __all__ = ["Adaptor", "HDF5Source", "Names", "Reading"]
 

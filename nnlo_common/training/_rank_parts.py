@@ -1,4 +1,4 @@
-"""Roles of a rank in a training: worker, server, or alone; and the interface that all three share."""
+"""Parts that a rank plays in a training: worker, server, or alone; and the interface that all three share."""
 
 from __future__ import annotations
 
