@@ -174,7 +174,7 @@ def _parts(distribute: Any) -> list[tuple[Any, str, str]]:
     parts = [(weights, "collect", "read sum"), (weights, "clear", "clear sum")]
     parts += [(endpoint, "send", "send"), (endpoint, "receive", "wait"), (endpoint, "flush", "flush")]
     parts += [(one.rule, "incoming", "absorb") for one in part._worker.shard_clients]
-    return [*parts, (weights, "publish", "write weights"), (exchanging, "_add", "rest of the exchange")]
+    return [*parts, (weights, "publish", "write weights"), (exchanging, "_step", "rest of the exchange")]
 
 
 if __name__ == "__main__":
