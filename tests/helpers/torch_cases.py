@@ -19,6 +19,17 @@ OPTIMIZERS = {
         lr=0.05,
     ),
 }
+#: The wrappers, with options under which they exchange in a training as short as those of tests.
+WRAPPERS = {
+    "Downpour": {},
+    "Synchronous": {},
+    "EASGD": {"every": 2},
+    "GEM": {},
+    "AGN": {"every": 2},
+    "DynSGD": {},
+    "LocalSGD": {"every": 2},
+    "DiLoCo": {"every": 3},
+}
 
 
 def initialised(model):

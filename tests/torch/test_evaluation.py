@@ -19,22 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.helpers.torch_cases import WRAPPERS  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
 TIMEOUT_S = 60.0
 X, Y = cases.data()
 LAYOUTS = [(1, 1), (1, 2), (2, 2)]  # servers, workers
-WRAPPERS = {
-    "Downpour": {},
-    "Synchronous": {},
-    "EASGD": {"every": 2},
-    "GEM": {},
-    "AGN": {"every": 2},
-    "DynSGD": {},
-    "LocalSGD": {"every": 2},
-    "DiLoCo": {"every": 3},
-}
 
 
 class Mixed(torch.nn.Module):

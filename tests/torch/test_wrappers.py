@@ -20,19 +20,9 @@ import nnlo_torch as nt  # noqa: E402
 from nnlo_common.training import _model_vectors as _framework  # noqa: E402
 from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.helpers.torch_cases import WRAPPERS  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
-
-WRAPPERS = {
-    "Downpour": {},
-    "Synchronous": {},
-    "EASGD": {"every": 2},
-    "GEM": {},
-    "AGN": {"every": 2},
-    "DynSGD": {},
-    "LocalSGD": {"every": 2},
-    "DiLoCo": {"every": 3},
-}
 
 
 def weights(model):
