@@ -114,6 +114,17 @@ def on(rank, what, *, epoch=1, step=1):
     return at_step
 
 
+def on_server(what):
+    """What is to be done on the first server at the end of the second epoch."""
+
+    def at_epoch_end(optimizer, model, epoch):
+        if optimizer.role == "server 0" and epoch == 1:
+            ready()
+            what()
+
+    return at_epoch_end
+
+
 def raises():
     raise ValueError("no such sample")
 
@@ -194,12 +205,7 @@ def all_raise_before():
 
 
 def server_raises():
-    def validate(optimizer, model, epoch):
-        if optimizer.role == "server 0" and epoch == 1:
-            ready()
-            raises()
-
-    train(at_epoch_end=validate)
+    train(at_epoch_end=on_server(raises))
 
 
 def bad_sample(index):
@@ -273,12 +279,7 @@ def worker_exits_quietly():
 
 
 def server_exits():
-    def validate(optimizer, model, epoch):
-        if optimizer.role == "server 0" and epoch == 1:
-            ready()
-            sys.exit(3)
-
-    train(at_epoch_end=validate)
+    train(at_epoch_end=on_server(lambda: sys.exit(3)))
 
 
 def worker_dies():
@@ -290,12 +291,7 @@ def worker_dies_quietly():
 
 
 def server_dies():
-    def validate(optimizer, model, epoch):
-        if optimizer.role == "server 0" and epoch == 1:
-            ready()
-            os._exit(5)
-
-    train(at_epoch_end=validate)
+    train(at_epoch_end=on_server(lambda: os._exit(5)))
 
 
 def caught():
