@@ -12,8 +12,6 @@ from mpi4py import MPI
 
 import nnlo_keras
 
-# Keras would import the others when it trains, whichever it runs on; that takes longer than the training.
-sys.modules.update(dict.fromkeys({"tensorflow", "jax"} - {keras.backend.backend()}))
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
 

@@ -17,7 +17,7 @@ from typing import IO, Literal
 import psutil
 import pytest
 
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ONE_BACKEND, ROOT
 
 __all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "starting"]
 
@@ -143,7 +143,8 @@ def starting(
 
 def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
-    kept["PYTHONPATH"] = str(ROOT)  # programs import `tests.helpers`
+    # Programs import `tests.helpers`, and no framework that they do not run on.
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ONE_BACKEND)])
     return kind(
         command,
         env=kept | _settings() | dict(env or {}),

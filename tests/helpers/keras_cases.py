@@ -8,8 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.programs import only_backend  # noqa: F401 - for what it does
-
 SAMPLES = 40
 
 _Dense = keras.layers.Dense

@@ -5,8 +5,6 @@ import contextlib
 import keras
 import numpy as np
 
-from tests.programs import only_backend  # noqa: F401 - for what it does
-
 BACKEND = keras.backend.backend()
 NOISE = 3
 MIDDLE = np.array([1.5, -1.0], "f4")

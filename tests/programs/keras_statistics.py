@@ -10,7 +10,6 @@ import keras
 import numpy as np
 
 import nnlo_keras as nk
-from tests.programs import only_backend  # noqa: F401 - for what it does
 
 EPOCHS, BATCHES, SIZE = 3, 7, 8
 KINDS = ("fit", "executions", "eager", "twice", "alternating", "again")
