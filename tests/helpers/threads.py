@@ -14,7 +14,7 @@ from nnlo_common.protocol import Server
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from tests.helpers.numpy_cases import gradient
 
-__all__ = ["DyingMail", "flat", "no_new_threads", "ranks", "on_ranks", "server_of", "train"]
+__all__ = ["DyingMail", "HeldMail", "flat", "no_new_threads", "ranks", "on_ranks", "server_of", "train"]
 
 
 @contextmanager
@@ -80,8 +80,9 @@ def train(
 class DyingMail:
     """A letter box whose rank dies for good with the third letter of a kind, or another, sent or received."""
 
-    def __init__(self, world, kind, left=3):
+    def __init__(self, world, kind, left=3, died=None):
         self.mail, self.world, self.kind, self.left = type(world).mail(world), world, kind, left
+        self.died = died or threading.Event()
         self.close = self.mail.close
 
     def send(self, peer, text):
@@ -96,6 +97,31 @@ class DyingMail:
         return letter
 
     def count(self, text):
-        self.left -= f'"kind": "{self.kind}"' in text
+        self.left -= is_of(self.kind, text)
         if self.left <= 0:
+            self.died.set()
             raise InjectedFault(f"rank {self.world.rank} dies")
+
+
+class HeldMail:
+    """A letter box that holds back the second letter of a kind until another rank has died.
+
+    On a busy machine one block, or one search rank, could otherwise do all the work before the other has had
+    as many letters as it is to die with.
+    """
+
+    def __init__(self, world, kind, died):
+        self.mail, self.kind, self.died, self.seen = type(world).mail(world), kind, died, 0
+        self.send, self.close = self.mail.send, self.mail.close
+
+    def receive(self, timeout_s=None):
+        letter = self.mail.receive(timeout_s)
+        if isinstance(letter, tuple):
+            self.seen += is_of(self.kind, letter[1])
+            assert self.seen < 2 or self.died.wait(30), "the other rank has not died"
+        return letter
+
+
+def is_of(kind, text):
+    """Whether a letter is of a kind."""
+    return f'"kind": "{kind}"' in text

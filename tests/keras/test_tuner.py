@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.threads import DyingMail, no_new_threads, ranks
+from tests.helpers.threads import DyingMail, HeldMail, no_new_threads, ranks
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 import keras
@@ -325,12 +325,15 @@ def test_a_training_that_leaves_at_a_signal_ends_the_search_and_is_no_failure(tm
     assert len(found(first)) == len(first.oracle.end_order) == 15
 
 
-def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, **options):
-    """The tuners of all ranks, of which one dies with a letter of a kind."""
+def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, held=None, **options):
+    """The tuners of all ranks, of which one dies with a letter; rank `held` begins no second trial before."""
+    died = threading.Event()
 
     def program(world):
         if world.rank == victim:
-            world.mail = lambda: DyingMail(world, kind, left)
+            world.mail = lambda: DyingMail(world, kind, left, died)
+        elif world.rank == held:
+            world.mail = lambda: HeldMail(world, "Start", died)
         tuner = Formula(oracle(), directory=folder, project_name="p", world=world, block_size=2, **options)
         tuner.search(verbose=0)
         return tuner
@@ -346,8 +349,9 @@ def test_a_dead_rank_costs_its_block_only(tmp_path, victim, kind, folds, lockste
     def oracle():
         return keras_tuner.oracles.RandomSearchOracle("loss", max_trials=8, seed=1, max_retries_per_trial=1)
 
+    held = None if lockstep else 3  # in lockstep no block is ahead of the others
     with pytest.warns(RuntimeWarning, match=f"rank {victim} on memory has died; its block gets no more"):
-        tuners = struck(5, tmp_path, victim, kind, oracle, folds=folds, lockstep=lockstep)
+        tuners = struck(5, tmp_path, victim, kind, oracle, folds=folds, lockstep=lockstep, held=held)
     assert isinstance(tuners.pop(victim), InjectedFault)
     for tuner in tuners:
         assert [status for status, _, _ in found(tuner).values()] == ["COMPLETED"] * 8

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
-from tests.helpers.threads import DyingMail, ranks
+from tests.helpers.threads import DyingMail, HeldMail, ranks
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
@@ -32,12 +34,16 @@ def training(trial):
     return float(me.parameters[0][0])
 
 
-def searched(size, victim, kind, objective=training, **options):
+def searched(size, victim, kind, objective=training, *, held=None, **options):
+    """The studies of all ranks, of which one dies; rank `held` begins no second trial before."""
     options = {"n_trials": 6, "block_size": 3, "sampler": "random"} | options
+    died = threading.Event()
 
     def program(world):
         if world.rank == victim:
-            world.mail = lambda: DyingMail(world, kind)
+            world.mail = lambda: DyingMail(world, kind, died=died)
+        elif world.rank == held:
+            world.mail = lambda: HeldMail(world, "Start", died)
         return optimize(optuna.create_study(), objective, world=world, **options)
 
     with ranks(size) as cluster:
@@ -47,7 +53,7 @@ def searched(size, victim, kind, objective=training, **options):
 @pytest.mark.parametrize("victim", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Start", "RunOutcome"])
 def test_a_dead_rank_costs_its_block_only(victim, kind):
-    studies = searched(7, victim, kind, n_trials=8, retries=1)
+    studies = searched(7, victim, kind, held=4, n_trials=8, retries=1)
     assert isinstance(studies.pop(victim), InjectedFault)
     for study in studies:
         states = [trial.state.name for trial in study.trials]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.helpers.threads import ranks
+from tests.helpers.threads import DyingMail, HeldMail, ranks
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
@@ -60,34 +60,22 @@ def objective(trial):
     return x**2 + (c == "a") + n / 2**40
 
 
-def searched(size, objective=objective, *, victim=-1, **options):
-    notes = {}
+def searched(size, objective=objective, *, victim=-1, held=None, **options):
+    """What search ranks noted, and the studies; rank `held` chooses no second time before one has died."""
+    notes, died = {}, threading.Event()
 
     def program(world):
         study = optuna.create_study()
         study.sampler = options.get("sampler") or Noting(notes, seed=1)
         if world.rank == victim:
-            world.mail = lambda: DyingMail(world)
+            world.mail = lambda: DyingMail(world, "Choose", left=6, died=died)
+        elif world.rank == held:
+            world.mail = lambda: HeldMail(world, "Choose", died)
         asked = {"sampler": None} | {name: value for name, value in options.items() if name != "sampler"}
         return optimize(study, objective, world=world, **asked)
 
     with ranks(size) as cluster:
         return notes, cluster.run(program, 30)
-
-
-class DyingMail:
-    """The letter box of a rank that dies with the sixth choice it is asked for."""
-
-    def __init__(self, world):
-        self.mail, self.world, self.left = type(world).mail(world), world, 6
-        self.send, self.close = self.mail.send, self.mail.close
-
-    def receive(self, timeout_s=None):
-        letter = self.mail.receive(timeout_s)
-        self.left -= isinstance(letter, tuple) and '"kind": "Choose"' in letter[1]
-        if not self.left:
-            raise InjectedFault(f"rank {self.world.rank} dies")
-        return letter
 
 
 def test_what_is_chosen_afar_is_what_is_tried():
@@ -114,9 +102,9 @@ def test_a_search_rank_knows_of_every_trial_before():
         assert states.count(TrialState.RUNNING) <= 2 + 4, "two blocks, and what is chosen ahead"
 
 
-@pytest.mark.parametrize(("search_ranks", "victim"), [(2, 1), (1, 1)])
-def test_a_dead_search_rank_is_done_without(search_ranks, victim, caplog):
-    _, studies = searched(3 + search_ranks, victim=victim, n_trials=20, search_ranks=search_ranks)
+@pytest.mark.parametrize(("search_ranks", "victim", "held"), [(2, 1, 2), (1, 1, None)])
+def test_a_dead_search_rank_is_done_without(search_ranks, victim, held, caplog):
+    _, studies = searched(3 + search_ranks, victim=victim, held=held, n_trials=20, search_ranks=search_ranks)
     assert isinstance(studies.pop(victim), InjectedFault)
     for study in studies:
         assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 20
