@@ -110,10 +110,10 @@ def test_the_death_of_the_coordinator_is_told_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-def test_a_search_outlives_a_rank_that_is_killed():
+def test_a_search_outlives_a_rank_that_is_killed(tmp_path):
     if running_mpi() == "MPICH":
         pytest.skip("MPICH's mpiexec ends the job when a rank dies")
-    done = mpiexec(5, PROGRAM, timeout_s=60, options=["--with-ft", "ulfm"])
+    done = mpiexec(5, PROGRAM, str(tmp_path), timeout_s=60, options=["--with-ft", "ulfm"])
     assert done.returncode == 0, done.stderr
     assert "rank 2 on" in done.stderr
     assert "has died; its block gets no more trials. Blocks left: 1" in done.stderr
@@ -123,11 +123,11 @@ def test_a_search_outlives_a_rank_that_is_killed():
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.mpi
-def test_a_search_outlives_a_search_rank_that_is_killed():
+def test_a_search_outlives_a_search_rank_that_is_killed(tmp_path):
     if running_mpi() == "MPICH":
         pytest.skip("MPICH's mpiexec ends the job when a rank dies")
     program = PROGRAM.with_name("tune_searchers.py")
-    done = mpiexec(5, program, timeout_s=60, options=["--with-ft", "ulfm"])
+    done = mpiexec(5, program, str(tmp_path), timeout_s=60, options=["--with-ft", "ulfm"])
     assert done.returncode == 0, done.stderr
     assert "search rank 2 on" in done.stderr
     assert "has died. Search ranks left: 1" in done.stderr
