@@ -14,6 +14,7 @@ from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._option_files import as_toml
 from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
 from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
@@ -74,8 +75,9 @@ def conclude(study: Any, facts: SearchFacts) -> str:
             drop_models(facts.folder / TRIAL / one.folder)
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
+    drawings = figures(study, trials, facts.figure.name, weights)
     with whole(facts.folder / REPORT) as fresh:
-        fresh.write_text(page(facts, trials, best, weights, hint), "utf-8")
+        fresh.write_text(page(facts, trials, best, drawings, hint), "utf-8")
     if best is None:
         last = trials[-1].problem if trials else ""
         return (
