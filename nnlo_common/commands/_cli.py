@@ -10,7 +10,7 @@ from typing import Any
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
-from nnlo_common.commands.train._job import refuse_alike
+from nnlo_common.commands.train._job import refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
@@ -121,15 +121,15 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.train._train_command import run_train
+    from nnlo_common.commands.train._train_command import TrainRun
 
-    return run_train(*_given(options))
+    return run_in_job("train", TrainRun, *_given(options))
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.tune._tune_command import run_tune
+    from nnlo_common.commands.tune._tune_command import SearchRun
 
-    return run_tune(*_given(options))
+    return run_in_job("tune", SearchRun, *_given(options))
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str]]:

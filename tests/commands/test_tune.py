@@ -19,6 +19,7 @@ from nnlo_common.commands.train import _fold_samples
 from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
 from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
@@ -31,12 +32,10 @@ from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
 from nnlo_common.commands.tune._search_folder import (
     JOURNAL,
-    SEARCH,
     TRIAL,
     Found,
     claim_search,
     inspect_folder,
-    remove_unused,
 )
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._space_reader import space_of

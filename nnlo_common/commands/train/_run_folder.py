@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._folder_lock import LOCK
 from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands.doctor._rank_report import versions
@@ -37,9 +38,11 @@ __all__ = [
     "remove_unused",
     "next_free",
     "write_json",
+    "write_text",
 ]
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
+SEARCH = "search.toml"
 RUNS = Path("runs")  # the default parent, without --run
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
@@ -109,8 +112,7 @@ def next_free(name: str) -> Path:
 
 
 def _written(folder: Path, config: str) -> Path:
-    with whole(folder / CONFIG) as fresh:
-        fresh.write_text(config, "utf-8")
+    write_text(folder / CONFIG, config)
     return folder
 
 
@@ -153,8 +155,8 @@ def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run that has not begun to train."""
-    if {one.name for one in folder.iterdir()} <= {CONFIG}:
+    """Remove the folder of a run or a search that has not begun."""
+    if {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
         shutil.rmtree(folder)
 
 
@@ -187,5 +189,10 @@ def write_json(path: Path, facts: Mapping[str, Any]) -> None:
     """Write facts as JSON, whole or not at all; put lists of numbers in one line."""
     text = json.dumps(facts, indent=1)
     text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all."""
     with whole(path) as fresh:
-        fresh.write_text(text + "\n")
+        fresh.write_text(text, "utf-8")

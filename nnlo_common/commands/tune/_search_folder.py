@@ -20,28 +20,25 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK, hold
-from nnlo_common.base._whole_files import whole
-from nnlo_common.commands.train._run_folder import RUNS, check_same, next_free
+from nnlo_common.commands.train._run_folder import RUNS, SEARCH, check_same, next_free, write_text
 
 __all__ = [
     "BEGAN",
     "BLOCK",
     "FOLDER",
     "JOURNAL",
-    "SEARCH",
     "TRIAL",
     "VALUE",
     "Found",
     "claim_search",
     "drop_models",
     "known_value",
-    "remove_unused",
     "inspect_folder",
 ]
 
 #: User attributes of a trial: its block, its start, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
-JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
+JOURNAL, TRIAL, VALUE = "journal.jsonl", "trials", "value.json"
 _MODELS = ("model.keras", "weights.pt")
 # Options that may change when a search resumes.
 _MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
@@ -98,8 +95,7 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
         if (folder / SEARCH).is_file():
             check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
             return folder, True
-        with whole(folder / SEARCH) as fresh:
-            fresh.write_text(text, "utf-8")
+        write_text(folder / SEARCH, text)
     except OSError as error:
         raise ConfigurationError(
             f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
@@ -109,14 +105,6 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
 
 def _is_free(folder: Path) -> bool:
     return folder.is_dir() and {one.name for one in folder.iterdir()} <= {LOCK}
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a search that has not begun."""
-    if {one.name for one in folder.iterdir()} <= {SEARCH, LOCK}:
-        for name in (SEARCH, LOCK):
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def inspect_folder(folder: Path, goes_on: bool) -> Found:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.base._whole_files import whole
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._option_files import as_toml
-from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
+from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json, write_text
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
@@ -76,8 +75,7 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
     drawings = figures(study, trials, facts.figure.name, weights)
-    with whole(facts.folder / REPORT) as fresh:
-        fresh.write_text(page(facts, trials, best, drawings, hint), "utf-8")
+    write_text(facts.folder / REPORT, page(facts, trials, best, drawings, hint))
     if best is None:
         last = trials[-1].problem if trials else ""
         return (
