@@ -15,7 +15,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of
 from nnlo_common.commands.train._option_files import read_config
-from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of, value_of
 from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
@@ -176,12 +176,13 @@ class Request:
     @property
     def run(self) -> str | None:
         """The folder that was asked for."""
-        return None if "run" not in self.given else str(self.given["run"].read(OPTIONS["run"]))
+        run: str | None = value_of("run", self.given)
+        return run
 
     @property
     def seed(self) -> int:
         """The seed of the search."""
-        seed: int = self.given["seed"].read(OPTIONS["seed"]) if "seed" in self.given else 0
+        seed: int = value_of("seed", self.given)
         return seed
 
     def draft(self) -> Settings:
