@@ -188,7 +188,8 @@ def environment() -> dict[str, str]:
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:
     """Write facts as JSON, whole or not at all; put lists of numbers in one line."""
     text = json.dumps(facts, indent=1)
-    text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    # Only between lines: texts in JSON may have brackets and spaces, but no line breaks.
+    text = re.sub(r"\[\n([^][{}\"]*)\n *\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     write_text(path, text + "\n")
 
 
