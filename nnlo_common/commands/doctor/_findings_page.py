@@ -57,11 +57,12 @@ def as_page(outcome: Examination) -> str:
     """Return the outcome as a page for people."""
     ranks, hosts = len(outcome.places), len({place.host for place in outcome.places})
     title = f"nnlo doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}"
+    width = max(len(finding.name) for finding in outcome.findings)
     sections = [
         ("Versions (to paste into an issue)", _versions(outcome.versions)),
         ("Ranks", place_table(outcome.places)),
         ("Messages between rank 0 and", _links(outcome.links)),
-        ("Checks", "\n".join(map(_finding, _columns(outcome.findings), outcome.findings))),
+        ("Checks", "\n".join(_finding(finding, width) for finding in outcome.findings)),
     ]
     shown = [f"{name}\n{textwrap.indent(text, '  ')}" for name, text in sections if text]
     return "\n\n".join([title, *shown, f"Verdict: {verdict(outcome.findings)}"])
@@ -99,11 +100,7 @@ def _links(links: Sequence[LinkSpeed]) -> str:
     return text_table(("rank", "host", "latency", *sizes, "clock"), rows)
 
 
-def _columns(findings: Sequence[Finding]) -> list[int]:
-    return [max(len(finding.name) for finding in findings)] * len(findings)
-
-
-def _finding(width: int, finding: Finding) -> str:
+def _finding(finding: Finding, width: int) -> str:
     head = f"{_LABELS[finding.status]:7}  {finding.name:{width}}  "
     blank = " " * len(head)
     lines = [_wrapped(finding.text, head, blank)]

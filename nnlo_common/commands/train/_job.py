@@ -22,7 +22,7 @@ from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.commands.train._run_folder import remove_unused
 from nnlo_common.training._joining import launched
 
-__all__ = ["REFUSED", "Job", "RankCommand", "brief", "refuse_alike", "run_in_job", "tell"]
+__all__ = ["REFUSED", "Job", "RankCommand", "brief", "first_of_job", "refuse_alike", "run_in_job", "tell"]
 
 #: The exit status of a command that is refused before the training.
 REFUSED = 2
@@ -45,10 +45,15 @@ def brief(text: str) -> str:
     return shown if len(lines) <= _LINES and len(shown) <= _CHARACTERS else shown[:_CHARACTERS] + " ..."
 
 
+def first_of_job() -> bool:
+    """Whether this rank prints for all, as its launcher numbers it; the job need not be joined."""
+    launch = find_launch(os.environ)
+    return launch is None or not launch.rank
+
+
 def refuse_alike(problem: str, command: str = "train") -> int:
     """Print a problem that every rank finds before the job is joined, once; return the exit status."""
-    launch = find_launch(os.environ)
-    if launch is None or not launch.rank:
+    if first_of_job():
         tell(problem, command)
     else:
         time.sleep(_SILENT_S)

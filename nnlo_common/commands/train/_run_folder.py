@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -20,7 +19,6 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK
 from nnlo_common.base._whole_files import whole
-from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option_files import as_toml, parsed_toml
@@ -28,16 +26,14 @@ from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
     "RUNS",
-    "absolute",
     "check_same",
     "claim",
-    "command",
     "config_text",
-    "environment",
-    "facts_of_run",
+    "facts_of_command",
     "remove_unused",
     "next_free",
     "write_json",
+    "with_absolute_paths",
     "write_text",
 ]
 
@@ -61,15 +57,18 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
     if settings.algorithm.get("alpha") is not None:
         del values["beta"]
-    values |= {"learning_rate": learning_rate, "model": absolute(settings.model), "run": None}
-    values |= {name: tuple(map(absolute, values[name])) or None for name in ("train", "val") if values[name]}
-    if settings.cache is not None:
-        values["cache"] = absolute(settings.cache)
-    return as_toml(values, OPTIONS)
+    values |= {"learning_rate": learning_rate, "run": None}
+    return as_toml(with_absolute_paths(values), OPTIONS)
 
 
-def absolute(path: str) -> str:
-    """Return the absolute path; remote addresses stay as they are."""
+def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options with absolute paths; remote addresses stay as they are."""
+    one = {name: _absolute(values[name]) for name in ("model", "cache") if values.get(name)}
+    several = {name: tuple(map(_absolute, values[name])) for name in ("train", "val") if values.get(name)}
+    return {**values, **one, **several}
+
+
+def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
@@ -160,29 +159,20 @@ def remove_unused(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def facts_of_run(ranks: list[dict[str, Any]], seconds: float, began: str) -> dict[str, Any]:
-    """Return the facts for `run.json`: command, ranks, versions, times."""
-    world = connect()
+def facts_of_command(began: str, seconds: float) -> dict[str, Any]:
+    """Return the facts about this command for `run.json` and `search.json`.
+
+    Args:
+        began: its start, for people.
+        seconds: its duration.
+    """
     return {
-        "command": command(),
+        "command": shlex.join(["nnlo", *sys.argv[1:]]),
         "began": began,
         "seconds": round(seconds, 3),
-        "ranks": ranks,
-        "folder": str(Path.cwd()),
-        "versions": versions() | {"MPI library": None if world is None else world.library},
-        "host": platform.node(),
-        "environment": environment(),
+        "versions": versions(),
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def command() -> str:
-    """Return the command line of this process."""
-    return shlex.join(["nnlo", *sys.argv[1:]])
-
-
-def environment() -> dict[str, str]:
-    """Return the variables that a training depends on."""
-    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._connecting import connect
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._devices import share_host, train_turns
@@ -21,7 +22,7 @@ from nnlo_common.commands.train._run_folder import (
     RUN,
     claim,
     config_text,
-    facts_of_run,
+    facts_of_command,
     write_json,
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
@@ -164,7 +165,10 @@ class TrainRun(RankCommand):
             {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
             for rank, one in enumerate(ranks)
         ]
-        write_json(self.folder / RUN, facts_of_run(own, seconds, self._began))
+        facts = facts_of_command(self._began, seconds)
+        facts["versions"]["MPI library"] = None if (world := connect()) is None else world.library
+        here = {"folder": str(Path.cwd()), "host": os.uname().nodename}
+        write_json(self.folder / RUN, facts | here | {"ranks": own})
         workers = [
             {"rank": rank, "role": one["role"], "history": one["history"]}
             for rank, one in enumerate(ranks)

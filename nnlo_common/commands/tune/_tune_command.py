@@ -198,10 +198,10 @@ class SearchRun(RankCommand):
                 self.folder, goes_on = claim_search(self.request.run, self._name, text)
                 self._fresh = not goes_on
                 found = inspect_folder(self.folder, "checkpoint" in self.request.given)
-                told = [str(self.folder), list(found.taken), [list(one) for one in found.left]]
+                told = [str(self.folder), found.taken, found.left]
         folder, taken, left = job.share(told)[0]
         self.folder = Path(folder)
-        self._found = Found(tuple(taken), tuple((name, chosen, seed) for name, chosen, seed in left))
+        self._found = Found(tuple(taken), tuple(map(tuple, left)))
 
 
 def _check_export(asked: str | None) -> None:
