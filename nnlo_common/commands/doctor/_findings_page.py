@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from nnlo_common.cluster._hosts import Place, place_table, text_table
 from nnlo_common.commands.doctor._finding import Finding, Status, worst
@@ -14,7 +15,7 @@ from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_second
 
 __all__ = ["Examination", "as_json", "as_page", "verdict"]
 
-_WIDTH = 96
+_wrapped = partial(textwrap.fill, width=96, break_long_words=False, break_on_hyphens=False)
 _LABELS = {Status.OK: "ok", Status.NOTE: "note", Status.PROBLEM: "PROBLEM"}
 
 
@@ -103,22 +104,12 @@ def _links(links: Sequence[LinkSpeed]) -> str:
 def _finding(finding: Finding, width: int) -> str:
     head = f"{_LABELS[finding.status]:7}  {finding.name:{width}}  "
     blank = " " * len(head)
-    lines = [_wrapped(finding.text, head, blank)]
-    lines += [_wrapped(line, blank + "-> ", blank + "   ") for line in finding.advice.splitlines()[:1]]
-    # Later lines of a remedy are commands to copy: do not wrap them.
-    lines += [f"{blank}   {line}" for line in finding.advice.splitlines()[1:]]
+    lines = [_wrapped(finding.text, initial_indent=head, subsequent_indent=blank)]
+    if advice := finding.advice.splitlines():
+        lines.append(_wrapped(advice[0], initial_indent=f"{blank}-> ", subsequent_indent=f"{blank}   "))
+        # Later lines of a remedy are commands to copy: do not wrap them.
+        lines += [f"{blank}   {line}" for line in advice[1:]]
     return "\n".join(lines)
-
-
-def _wrapped(text: str, first: str, later: str) -> str:
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=later,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _count(number: int, thing: str) -> str:

@@ -79,11 +79,6 @@ class Job:
     world: RankWorld | None = None
     command: str = "train"
 
-    @classmethod
-    def join(cls, command: str = "train") -> Job:
-        """Join the job this process belongs to."""
-        return cls(launched(), command)
-
     @property
     def rank(self) -> int:
         """The number of this rank."""
@@ -212,7 +207,7 @@ def run_in_job(
         unknown: words that the parser does not know.
     """
     try:
-        job = Job.join(command)
+        job = Job(launched(), command)
     except NNLOError as error:
         return refuse_alike(str(error), command)
     part = begin(job)

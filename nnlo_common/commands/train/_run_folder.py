@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -25,9 +25,9 @@ from nnlo_common.commands.train._option_files import as_toml, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
-    "RUNS",
     "check_same",
     "claim",
+    "claiming",
     "config_text",
     "facts_of_command",
     "remove_unused",
@@ -78,8 +78,7 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
     Raises:
         ConfigurationError: it cannot be made, or belongs to another run.
     """
-    folder = None if settings.run is None else Path(settings.run).expanduser().absolute()
-    try:
+    with claiming(settings.run) as folder:
         if folder is None:
             return _written(next_free(name), config), False
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -88,11 +87,19 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
         if folder.is_dir() and settings.checkpoint is not None:
             _check_resumable(folder, config)
             return folder, True
+    raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
+
+
+@contextmanager
+def claiming(asked: str | None) -> Iterator[Path | None]:
+    """Yield the folder of `--run`, None for a new one; refuse it if the body cannot write there."""
+    folder = None if asked is None else Path(asked).expanduser().absolute()
+    try:
+        yield folder
     except OSError as error:
         raise ConfigurationError(
             f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
-    raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
 
 
 def next_free(name: str) -> Path:
@@ -104,7 +111,7 @@ def next_free(name: str) -> Path:
     RUNS.mkdir(exist_ok=True)
     for number in count(1):
         folder = (RUNS / f"{name}-{number}").absolute()
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             folder.mkdir()
             return folder
     raise AssertionError  # there always is a next number

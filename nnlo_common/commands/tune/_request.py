@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -135,17 +135,14 @@ class SearchSettings:
         """The end of the search, as `optimize` takes it."""
         if self.until is None or self.until == "slurm":
             return self.until
-        try:
+        with suppress(ValueError):
             return float(self.until)
-        except ValueError:
-            pass
-        try:
+        with suppress(ValueError):
             return datetime.fromisoformat(self.until)
-        except ValueError:
-            raise ConfigurationError(
-                f"--until {self.until} is not possible: it must be seconds from now, a time such as "
-                "2030-12-31T08:00, or slurm"
-            ) from None
+        raise ConfigurationError(
+            f"--until {self.until} is not possible: it must be seconds from now, a time such as "
+            "2030-12-31T08:00, or slurm"
+        )
 
 
 #: The options of a search by name, in the order of the help.

@@ -20,7 +20,7 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK, hold
-from nnlo_common.commands.train._run_folder import RUNS, SEARCH, check_same, next_free, write_text
+from nnlo_common.commands.train._run_folder import SEARCH, check_same, claiming, next_free, write_text
 
 __all__ = [
     "BEGAN",
@@ -84,9 +84,8 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
     Raises:
         ConfigurationError: it cannot be made, or belongs to something else.
     """
-    folder = None if asked is None else Path(asked).expanduser().absolute()
-    try:
-        folder = next_free(f"{name}-search") if folder is None else folder
+    with claiming(asked) as given:
+        folder = next_free(f"{name}-search") if given is None else given
         if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
             raise ConfigurationError(f"--run {folder} exists already, without a search; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,10 +95,6 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
             check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
             return folder, True
         write_text(folder / SEARCH, text)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
-        ) from None
     return folder, False
 
 
