@@ -57,7 +57,8 @@ def page(
         told["Importance"] = hint
     told["Blocks"] = _busy(facts, trials)
     for title, text in told.items():
-        parts += [f"<h2>{title}</h2>", f"<p>{escape(text)}</p>", drawings.get(title, "")]
+        parts += [f"<h2>{title}</h2>", f"<p>{escape(text)}</p>"]
+        parts.append(f'<div class="scroll">{drawings.get(title, "")}</div>')
     if not drawings:
         parts.append(f"<p>{_UNDRAWN}</p>")
     parts += [*_failures(trials), "<h2>Trials</h2>", '<div class="scroll">', _table(facts, trials), "</div>"]
