@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
-from nnlo_common.commands.train._job import refuse_alike
+from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
@@ -65,19 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
-    if vars(options).pop("version"):  # pop it: the rest are the options of the command
-        if parser.speaks:
+    flags = vars(options)
+    command = flags.pop("command")
+    if flags.pop("version"):
+        if first_of_job():
             print(f"nnlo {__version__}")
         parser.exit()
-    if options.command is None:
+    if command is None:
         parser.print_help()
         return 0
     # A terminal that cannot show a character shows a question mark instead of a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    options.unknown = unknown
-    status: int = options.run_command(options)
-    return status
+    return _run(command, flags, unknown)
 
 
 def _parser() -> Parser:
@@ -94,48 +93,32 @@ def _parser() -> Parser:
         description="Look at the machine, the MPI library and the installation, and say what to fix. Run it "
         "alone, and as you train: `mpiexec -n 3 nnlo doctor`. The exit status is 1 if training would fail.",
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
+    doctor.add_argument("--json", dest="as_data", action="store_true", help="print JSON, for programs")
     doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
-    doctor.set_defaults(run_command=_doctor)
-    train = _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
-    train.set_defaults(run_command=_train)
-    tune = _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
-    tune.set_defaults(run_command=_tune)
+    _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
+    _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     return parser
 
 
-def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> None:
     """Add a command that takes options."""
     usage = f"nnlo {name} --model FILE --train FILE [FILE ...] --loss NAME [options]"
-    command: argparse.ArgumentParser = commands.add_parser(
+    command = commands.add_parser(
         name, help=SHORT[name], usage=usage, formatter_class=layout, allow_abbrev=False, **texts
     )
     add_flags(command, options)
-    return command
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.doctor._doctor_command import run_doctor
+def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
+    """Run a command with the values of its flags, by name, and the words that the parser does not know."""
+    if command == "doctor":
+        from nnlo_common.commands.doctor._doctor_command import run_doctor
 
-    return run_doctor(quick=options.quick, as_data=options.json)
+        return run_doctor(**flags)
+    if command == "train":
+        from nnlo_common.commands.train._train_command import TrainRun
 
+        return run_in_job(command, TrainRun, flags, unknown)
+    from nnlo_common.commands.tune._tune_command import SearchRun
 
-def _train(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.train._train_command import run_train
-
-    return run_train(*_given(options))
-
-
-def _tune(options: argparse.Namespace) -> int:
-    from nnlo_common.commands.tune._tune_command import run_tune
-
-    return run_tune(*_given(options))
-
-
-def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Sequence[str]]:
-    """Return the values of the flags, by name, and the words that the parser does not know."""
-    flags = vars(options).copy()
-    unknown = flags.pop("unknown")
-    for name in ("command", "run_command"):
-        del flags[name]
-    return flags, unknown
+    return run_in_job(command, SearchRun, flags, unknown)

@@ -503,6 +503,12 @@ def test_numbers_in_a_row_stand_in_a_line():
     assert json.loads(Path("h.json").read_text())["workers"] == [{"rank": 1}]
 
 
+def test_texts_with_brackets_are_written_as_they_are():
+    facts = {"command": "nnlo train --metrics [  a   b ]", "ranks": [{"told": "[ 1,  2 ]"}]}
+    write_json(Path("h.json"), facts)
+    assert json.loads(Path("h.json").read_text()) == facts
+
+
 # Python files.
 
 

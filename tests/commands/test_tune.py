@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,27 +19,26 @@ from nnlo_common.commands.train import _fold_samples
 from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._option import Given
+from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
 from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
+from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
 from nnlo_common.commands.tune._search_folder import (
     JOURNAL,
-    SEARCH,
     TRIAL,
     Found,
     claim_search,
     inspect_folder,
-    remove_unused,
 )
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._space_reader import space_of
-from nnlo_common.commands.tune._svg import AxisScale
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from tests.helpers.paths import DOCS
 
@@ -523,8 +521,10 @@ def test_a_block_that_helps_is_shown_with_the_trial_it_helps(tmp_path):
     assert helped.described()["helpers"] == [[0, 103.0]]
     text = page(facts, [helped], helped, {}, "few trials")
     assert "blocks trained 75 % of the time" in text
-    bars = re.findall(r'<rect[^>]*y="(\d+)"[^>]*>', text.split("which block trained which")[1])
-    assert len(set(bars)) == len(bars) == 2
+    series = drawn([helped])["Blocks"]["data"]
+    assert [bars["y"] for bars in series] == [["block 1", "block 0"], [], []]
+    assert series[0]["base"] == [0.0, 2.0]
+    assert series[0]["x"] == [4.0, 2.0]
 
 
 def test_a_trial_from_the_journal_took_as_long_as_it_did():
@@ -539,6 +539,41 @@ def test_a_trial_from_the_journal_took_as_long_as_it_did():
     assert (one.began_s, one.ended_s, one.block) == (1000, 1002.5, 1)
 
 
+def studied(trials):
+    optuna = pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+    study = optuna.create_study(direction="maximize")
+    for one in trials:
+        found = {
+            name: optuna.distributions.CategoricalDistribution([value]) for name, value in one.params.items()
+        }
+        state = optuna.trial.TrialState["FAIL" if one.value is None else "COMPLETE"]
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                value=one.value,
+                params=one.params,
+                distributions=found,
+                intermediate_values=dict(one.steps),
+            )
+        )
+    return study
+
+
+def drawn(trials, weights=None):
+    """The figures as plotly has them."""
+    pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
+    drawings = figures(studied(trials), trials, "val_accuracy", weights or {})
+    return {title: told(drawing) for title, drawing in drawings.items()}
+
+
+def told(drawing):
+    """What is given to plotly: its data and its layout."""
+    after = drawing.rpartition("Plotly.newPlot(")[2]
+    data, end = json.JSONDecoder().raw_decode(after := after[after.index("[") :])
+    layout, _ = json.JSONDecoder().raw_decode(after[after.index("{", end) :])
+    return {"data": data, "layout": layout}
+
+
 class Tags(HTMLParser):
     """Sees whether all that is opened is closed, and what is asked of a network."""
 
@@ -548,37 +583,58 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.asked += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in ("meta", "path", "circle", "rect", "polyline"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        if tag not in ("path", "circle", "rect", "polyline"):
-            assert self.open.pop() == tag
+        assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("trials", [[], [finished(0, None)], [finished(0, 0.5)], "many"])
-def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, tmp_path):
-    if trials == "many":
-        trials = [finished(number, 0.5 + number / 50) for number in range(12)] + [finished(12, None)]
+TRIALS = [finished(number, 0.5 + number / 50) for number in range(12)] + [finished(12, None)]
+
+
+@pytest.mark.parametrize("trials", [[], [finished(0, None)], [finished(0, 0.5)], TRIALS])
+@pytest.mark.parametrize("drawings", [{}, {"History": "<div></div>", "Blocks": "<div></div>"}])
+def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, drawings, tmp_path):
     good = [one for one in trials if one.value is not None]
     best = good[-1] if good else None
-    text = page(search(tmp_path), trials, best, {"width": 0.75, "kind": 0.25} if good else {}, "few trials")
+    text = page(search(tmp_path), trials, best, drawings, "few trials")
     tags = Tags()
     tags.feed(text)
     assert (tags.open, tags.asked) == ([], [])
-    assert "<script" not in text
-    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    for one in drawings:
-        ElementTree.fromstring(one)
-    assert len(drawings) == (6 if good else 1)
-    assert text.count('class="dot') == 3 * len(good)
+    assert ("pip install 'nnlo[tune]'" in text) == (not drawings)
+    assert text.count("few trials") == bool(good)
     if best is not None:
         assert f"val_accuracy {best.value:.4g} in trial {best.number}" in text
     failed = [one for one in trials if one.value is None]
     assert text.count("it &amp; &lt;all&gt; failed") == bool(failed)  # once, whoever has failed so
 
 
-def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
+@pytest.mark.parametrize("trials", [[], [finished(0, None)], [finished(0, 0.5)], TRIALS])
+def test_the_figures_show_every_trial_and_ask_nothing_of_a_network(trials, tmp_path):
+    good = [one for one in trials if one.value is not None]
+    found = drawn(trials, {"width": 0.75, "kind": 0.25} if good else {})
+    titles = ["History", "Importance", "Slices", "Parallel coordinates", "Epochs", "Blocks"]
+    assert list(found) == (titles if good else titles[-1:])
+    blocks = found["Blocks"]["data"]
+    assert sum(len(bars["y"]) for bars in blocks) == len(trials)
+    if good:
+        assert found["History"]["data"][0]["y"] == [one.value for one in good]
+        assert found["Importance"]["data"][0]["y"] == ["width", "kind"]
+        assert found["Slices"]["layout"]["yaxis"]["title"]["text"] == "val_accuracy"
+    drawings = figures(studied(trials), trials, "val_accuracy", {})
+    tags = Tags()
+    tags.feed(page(search(tmp_path), trials, None, drawings, ""))
+    assert (tags.open, tags.asked) == ([], [])
+    assert len(next(iter(drawings.values()))) > 1_000_000  # the first has plotly in it
+
+
+def test_without_plotly_there_are_no_figures(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    assert figures(None, [], "loss", {}) == {}
+
+
+def test_the_page_says_what_was_gained(tmp_path):
     table = {"kind": ["flat", "deep"], "width": {"low": 4, "high": 16, "when": {"kind": "deep"}}}
     facts = replace(
         search(tmp_path, n_fold=2), space=space_of(table, "x", get_model), default={"kind": "flat"}
@@ -589,29 +645,8 @@ def test_the_page_says_what_was_gained_and_what_was_not_used(tmp_path):
     ]
     text = page(facts, trials, trials[1], {}, "")
     assert "0.75 ± 0.05 over 2 folds; the defaults gave 0.5, in trial 0" in text
-    assert text.count(">unused</text>") == 1
-    threads = re.findall(r'<polyline class="thread.*?" points="(.*?)"', text)
-    assert sorted(thread.count(" ") for thread in threads) == [2, 2]
-
-
-def test_scales_have_round_ticks():
-    assert [text for _, text in AxisScale.of([0.0, 1.0], 0, 100).ticks()] == [
-        "0",
-        "0.2",
-        "0.4",
-        "0.6",
-        "0.8",
-        "1",
-    ]
-    assert [text for _, text in AxisScale.of([1e-4, 0.1], 0, 99, log=True).ticks()][:2] == ["0.0001", "0.001"]
-    assert [text for _, text in AxisScale.of([19, 446], 0, 99, log=True).ticks()] == [
-        "20",
-        "50",
-        "100",
-        "200",
-    ]
-    assert AxisScale.of([3, 3], 0, 100).at(3) == 50
-    assert AxisScale.of([True, False], 0, 100).ticks() == [(25.0, "True"), (75.0, "False")]
+    threads = drawn(trials)["Parallel coordinates"]["data"]
+    assert len([one for one in threads if one["mode"] == "lines"]) == 2  # also the trial without a width
 
 
 # -- what is written of it -----------------------------------------------------------------------------

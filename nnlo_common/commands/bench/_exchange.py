@@ -22,7 +22,7 @@ from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
-from nnlo_common.protocol import Server, Shard, Worker
+from nnlo_common.protocol import Activity, Server, Shard, Worker
 from nnlo_common.training._event_loop import perform, serve, work
 
 __all__ = ["run"]
@@ -161,23 +161,17 @@ class _Pair:
         )
         self._handled = 0
         self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=1)
-        self._perform(1)
+        self._perform(self._worker.join)
 
     def once(self) -> None:
-        if self._server is None:
-            work(self._endpoint, self._worker.deliver, self._worker.step(), {0})
-        else:
-            self._serve(1)
+        self._perform(self._worker.step)
 
-    def _perform(self, requests: int) -> None:
+    def _perform(self, request: Callable[[], Activity]) -> None:
+        """Send one request on the worker, and handle it on the server."""
         if self._server is None:
-            work(self._endpoint, self._worker.deliver, self._worker.join(), {0})
-        else:
-            self._serve(requests)
-
-    def _serve(self, requests: int) -> None:
-        assert self._server is not None
-        server, until = self._server, self._handled + requests
+            work(self._endpoint, self._worker.deliver, request(), {0})
+            return
+        server, until = self._server, self._handled + 1
 
         def handle(event):  # type: ignore[no-untyped-def]
             self._handled += 1
@@ -186,8 +180,5 @@ class _Pair:
         serve(self._endpoint, handle, lambda: self._handled >= until)
 
     def close(self) -> None:
-        if self._server is None:
-            work(self._endpoint, self._worker.deliver, self._worker.leave(), {0})
-        else:
-            self._serve(1)
+        self._perform(self._worker.leave)
         self._endpoint.close()

@@ -46,9 +46,8 @@ class _JoinedJob:
     @property
     def speaks(self) -> bool:
         """Whether this is the one process that prints."""
-        if self.world is not None:
-            return self.world.rank == 0
-        return self.launch is None or not self.launch.rank
+        known = self.launch if self.world is None else self.world
+        return known is None or not known.rank
 
 
 def run_doctor(*, quick: bool, as_data: bool) -> int:
@@ -113,7 +112,8 @@ def _failure(reason: str) -> str:
 
 
 def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examination:
-    step = watchdog.step if job.speaks else _ignore
+    # Ranks other than 0 watch no step: they wait long while rank 0 measures.
+    step = watchdog.step if job.speaks else lambda _step: None
     step("looking at this host, including its file locks")
     reports, links = [examine(job.mpi, os.environ)], list[LinkSpeed]()
     if job.world is not None:
@@ -125,10 +125,6 @@ def _examine_all(job: _JoinedJob, quick: bool, watchdog: Watchdog) -> Examinatio
     places = locate([report.place for report in reports])
     findings = judge(launch=job.launch, failure=job.failure, reports=reports, places=places, links=links)
     return Examination(versions=reports[0].versions, places=places, links=tuple(links), findings=findings)
-
-
-def _ignore(_step: str) -> None:
-    """Watch no step: ranks other than 0 wait long while rank 0 measures."""
 
 
 def _abort(step: str) -> None:

@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from nnlo_common.cluster._hosts import Place, place_table, text_table
 from nnlo_common.commands.doctor._finding import Finding, Status, worst
@@ -14,7 +15,7 @@ from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_second
 
 __all__ = ["Examination", "as_json", "as_page", "verdict"]
 
-_WIDTH = 96
+_wrapped = partial(textwrap.fill, width=96, break_long_words=False, break_on_hyphens=False)
 _LABELS = {Status.OK: "ok", Status.NOTE: "note", Status.PROBLEM: "PROBLEM"}
 
 
@@ -57,11 +58,12 @@ def as_page(outcome: Examination) -> str:
     """Return the outcome as a page for people."""
     ranks, hosts = len(outcome.places), len({place.host for place in outcome.places})
     title = f"nnlo doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}"
+    width = max(len(finding.name) for finding in outcome.findings)
     sections = [
         ("Versions (to paste into an issue)", _versions(outcome.versions)),
         ("Ranks", place_table(outcome.places)),
         ("Messages between rank 0 and", _links(outcome.links)),
-        ("Checks", "\n".join(map(_finding, _columns(outcome.findings), outcome.findings))),
+        ("Checks", "\n".join(_finding(finding, width) for finding in outcome.findings)),
     ]
     shown = [f"{name}\n{textwrap.indent(text, '  ')}" for name, text in sections if text]
     return "\n\n".join([title, *shown, f"Verdict: {verdict(outcome.findings)}"])
@@ -99,29 +101,15 @@ def _links(links: Sequence[LinkSpeed]) -> str:
     return text_table(("rank", "host", "latency", *sizes, "clock"), rows)
 
 
-def _columns(findings: Sequence[Finding]) -> list[int]:
-    return [max(len(finding.name) for finding in findings)] * len(findings)
-
-
-def _finding(width: int, finding: Finding) -> str:
+def _finding(finding: Finding, width: int) -> str:
     head = f"{_LABELS[finding.status]:7}  {finding.name:{width}}  "
     blank = " " * len(head)
-    lines = [_wrapped(finding.text, head, blank)]
-    lines += [_wrapped(line, blank + "-> ", blank + "   ") for line in finding.advice.splitlines()[:1]]
-    # Later lines of a remedy are commands to copy: do not wrap them.
-    lines += [f"{blank}   {line}" for line in finding.advice.splitlines()[1:]]
+    lines = [_wrapped(finding.text, initial_indent=head, subsequent_indent=blank)]
+    if advice := finding.advice.splitlines():
+        lines.append(_wrapped(advice[0], initial_indent=f"{blank}-> ", subsequent_indent=f"{blank}   "))
+        # Later lines of a remedy are commands to copy: do not wrap them.
+        lines += [f"{blank}   {line}" for line in advice[1:]]
     return "\n".join(lines)
-
-
-def _wrapped(text: str, first: str, later: str) -> str:
-    return textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=later,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _count(number: int, thing: str) -> str:

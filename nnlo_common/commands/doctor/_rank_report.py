@@ -112,7 +112,8 @@ def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
         mpi=mpi,
         locks={folder: try_lock(Path(folder)) for folder in folders},
         environment={name: env[name] for name in wanted if name in env},
-        start_method=multiprocessing.get_start_method(allow_none=True) or _default_start_method(),
+        start_method=multiprocessing.get_start_method(allow_none=True)
+        or multiprocessing.get_all_start_methods()[0],
         mpiexec=(shutil.which("mpiexec") or "", str(beside) if beside.exists() else ""),
     )
 
@@ -159,10 +160,6 @@ def _version(candidates: tuple[str, ...]) -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _default_start_method() -> str:
-    return multiprocessing.get_all_start_methods()[0]
 
 
 if __name__ == "__main__":

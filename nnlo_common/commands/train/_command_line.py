@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.commands.train._job import first_of_job
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
 from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
@@ -28,15 +27,9 @@ class Parser(argparse.ArgumentParser):
         """Raise the parser's message with a hint at the help."""
         raise ConfigurationError(f"{message}; see {self.prog} --help")
 
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank prints for all ranks."""
-        launch = find_launch(os.environ)
-        return launch is None or not launch.rank
-
     def print_help(self, file: Any = None) -> None:
         """Print the help, on one rank."""
-        if self.speaks:
+        if first_of_job():
             super().print_help(file)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -31,9 +32,8 @@ def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[I
     """
     assert settings.part is not None  # the caller has checked --fold
     fold, folds = settings.part
-    source = HDF5Source(files, **reading)
-    samples = len(source)
-    source.close()
+    with closing(HDF5Source(files, **reading)) as source:
+        samples = len(source)
     labels = _column("--fold-labels", settings.fold_labels, files, reading)
     groups = _column("--fold-groups", settings.fold_groups, files, reading)
     try:
@@ -55,12 +55,8 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
         source = HDF5Source(files, **own)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flag} {name}: {error}") from None
-    try:
-        pieces = range(0, len(source), _PIECE)
-        values = [_valued(flag, name, source, start) for start in pieces]
-    finally:
-        source.close()
-    return np.concatenate(values)
+    with closing(source):
+        return np.concatenate([_valued(flag, name, source, start) for start in range(0, len(source), _PIECE)])
 
 
 def _valued(flag: str, name: str, source: HDF5Source, start: int) -> Array:

@@ -7,18 +7,22 @@ import os
 import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster._hosts import Place, describe_here, locate
 from nnlo_common.cluster._launchers import find_launch
 from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.commands.train._run_folder import remove_unused
 from nnlo_common.training._joining import launched
 
-__all__ = ["REFUSED", "Job", "brief", "refuse_alike", "run_in_job", "tell"]
+__all__ = ["REFUSED", "Job", "RankCommand", "brief", "first_of_job", "refuse_alike", "run_in_job", "tell"]
 
 #: The exit status of a command that is refused before the training.
 REFUSED = 2
@@ -41,10 +45,15 @@ def brief(text: str) -> str:
     return shown if len(lines) <= _LINES and len(shown) <= _CHARACTERS else shown[:_CHARACTERS] + " ..."
 
 
+def first_of_job() -> bool:
+    """Whether this rank prints for all, as its launcher numbers it; the job need not be joined."""
+    launch = find_launch(os.environ)
+    return launch is None or not launch.rank
+
+
 def refuse_alike(problem: str, command: str = "train") -> int:
     """Print a problem that every rank finds before the job is joined, once; return the exit status."""
-    launch = find_launch(os.environ)
-    if launch is None or not launch.rank:
+    if first_of_job():
         tell(problem, command)
     else:
         time.sleep(_SILENT_S)
@@ -69,11 +78,6 @@ class Job:
 
     world: RankWorld | None = None
     command: str = "train"
-
-    @classmethod
-    def join(cls, command: str = "train") -> Job:
-        """Join the job this process belongs to."""
-        return cls(launched(), command)
 
     @property
     def rank(self) -> int:
@@ -153,22 +157,39 @@ def _joint_problem(told: list[list[str]]) -> str:
     return "\n".join(f"rank {ranks[0][0]} on {ranks[0][1]}: {text}" for text, ranks in problems.items())
 
 
-class RankCommand(Protocol):
-    """One rank's part of a command."""
+class RankCommand(ABC):
+    """One rank's part of a command.
 
+    Args:
+        job: the ranks.
+
+    Attributes:
+        folder: of the run or search, once it is claimed.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self.folder = job, Path()
+        self._fresh = self._started = False  # the folder is new; the training or search has begun
+        self._began = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @abstractmethod
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         """Run the command, and return the exit status."""
 
     def undo(self) -> None:
-        """Remove the files of a command that has not begun."""
+        """Remove the folder of a training or search that has not begun."""
+        if self._job.speaks and self._fresh:
+            remove_unused(self.folder)
 
     @property
+    @abstractmethod
     def advice(self) -> str:
         """Text to print after a failure: what to do next."""
 
     @property
     def resume_hint(self) -> str:
         """Text to print after an interrupt: how to resume."""
+        return ""
 
 
 def run_in_job(
@@ -186,7 +207,7 @@ def run_in_job(
         unknown: words that the parser does not know.
     """
     try:
-        job = Job.join(command)
+        job = Job(launched(), command)
     except NNLOError as error:
         return refuse_alike(str(error), command)
     part = begin(job)

@@ -102,11 +102,8 @@ class Option:
 def option(group: str, help: str, metavar: str = "", default: Any = None, **facts: Any) -> Any:  # noqa: A002
     """Return a dataclass field for an option; the kind follows from the field's type."""
     metadata = {"group": group, "help": help, "metavar": metavar, **facts}
-    return (
-        field(default_factory=dict, metadata=metadata)
-        if default is dict
-        else field(default=default, metadata=metadata)
-    )
+    made: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
+    return field(**made, metadata=metadata)
 
 
 def options_of(settings: type) -> dict[str, Option]:

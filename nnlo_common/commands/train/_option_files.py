@@ -93,15 +93,10 @@ def _yaml(text: str, asked: str) -> Any:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         said = problem or str(error).splitlines()[0]
-        hint = " (YAML takes no tabs)" if "'\\t'" in said else ""
-        raise ConfigurationError(
-            f"{asked}{where} is not valid YAML for options: {said}{hint}; fix the file there"
-        ) from None
+        said += " (YAML takes no tabs)" if "'\\t'" in said else ""
     except (RecursionError, ValueError) as error:  # e.g. an invalid date
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigurationError(
-            f"{asked} is not valid YAML for options: {said}; fix the file there"
-        ) from None
+        where, said = "", "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    raise ConfigurationError(f"{asked}{where} is not valid YAML for options: {said}; fix the file there")
 
 
 def _strict(yaml: Any) -> Any:

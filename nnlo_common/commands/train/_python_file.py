@@ -18,7 +18,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._option import nearest
 
-__all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model", "running"]
+__all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model", "parameters_of", "running"]
 
 _NAME = "nnlo_train_model"
 _FRAMEWORKS = ("keras", "torch")
@@ -27,15 +27,14 @@ _FRAMEWORKS = ("keras", "torch")
 def check_source(path: Path) -> None:
     """Refuse a file that is not Python or has no get_model, without running it."""
     tree = _parsed(path)
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    bound = {
-        name
-        for node in ast.walk(tree)
-        for name in ([node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else [])
-    }
+    names, bound = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {alias.asname or alias.name for alias in node.names}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name)
     if not {"get_model", "*"} & (names | bound):
         raise ConfigurationError(
             f"--model {path} has no get_model{nearest('get_model', names)}; write a function get_model() "
@@ -96,6 +95,14 @@ def asked(module: ModuleType | None, path: Path, name: str) -> Any:
         return None
     with running(path, f"by {name}()"):
         return function()
+
+
+def parameters_of(function: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function, by name; none if there is no function, or it is written in C."""
+    try:
+        return {} if function is None else inspect.signature(function).parameters
+    except ValueError:
+        return {}
 
 
 def _check_params(make: Callable[..., Any], path: Path, params: Mapping[str, Any]) -> None:

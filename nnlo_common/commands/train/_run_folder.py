@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
 import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._folder_lock import LOCK
 from nnlo_common.base._whole_files import whole
-from nnlo_common.cluster._connecting import connect
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option_files import as_toml, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
-    "RUNS",
-    "absolute",
     "check_same",
     "claim",
-    "command",
+    "claiming",
     "config_text",
-    "environment",
-    "facts_of_run",
+    "facts_of_command",
     "remove_unused",
     "next_free",
     "write_json",
+    "with_absolute_paths",
+    "write_text",
 ]
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
+SEARCH = "search.toml"
 RUNS = Path("runs")  # the default parent, without --run
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
@@ -58,15 +57,18 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
     if settings.algorithm.get("alpha") is not None:
         del values["beta"]
-    values |= {"learning_rate": learning_rate, "model": absolute(settings.model), "run": None}
-    values |= {name: tuple(map(absolute, values[name])) or None for name in ("train", "val") if values[name]}
-    if settings.cache is not None:
-        values["cache"] = absolute(settings.cache)
-    return as_toml(values, OPTIONS)
+    values |= {"learning_rate": learning_rate, "run": None}
+    return as_toml(with_absolute_paths(values), OPTIONS)
 
 
-def absolute(path: str) -> str:
-    """Return the absolute path; remote addresses stay as they are."""
+def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options with absolute paths; remote addresses stay as they are."""
+    one = {name: _absolute(values[name]) for name in ("model", "cache") if values.get(name)}
+    several = {name: tuple(map(_absolute, values[name])) for name in ("train", "val") if values.get(name)}
+    return {**values, **one, **several}
+
+
+def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
 
 
@@ -76,8 +78,7 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
     Raises:
         ConfigurationError: it cannot be made, or belongs to another run.
     """
-    folder = None if settings.run is None else Path(settings.run).expanduser().absolute()
-    try:
+    with claiming(settings.run) as folder:
         if folder is None:
             return _written(next_free(name), config), False
         if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -86,11 +87,19 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
         if folder.is_dir() and settings.checkpoint is not None:
             _check_resumable(folder, config)
             return folder, True
+    raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
+
+
+@contextmanager
+def claiming(asked: str | None) -> Iterator[Path | None]:
+    """Yield the folder of `--run`, None for a new one; refuse it if the body cannot write there."""
+    folder = None if asked is None else Path(asked).expanduser().absolute()
+    try:
+        yield folder
     except OSError as error:
         raise ConfigurationError(
             f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
         ) from None
-    raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
 
 
 def next_free(name: str) -> Path:
@@ -102,15 +111,14 @@ def next_free(name: str) -> Path:
     RUNS.mkdir(exist_ok=True)
     for number in count(1):
         folder = (RUNS / f"{name}-{number}").absolute()
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             folder.mkdir()
             return folder
     raise AssertionError  # there always is a next number
 
 
 def _written(folder: Path, config: str) -> Path:
-    with whole(folder / CONFIG) as fresh:
-        fresh.write_text(config, "utf-8")
+    write_text(folder / CONFIG, config)
     return folder
 
 
@@ -153,39 +161,36 @@ def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the folder of a run that has not begun to train."""
-    if {one.name for one in folder.iterdir()} <= {CONFIG}:
+    """Remove the folder of a run or a search that has not begun."""
+    if {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
         shutil.rmtree(folder)
 
 
-def facts_of_run(ranks: list[dict[str, Any]], seconds: float, began: str) -> dict[str, Any]:
-    """Return the facts for `run.json`: command, ranks, versions, times."""
-    world = connect()
+def facts_of_command(began: str, seconds: float) -> dict[str, Any]:
+    """Return the facts about this command for `run.json` and `search.json`.
+
+    Args:
+        began: its start, for people.
+        seconds: its duration.
+    """
     return {
-        "command": command(),
+        "command": shlex.join(["nnlo", *sys.argv[1:]]),
         "began": began,
         "seconds": round(seconds, 3),
-        "ranks": ranks,
-        "folder": str(Path.cwd()),
-        "versions": versions() | {"MPI library": None if world is None else world.library},
-        "host": platform.node(),
-        "environment": environment(),
+        "versions": versions(),
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def command() -> str:
-    """Return the command line of this process."""
-    return shlex.join(["nnlo", *sys.argv[1:]])
-
-
-def environment() -> dict[str, str]:
-    """Return the variables that a training depends on."""
-    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:
     """Write facts as JSON, whole or not at all; put lists of numbers in one line."""
     text = json.dumps(facts, indent=1)
-    text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    # Only between lines: texts in JSON may have brackets and spaces, but no line breaks.
+    text = re.sub(r"\[\n([^][{}\"]*)\n *\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all."""
     with whole(path) as fresh:
-        fresh.write_text(text + "\n")
+        fresh.write_text(text, "utf-8")

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -43,20 +44,14 @@ class Data:
 
     def first(self) -> tuple[Any, Any]:
         """Return features and labels of two samples, the same on all ranks, so that all checks agree."""
-        source = HDF5Source(self.train, **self.reading)
-        try:
+        with closing(HDF5Source(self.train, **self.reading)) as source:
             features, labels = source.take(0, min(2, len(source)))
-        finally:
-            source.close()
         return features, labels
 
     def count(self) -> int:
         """Return how many samples there are to train on."""
-        source = HDF5Source(self.train, **self.reading)
-        try:
+        with closing(HDF5Source(self.train, **self.reading)) as source:
             return len(source)
-        finally:
-            source.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

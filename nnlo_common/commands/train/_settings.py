@@ -13,7 +13,7 @@ from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, M
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 from nnlo_common.training._early_stopping import Target
 
-__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of"]
+__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
 
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
 _MOMENTUM = "--optimizer sgd --momentum 0.9"
@@ -178,6 +178,11 @@ SEARCHABLE: Sequence[str] = [
 ]
 
 
+def value_of(name: str, given: Mapping[str, Given]) -> Any:
+    """Return the value of an option: as it was given, else its default."""
+    return given[name].read(OPTIONS[name]) if name in given else OPTIONS[name].default
+
+
 def settings_of(given: Mapping[str, Given]) -> Settings:
     """Return the settings for the given values.
 
@@ -191,7 +196,7 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
                 f"{one.place} has no option {name!r}{nearest(name, OPTIONS)} (see nnlo train --help)"
             )
         values[name] = one.read(OPTIONS[name])
-    mode = values.get("mode", OPTIONS["mode"].default)
+    mode = value_of("mode", given)
     algorithm = {name: values.pop(name) for name in MODE_OPTIONS if name in values}
     for name in algorithm:
         if name not in MODES[mode].options:

@@ -6,24 +6,23 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._connecting import connect
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._devices import share_host, train_turns
-from nnlo_common.commands.train._job import Job, brief, run_in_job, tell
+from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._run_folder import (
     HISTORY,
     RUN,
     claim,
     config_text,
-    facts_of_run,
-    remove_unused,
+    facts_of_command,
     write_json,
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
@@ -31,23 +30,13 @@ from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.training._rank_parts import say
 
-__all__ = ["TrainRun", "EpochWatch", "log", "run_train"]
+__all__ = ["EpochWatch", "TrainRun", "log"]
 
 #: Receives the number and metrics of an epoch, on each rank.
 EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
 
 
-def run_train(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-    """Run `nnlo train`, and return the exit status of every rank.
-
-    Args:
-        flags: the values of the flags, by name.
-        unknown: words that the parser does not know.
-    """
-    return run_in_job("train", TrainRun, flags, unknown)
-
-
-class TrainRun:
+class TrainRun(RankCommand):
     """A training on one rank.
 
     Args:
@@ -57,16 +46,10 @@ class TrainRun:
 
     trainer: Trainer
     settings: Settings
-    resume_hint = ""
 
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
-        self._job, self._watch = job, watch
-        self.folder = Path()
-        self._fresh = self._training = False
-        self._began_s, self._began = (
-            time.perf_counter(),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        super().__init__(job)
+        self._watch, self._began_s = watch, time.perf_counter()
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         """Prepare, train and close; return the exit status."""
@@ -128,7 +111,7 @@ class TrainRun:
     def train(self) -> Mapping[str, list[float]]:
         """Train and write the result; return the centre's metrics on all ranks."""
         self._say(self._summary())
-        self._training = True
+        self._started = True
         history = self.trainer.train(self.folder)
         ranks = self._job.share(
             {
@@ -149,15 +132,10 @@ class TrainRun:
         if (trainer := getattr(self, "trainer", None)) is not None:
             trainer.close()
 
-    def undo(self) -> None:
-        """Remove the folder of a training that has not begun."""
-        if self._job.speaks and self._fresh:
-            remove_unused(self.folder)
-
     @property
     def advice(self) -> str:
         """Text to print after a failure: what to do next."""
-        if not self._training:
+        if not self._started:
             return ""
         if self.settings.checkpoint is None:
             return "\nTo be able to resume after a failure, give --checkpoint and --run"
@@ -187,7 +165,10 @@ class TrainRun:
             {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
             for rank, one in enumerate(ranks)
         ]
-        write_json(self.folder / RUN, facts_of_run(own, seconds, self._began))
+        facts = facts_of_command(self._began, seconds)
+        facts["versions"]["MPI library"] = None if (world := connect()) is None else world.library
+        here = {"folder": str(Path.cwd()), "host": os.uname().nodename}
+        write_json(self.folder / RUN, facts | here | {"ranks": own})
         workers = [
             {"rank": rank, "role": one["role"], "history": one["history"]}
             for rank, one in enumerate(ranks)

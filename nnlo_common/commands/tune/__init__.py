@@ -9,7 +9,7 @@
     _trial_watch     reports running trials         _trial_table    their lines on the terminal
     _search_facts    a search and its trials as plain values
     _search_result   the files and lines at the end
-    _report_page     the page that shows it         _charts, _svg   its drawings
+    _report_page     the page that shows it         _report_figures its figures
 
 `train` defines a training and its options; `search` decides which block trains which trial.
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option import Given
-from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.train._python_file import parameters_of
+from nnlo_common.commands.train._settings import OPTIONS, value_of
 from nnlo_common.commands.tune._search_space import Space
 
 __all__ = ["defaults"]
@@ -37,7 +37,8 @@ def defaults(
         if not one.active(found):
             continue
         if one.table:
-            value = _of_model(make, one.key) if one.table == "model_params" else None
+            asked = parameters_of(make).get(one.key) if one.table == "model_params" else None
+            value = None if asked is None or asked.default is asked.empty else asked.default
         else:
             value = known.get(one.key, _of_option(one.key, given, found))
         if value is not None and one.holds(value):
@@ -45,18 +46,8 @@ def defaults(
     return found
 
 
-def _of_model(make: Callable[..., Any] | None, key: str) -> Any:
-    try:
-        parameter = inspect.signature(make).parameters.get(key) if make else None
-    except ValueError:  # a function written in C has no signature
-        return None
-    return None if parameter is None or parameter.default is parameter.empty else parameter.default
-
-
 def _of_option(key: str, given: Mapping[str, Given], found: Mapping[str, Any]) -> Any:
-    mode = found["mode"] if "mode" in found else OPTIONS["mode"].default
-    if "mode" in given:
-        mode = given["mode"].read(OPTIONS["mode"])
+    mode = found["mode"] if "mode" in found else value_of("mode", given)
     if key in MODES[mode].options:
         return MODES[mode].options[key].default
     # Without --momentum the frameworks use 0.

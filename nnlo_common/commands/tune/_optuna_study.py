@@ -15,7 +15,7 @@ from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import JOURNAL, Found
 from nnlo_common.commands.tune._search_result import conclude
 from nnlo_common.commands.tune._trial_training import TrialTraining
-from nnlo_common.commands.tune._trial_watch import TrialWatch
+from nnlo_common.commands.tune._trial_watch import watching
 from nnlo_common.search import optimize
 
 __all__ = ["search"]
@@ -61,7 +61,7 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
     train = TrialTraining(
         facts=facts, path=path, framework=framework, found=found, block=facts.layout.block_of(job.rank)
     )
-    with TrialWatch(study, facts) if job.speaks else nullcontext(), _advised():
+    with watching(study, facts) if job.speaks else nullcontext(), _advised():
         optimize(
             study,
             train,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,7 +15,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of
 from nnlo_common.commands.train._option_files import read_config
-from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of, value_of
 from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
@@ -135,17 +135,14 @@ class SearchSettings:
         """The end of the search, as `optimize` takes it."""
         if self.until is None or self.until == "slurm":
             return self.until
-        try:
+        with suppress(ValueError):
             return float(self.until)
-        except ValueError:
-            pass
-        try:
+        with suppress(ValueError):
             return datetime.fromisoformat(self.until)
-        except ValueError:
-            raise ConfigurationError(
-                f"--until {self.until} is not possible: it must be seconds from now, a time such as "
-                "2030-12-31T08:00, or slurm"
-            ) from None
+        raise ConfigurationError(
+            f"--until {self.until} is not possible: it must be seconds from now, a time such as "
+            "2030-12-31T08:00, or slurm"
+        )
 
 
 #: The options of a search by name, in the order of the help.
@@ -176,12 +173,13 @@ class Request:
     @property
     def run(self) -> str | None:
         """The folder that was asked for."""
-        return None if "run" not in self.given else str(self.given["run"].read(OPTIONS["run"]))
+        run: str | None = value_of("run", self.given)
+        return run
 
     @property
     def seed(self) -> int:
         """The seed of the search."""
-        seed: int = self.given["seed"].read(OPTIONS["seed"]) if "seed" in self.given else 0
+        seed: int = value_of("seed", self.given)
         return seed
 
     def draft(self) -> Settings:

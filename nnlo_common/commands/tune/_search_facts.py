@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from nnlo_common.commands.tune._request import Request
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER
 from nnlo_common.commands.tune._search_space import Space
 
-__all__ = ["HELPERS", "SearchFacts", "FinishedTrial", "finished", "last_problem"]
+__all__ = ["HELPERS", "SearchFacts", "FinishedTrial", "best_of", "finished", "last_problem"]
 
 _ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
 HELPERS = "nnlo:helpers"
@@ -93,12 +95,8 @@ class FinishedTrial:
 
     def described(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""
-        return {
-            **asdict(self),
-            "folds": list(self.folds),
-            "steps": [list(one) for one in self.steps],
-            "helpers": [list(one) for one in self.helpers],
-        }
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
 
 
 def finished(study: Any) -> list[FinishedTrial]:
@@ -127,6 +125,12 @@ def _finished(trial: Any) -> FinishedTrial:
         ended_s=ended,
         problem=last_problem(user.get(_ERROR, "")),
     )
+
+
+def best_of(figure: FigureOfMerit, trials: Iterable[FinishedTrial]) -> FinishedTrial | None:
+    """Return the best complete trial, of equal ones the first; None if there is none."""
+    good = [(one.value, one) for one in trials if one.value is not None]
+    return (max if figure.maximize else min)(good, key=itemgetter(0), default=(None, None))[1]
 
 
 def last_problem(error: str) -> str:

@@ -20,28 +20,25 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK, hold
-from nnlo_common.base._whole_files import whole
-from nnlo_common.commands.train._run_folder import RUNS, check_same, next_free
+from nnlo_common.commands.train._run_folder import SEARCH, check_same, claiming, next_free, write_text
 
 __all__ = [
     "BEGAN",
     "BLOCK",
     "FOLDER",
     "JOURNAL",
-    "SEARCH",
     "TRIAL",
     "VALUE",
     "Found",
     "claim_search",
     "drop_models",
     "known_value",
-    "remove_unused",
     "inspect_folder",
 ]
 
 #: User attributes of a trial: its block, its start, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
-JOURNAL, SEARCH, TRIAL, VALUE = "journal.jsonl", "search.toml", "trials", "value.json"
+JOURNAL, TRIAL, VALUE = "journal.jsonl", "trials", "value.json"
 _MODELS = ("model.keras", "weights.pt")
 # Options that may change when a search resumes.
 _MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
@@ -87,9 +84,8 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
     Raises:
         ConfigurationError: it cannot be made, or belongs to something else.
     """
-    folder = None if asked is None else Path(asked).expanduser().absolute()
-    try:
-        folder = next_free(f"{name}-search") if folder is None else folder
+    with claiming(asked) as given:
+        folder = next_free(f"{name}-search") if given is None else given
         if not (folder / SEARCH).is_file() and folder.exists() and not _is_free(folder):
             raise ConfigurationError(f"--run {folder} exists already, without a search; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,25 +94,12 @@ def claim_search(asked: str | None, name: str, text: str) -> tuple[Path, bool]:
         if (folder / SEARCH).is_file():
             check_same(folder / SEARCH, text, "search", _MAY_CHANGE)
             return folder, True
-        with whole(folder / SEARCH) as fresh:
-            fresh.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigurationError(
-            f"--run {folder or RUNS.absolute()} cannot be written ({error.strerror}); name another folder"
-        ) from None
+        write_text(folder / SEARCH, text)
     return folder, False
 
 
 def _is_free(folder: Path) -> bool:
     return folder.is_dir() and {one.name for one in folder.iterdir()} <= {LOCK}
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a search that has not begun."""
-    if {one.name for one in folder.iterdir()} <= {SEARCH, LOCK}:
-        for name in (SEARCH, LOCK):
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def inspect_folder(folder: Path, goes_on: bool) -> Found:

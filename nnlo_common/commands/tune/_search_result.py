@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.base._whole_files import whole
-from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._option_files import as_toml
-from nnlo_common.commands.train._run_folder import absolute, command, environment, write_json
+from nnlo_common.commands.train._run_folder import (
+    facts_of_command,
+    with_absolute_paths,
+    write_json,
+    write_text,
+)
 from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
-from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
 from nnlo_common.commands.tune._search_space import Parameter, Space
 from nnlo_common.commands.tune._trial_table import short
@@ -39,13 +43,9 @@ def search_text(request: Request, space: Space) -> str:
     values: dict[str, Any] = {
         name: one.read(OPTIONS[name]) for name, one in request.given.items() if name != "run"
     }
-    for name in ("model", "cache"):
-        if name in values:
-            values[name] = absolute(values[name])
-    values |= {name: tuple(map(absolute, values[name])) for name in ("train", "val") if name in values}
     own = {name: getattr(request.search, name) for name in ALL_OPTIONS if hasattr(request.search, name)}
     searched = {one.name: _described(one) for one in space.parameters}
-    return as_toml(own | values | {"space": searched}, ALL_OPTIONS)
+    return as_toml(own | with_absolute_paths(values) | {"space": searched}, ALL_OPTIONS)
 
 
 def _described(one: Parameter) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     """
     trials = finished(study)
     good = [one for one in trials if one.value is not None]
-    best = (max if facts.figure.maximize else min)(good, key=_value) if good else None
+    best = best_of(facts.figure, good)
     for one in trials:
         if one is not best and not facts.request.search.keep_models:
             drop_models(facts.folder / TRIAL / one.folder)
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
-    with whole(facts.folder / REPORT) as fresh:
-        fresh.write_text(page(facts, trials, best, weights, hint), "utf-8")
+    drawings = figures(study, trials, facts.figure.name, weights)
+    write_text(facts.folder / REPORT, page(facts, trials, best, drawings, hint))
     if best is None:
         last = trials[-1].problem if trials else ""
         return (
@@ -84,11 +84,6 @@ def conclude(study: Any, facts: SearchFacts) -> str:
         )
     print(_result_lines(facts, trials, best, weights, hint), flush=True)
     return ""
-
-
-def _value(one: FinishedTrial) -> float:
-    assert one.value is not None  # the caller has filtered
-    return one.value
 
 
 def importances(study: Any, good: Sequence[FinishedTrial]) -> tuple[dict[str, float], str]:
@@ -122,9 +117,7 @@ def _record(
 ) -> dict[str, Any]:
     """Return the contents of `search.json`."""
     return {
-        "command": command(),
-        "began": facts.began,
-        "seconds": round(time.time() - facts.began_s, 3),
+        **facts_of_command(facts.began, time.time() - facts.began_s),
         "objective": facts.figure.name,
         "direction": facts.figure.direction,
         "best": None if best is None else best.described(),
@@ -132,8 +125,6 @@ def _record(
         "blocks": [list(block) for block in facts.layout.blocks],
         "folds": facts.request.search.n_fold,
         "trials": [one.described() for one in trials],
-        "versions": versions(),
-        "environment": environment(),
         "configuration": {name: one.value for name, one in facts.request.given.items()}
         | {"space": {one.name: _described(one) for one in facts.space.parameters}},
     }

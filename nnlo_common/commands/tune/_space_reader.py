@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
+from nnlo_common.commands.train._python_file import parameters_of
 from nnlo_common.commands.train._settings import OPTIONS, SEARCHABLE
 from nnlo_common.commands.tune._search_space import Parameter, Space
 
@@ -88,10 +89,10 @@ class _Reader:
         table, dot, key = self.name.partition(".")
         if dot and table in _TABLES and key.isidentifier():
             if table == "model_params" and not self._taken(key):
-                self.refuse(f"{self._model()} has no such parameter{nearest(key, self._parameters())}")
+                self.refuse(f"{self._model()} has no such parameter{nearest(key, parameters_of(self.make))}")
             return table, key
         model, option = self._taken(self.name), self.name in SEARCHABLE
-        if model and option and self.name in self._parameters():
+        if model and option and self.name in parameters_of(self.make):
             self.refuse(
                 f"it is an option and a parameter of get_model(); write 'model_params.{self.name}' for the "
                 "parameter, or give that another name"
@@ -103,7 +104,7 @@ class _Reader:
     def _refuse_unknown(self) -> NoReturn:
         if self.name in OPTIONS:
             self.refuse("it is not a searchable option; these are: " + ", ".join(SEARCHABLE))
-        meant = nearest(self.name, [*self._parameters(), *SEARCHABLE])
+        meant = nearest(self.name, [*parameters_of(self.make), *SEARCHABLE])
         self.refuse(f"{self._model()} has no such parameter, nor is it an option of nnlo train{meant}")
 
     def _facts(self, told: Any) -> dict[str, Any]:
@@ -171,7 +172,7 @@ class _Reader:
 
     def _check_default(self, table: str, key: str) -> None:
         """Refuse a range for a parameter whose default is a text or boolean."""
-        known = self._parameters().get(key) if table == "model_params" else None
+        known = parameters_of(self.make).get(key) if table == "model_params" else None
         if known is not None and isinstance(known.default, str | bool):
             self.refuse(f"get_model({key}={known.default!r}) takes no number; give a list of choices")
 
@@ -183,17 +184,9 @@ class _Reader:
             for name, value in told.items()
         }
 
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        if self.make is None:
-            return {}
-        try:
-            return inspect.signature(self.make).parameters
-        except ValueError:  # a function written in C has no signature
-            return {}
-
     def _taken(self, name: str) -> bool:
         """Whether get_model takes it."""
-        known = self._parameters()
+        known = parameters_of(self.make)
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
             return name.isidentifier() and name not in OPTIONS
         return name in known
@@ -201,7 +194,7 @@ class _Reader:
     def _model(self) -> str:
         if self.make is None:
             return "the model, which is not a Python file,"
-        return f"get_model({', '.join(self._parameters())})"
+        return f"get_model({', '.join(parameters_of(self.make))})"
 
     def refuse(self, problem: str) -> NoReturn:
         raise ConfigurationError(f"{self.place} cannot be searched: {problem}")

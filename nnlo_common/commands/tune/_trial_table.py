@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnlo_common.commands.train._settings import OPTIONS
-from nnlo_common.commands.tune._search_facts import HELPERS, FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_facts import HELPERS, FinishedTrial, SearchFacts, best_of
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK
 
 __all__ = ["Board", "TrialRow", "lasting", "short"]
@@ -104,9 +104,8 @@ class Board:
         return f"  block {block:<3} trial {one.number:<4} {lasts:>8}  {epoch}{value}  {_params(one.params)}"
 
     def _whole(self) -> str:
-        good = [one.value for one in self._trials if one.value is not None]
-        best = (max if self._facts.figure.maximize else min)(good) if good else None
-        told = "" if best is None else f"  best {self._facts.figure.name} {best:.4f}"
+        best = best_of(self._facts.figure, self._trials)
+        told = "" if best is None else f"  best {self._facts.figure.name} {best.value:.4f}"
         left = self.left_s()
         rest = "" if left is None else f"  about {lasting(left)} left"
         return f"  {len(self._trials)} of {self._asked} trials{told}{rest}"

@@ -11,12 +11,11 @@ from typing import Any
 
 from optuna import TrialPruned
 
-from nnlo_common.base._whole_files import whole
 from nnlo_common.commands.train._job import Job
 from nnlo_common.commands.train._model_file import plug_in
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import running
-from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json
+from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json, write_text
 from nnlo_common.commands.train._settings import Settings, settings_of
 from nnlo_common.commands.train._train_command import TrainRun
 from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
@@ -110,7 +109,5 @@ def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     if config:
         home.mkdir(exist_ok=True)
-        with whole(home / CONFIG) as fresh:
-            fresh.write_text(config, "utf-8")
-    with whole(home.with_name(f"{home.name}.json")) as fresh:
-        fresh.write_text(json.dumps(tried, indent=1) + "\n")
+        write_text(home / CONFIG, config)
+    write_text(home.with_name(f"{home.name}.json"), json.dumps(tried, indent=1) + "\n")

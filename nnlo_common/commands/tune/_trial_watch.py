@@ -5,26 +5,46 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, finished
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.training.report._terminal import is_live
 
-__all__ = ["TrialWatch"]
+__all__ = ["watching"]
 
 _EVERY_S = 0.5
 
 
-class TrialWatch:
-    """A thread beside a search, on the rank with the study; it only reads the study.
+@contextmanager
+def watching(study: Any, facts: SearchFacts) -> Iterator[None]:
+    """Watch the search of the body in a thread, on the rank with the study.
 
     Args:
         study: of the search.
         facts: of the search.
     """
+    watch, over = _TrialWatch(study, facts), threading.Event()
+
+    def look() -> None:
+        while not over.wait(_EVERY_S):
+            watch.look()
+
+    thread = threading.Thread(target=look, name="nnlo tune", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        watch.look(over=True)
+
+
+class _TrialWatch:
+    """Lines on the terminal about the trials of a study; it only reads the study."""
 
     def __init__(self, study: Any, facts: SearchFacts) -> None:
         self._study, self._facts = study, facts
@@ -33,53 +53,29 @@ class TrialWatch:
         self._reported: set[int] = set()
         self._best: FinishedTrial | None = None
         self._shown = 0  # table lines on the screen
-        self._first: int | None = None  # how many trials were there before
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nnlo tune", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-        self.look(over=True)
 
     def look(self, *, over: bool = False) -> None:
         """Print new finished trials, and show the running ones."""
         trials = finished(self._study)
         board = Board(self._facts, trials, time.time())
-        lines = []
+        lines, rows = [], []
         for one in trials:
             if one.number not in self._reported:
                 self._reported.add(one.number)
                 self._clear(one)
                 lines.append(board.line(one, self._best))
-        rows = board.rows(self._running()) if self._live and not over else []
+        if self._live and not over:
+            known = self._study.get_trials(deepcopy=False)
+            rows = board.rows([TrialRow.of(trial) for trial in known if trial.state.name == "RUNNING"])
         self._write(lines, rows)
-
-    def _run(self) -> None:
-        while not self._over.wait(_EVERY_S):
-            self.look()
-
-    def _running(self) -> list[TrialRow]:
-        trials = self._study.get_trials(deepcopy=False)
-        return [TrialRow.of(trial) for trial in trials if trial.state.name == "RUNNING"]
 
     def _clear(self, one: FinishedTrial) -> None:
         """Keep the model of the best trial only."""
-        worse: FinishedTrial | None = one
-        if one.value is not None and (self._best is None or self._better(one.value, self._best.value)):
-            worse, self._best = self._best, one
+        before = self._best
+        self._best = best_of(self._facts.figure, [one] if before is None else [before, one])
+        worse = before if self._best is one else one
         if worse is not None and not self._facts.request.search.keep_models:
             drop_models(self._facts.folder / TRIAL / worse.folder)
-
-    def _better(self, value: float, than: float | None) -> bool:
-        assert than is not None  # the best has a value
-        return value > than if self._facts.figure.maximize else value < than
 
     def _write(self, lines: list[str], rows: list[str]) -> None:
         """Print lines that stay, and below them rows that the next call replaces."""

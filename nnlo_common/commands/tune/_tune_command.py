@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.commands.train._devices import share_host
-from nnlo_common.commands.train._job import Job, run_in_job, tell
+from nnlo_common.commands.train._job import Job, RankCommand, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
@@ -26,29 +25,19 @@ from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
-from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder, remove_unused
+from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import Space
 from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.training._joining import within
 from nnlo_common.training._rank_parts import say
 
-__all__ = ["run_tune"]
+__all__ = ["SearchRun"]
 
 _RATE = "learning_rate"
 
 
-def run_tune(flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
-    """Run `nnlo tune`, and return the exit status of every rank.
-
-    Args:
-        flags: the values of the flags, by name.
-        unknown: words that the parser does not know.
-    """
-    return run_in_job("tune", _SearchRun, flags, unknown)
-
-
-class _SearchRun:
+class SearchRun(RankCommand):
     """A search on one rank."""
 
     request: Request
@@ -59,10 +48,8 @@ class _SearchRun:
     _default: Mapping[str, Any]
 
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._path, self._folder, self._found = Path(), Path(), Found()
-        self._fresh = self._searching = False
-        self._began_s, self._began = time.time(), datetime.now(UTC).isoformat(timespec="seconds")
+        super().__init__(job)
+        self._path, self._found, self._began_s = Path(), Found(), time.time()
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
         """Prepare and search; return the exit status."""
@@ -99,13 +86,13 @@ class _SearchRun:
         """Search, write the result, and return the exit status."""
         from nnlo_common.commands.tune._optuna_study import search
 
-        self._searching = True
+        self._started = True
         facts = SearchFacts(
             request=self.request,
             space=self.space,
             figure=self.figure,
             layout=self.layout,
-            folder=self._folder,
+            folder=self.folder,
             default=self._default,
             began=self._began,
             began_s=self._began_s,
@@ -113,7 +100,7 @@ class _SearchRun:
         speaker = "alone" if self._job.speaks else "worker"
         servers = self.request.draft().servers
         told = self.layout.summary(servers, self.request.search.n_fold)
-        say(speaker, f"nnlo tune: {told}; {self._folder}")
+        say(speaker, f"nnlo tune: {told}; {self.folder}")
         try:
             return search(self._job, facts, self._path, self.framework, self._found)
         except SystemExit as left:
@@ -121,19 +108,14 @@ class _SearchRun:
                 tell(f"a signal ended the search{self.advice}", "tune")
             raise
 
-    def undo(self) -> None:
-        """Remove the folder of a search that has not begun."""
-        if self._job.speaks and self._fresh:
-            remove_unused(self._folder)
-
     @property
     def advice(self) -> str:
         """Text to print when the search stops early: what to do next."""
-        if not self._searching:
+        if not self._started:
             return ""
         if self.request.run is None:
             return "\nTo be able to resume a search, give --run FOLDER"
-        return f"\nRerun the same command to resume from the trials in {self._folder}"
+        return f"\nRerun the same command to resume from the trials in {self.folder}"
 
     @property
     def resume_hint(self) -> str:
@@ -191,7 +173,9 @@ class _SearchRun:
         settings = settings_of(request.search.folded(self.space.applied(request.given, chosen), 0))
         loaded = load_model(settings, self._path)
         self.framework = loaded.framework
-        plan = RunPlan(settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=_nobody)
+        plan = RunPlan(
+            settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=lambda epoch, scores: None
+        )
         training = plug_in(loaded.framework).prepare(plan)
         try:
             search = request.search
@@ -211,17 +195,13 @@ class _SearchRun:
         with job.together():
             if job.speaks:
                 text = search_text(self.request, self.space)
-                self._folder, goes_on = claim_search(self.request.run, self._name, text)
+                self.folder, goes_on = claim_search(self.request.run, self._name, text)
                 self._fresh = not goes_on
-                found = inspect_folder(self._folder, "checkpoint" in self.request.given)
-                told = [str(self._folder), list(found.taken), [list(one) for one in found.left]]
+                found = inspect_folder(self.folder, "checkpoint" in self.request.given)
+                told = [str(self.folder), found.taken, found.left]
         folder, taken, left = job.share(told)[0]
-        self._folder = Path(folder)
-        self._found = Found(tuple(taken), tuple((name, chosen, seed) for name, chosen, seed in left))
-
-
-def _nobody(epoch: int, scores: Mapping[str, float]) -> None:
-    """Ignore the epoch."""
+        self.folder = Path(folder)
+        self._found = Found(tuple(taken), tuple(map(tuple, left)))
 
 
 def _check_export(asked: str | None) -> None:
