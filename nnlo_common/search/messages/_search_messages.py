@@ -103,6 +103,11 @@ class Done(SearchMessage):
     error: str = ""
     failure: str = ""
 
+    @classmethod
+    def halted(cls, run: int, reason: str) -> Done:
+        """Return the end of a run that was interrupted."""
+        return cls(run, "halted", error=f"broken off: {reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Start(SearchMessage):
