@@ -8,14 +8,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import optuna
+from optuna.distributions import json_to_distribution
+from optuna.pruners import WilcoxonPruner
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from nnlo_common.search._compat import loop_begins, loop_ends, number_in, storage_of, was_stopped
+from nnlo_common.base._errors import ProtocolError
+from nnlo_common.search._compat import (
+    loop_begins,
+    loop_ends,
+    number_in,
+    storage_of,
+    suggested,
+    was_stopped,
+)
 from nnlo_common.search.coordinator._parameter_choice import LocalChooser, LockstepChooser
 from nnlo_common.search.coordinator._remote_choice import RemoteChooser
 from nnlo_common.search.coordinator._running_trial import RunningTrial
-from nnlo_common.search.coordinator._trial_requests import TrialRequests
 from nnlo_common.search.coordinator._trial_results import (
     ERROR,
     FAILURE,
@@ -30,7 +39,16 @@ from nnlo_common.search.coordinator._trial_results import (
 from nnlo_common.search.coordinator._trial_source import TrialSource
 from nnlo_common.search.journal._journal import SearchRecord
 from nnlo_common.search.journal._packed_trial import packed
-from nnlo_common.search.messages._search_messages import Done, SearchMessage, Start
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    Note,
+    ParameterRequest,
+    PruneRequest,
+    RequestAnswer,
+    SearchMessage,
+    Start,
+    TrialReport,
+)
 from nnlo_common.search.messages._team_events import Death, TeamMessage
 from nnlo_common.search.samplers._seeding import seed_of
 
@@ -86,7 +104,7 @@ class StudyTrials(TrialSource):
         self._study, self._folds, self._seed = study, folds, seed
         self._retries, self._target = retries, target
         self._failures, self._record = failures or FailurePolicy(study), record or SearchRecord()
-        self._requests = TrialRequests(study, folds, self._record)
+        self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
         self._known = known_to_all(study) if known is None else known
         self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
         loop_begins(study)
@@ -128,13 +146,46 @@ class StudyTrials(TrialSource):
     # -- training -------------------------------------------------------------------------------------
 
     def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
-        return self._requests.handle(team, running, message)
+        """Handle a message from a team's leader about its trial; return the replies.
+
+        Raises:
+            ProtocolError: the message is not about a trial.
+        """
+        if isinstance(message, ParameterRequest):
+            return [TeamMessage(team, self._suggest(running.trial, message), leader_only=True)]
+        if isinstance(message, PruneRequest):
+            running.asking.add(team)
+            return self.judged(running)
+        if isinstance(message, TrialReport):
+            if not self._by_fold:
+                running.report(running.running[team], message.step, message.value)
+                self._tell_means(running)
+        elif isinstance(message, Note):
+            _note(running.trial, message)
+        else:
+            raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
+        return []
 
     def judged(self, running: RunningTrial) -> list[TeamMessage]:
-        return self._requests.judged(running)
+        """Send a trial's teams the pruner's verdict once all have asked, so that all get the same one."""
+        if running.halted or not running.all_ask:
+            return []
+        # Some pruners return NumPy's bool.
+        prune = not self._by_fold and running.judged and bool(running.trial.should_prune())
+        asking, running.asking = sorted(running.asking), set()
+        answers = [(team, running.runs[team]) for team in asking]
+        return [TeamMessage(team, RequestAnswer(run, prune), leader_only=True) for team, run in answers]
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
-        self._requests.fold_done(running, fold, message)
+        """Report the end of a fold to the pruner."""
+        if self._folds == 1 or running.ending is not None:
+            return
+        if not self._by_fold:
+            self._tell_means(running)
+        elif len(self._study.directions) == 1:
+            running.trial.report(message.values[0], fold)
+            if not running.over and running.trial.should_prune():
+                running.ending = Done(message.run, "pruned")
 
     def add_helpers(self, running: RunningTrial, blocks: Iterable[int], now_s: float) -> None:
         helpers = running.trial.user_attrs.get(HELPERS, [])
@@ -143,6 +194,22 @@ class StudyTrials(TrialSource):
             running.trial.set_user_attr(HELPERS, [*helpers, *([block, now_s] for block in fresh)])
         for block in fresh:
             _LOG.info("block %d helps to train trial %d", block, running.trial.number)
+
+    def _suggest(self, trial: Trial, message: ParameterRequest) -> RequestAnswer:
+        distribution = json_to_distribution(message.distribution)
+        try:
+            value = suggested(trial, message.name, distribution)
+        except ValueError as error:
+            if message.name not in trial.distributions:
+                raise
+            return RequestAnswer(message.run, 0.0, f"suggest {message.name!r} differs between folds: {error}")
+        internal = float(distribution.to_internal_repr(value))
+        self._record.suggested(trial.number, message.name, internal, message.distribution)
+        return RequestAnswer(message.run, internal)
+
+    def _tell_means(self, running: RunningTrial) -> None:
+        for step, value in running.means():
+            running.trial.report(value, step)
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -208,3 +275,10 @@ class StudyTrials(TrialSource):
 
     def warn(self, text: str) -> None:
         _LOG.warning("%s", text)
+
+
+def _note(trial: Trial, message: Note) -> None:
+    if message.constraint:
+        trial.set_constraint(message.key, message.value)
+    else:
+        trial.set_user_attr(message.key, message.value)
