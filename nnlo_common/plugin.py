@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
     from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-    from nnlo_common.search.coordinator._trial_source import TrialSource
+    from nnlo_common.search.coordinator._trial_source import TrialChooser, TrialSource
     from nnlo_common.search.messages._connection import connect_search
     from nnlo_common.search.messages._search_messages import End, Note, Start
     from nnlo_common.search.messages._team_events import Death, TeamMessage
@@ -149,6 +149,7 @@ __all__ = [
     "TimeLeft",
     "Trace",
     "Trainer",
+    "TrialChooser",
     "TrialSource",
     "unpacked_tree",
     "unwired",
@@ -185,6 +186,7 @@ _LATER = {
     "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
     "Trainer": "nnlo_common.commands.train._trainer",
+    "TrialChooser": "nnlo_common.search.coordinator._trial_source",
     "TrialSource": "nnlo_common.search.coordinator._trial_source",
 }
 

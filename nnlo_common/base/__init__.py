@@ -1,7 +1,7 @@
 """Tools for every other room: errors, the flat vector and its layout, state trees, files, arguments.
 
 Holds: one exception tree, float32 vectors for whole models, exact saving of objects, atomic file writes,
-argument checks, signals, random states, large pages, the folder lock.
+the JSON codec of messages, argument checks, signals, random states, large pages, the folder lock.
 May import: NumPy and the standard library.
 Must not know: any other room.
 """

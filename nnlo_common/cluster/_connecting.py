@@ -80,7 +80,7 @@ def connect(comm: MPI.Intracomm | None = None, *, env: Mapping[str, str] | None 
         _check_loadable(launch)
     world = load_world(comm)
     if launch is not None:
-        check_together(launch, _world_size(), world.library, command=sys.orig_argv)
+        check_together(launch, load_world().size, world.library, command=sys.orig_argv)
     return world
 
 
@@ -250,12 +250,6 @@ def _built_for() -> str:
         raise _no_library(error) from error
     parts = Path(spec.origin).name.split(".") if spec is not None and spec.origin else []
     return parts[1] if len(parts) > 1 and parts[1] in ("mpich", "openmpi", "mpiabi") else ""
-
-
-def _world_size() -> int:
-    from nnlo_common.cluster.transport._mpi4py import World
-
-    return World().size
 
 
 def _no_library(error: Exception) -> StartupError:

@@ -8,7 +8,7 @@ Must not know: MPI, frameworks, clocks, threads. The same machines run in the vi
 from __future__ import annotations
 
 from nnlo_common.protocol._averages import Averages
-from nnlo_common.protocol._collectives import Broadcasts, EpochMeans, Means, Notes
+from nnlo_common.protocol._collective_queries import Broadcasts, EpochMeans, Means, Notes
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
 from nnlo_common.protocol._leasing import Leasing, LedgerClient
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode

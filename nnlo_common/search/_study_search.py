@@ -24,14 +24,14 @@ from nnlo_common.search.block._block import Objective, attempt, run_block
 from nnlo_common.search.block._trial_links import LocalLink
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
 from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
-from nnlo_common.search.coordinator._study_trials import known_to_all, study_coordinator
+from nnlo_common.search.coordinator._study_trials import StudyTrials, known_to_all
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
 from nnlo_common.search.journal._journal import Journal, SearchRecord
 from nnlo_common.search.journal._packed_trial import take_over
 from nnlo_common.search.messages._connection import connect_search
-from nnlo_common.search.messages._search_messages import Done, Start
+from nnlo_common.search.messages._search_messages import Start
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
@@ -127,7 +127,7 @@ class StudySearch:
     def alone(self) -> bool:
         """Train all trials in this process, one after another; return whether a signal ended the search."""
         with self._files() as record, Interrupts() as interrupts:
-            coordinator = self._begin(1, 1, record, searching=False)
+            coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()
             while waiting:
                 order = waiting.pop(0).message
@@ -136,8 +136,6 @@ class StudySearch:
                     ending = attempt(order, line, self.objective)
                     if line.refused is not None:
                         raise line.refused from None
-                    if line.halted and ending.state == "freed":
-                        ending = Done(order.run, "halted", error=f"broken off: {line.halted}")
                     waiting += coordinator.handle(0, ending)
         return coordinator.interrupted == SIGNAL
 
@@ -148,13 +146,14 @@ class StudySearch:
             world: the ranks.
             blocks: the ranks of every block; rank 0 and the search ranks after it are in none.
         """
-        searchers = [(rank,) for rank in range(1, 1 + self.search_ranks)]
-        teams = [*cut_teams(blocks, self.folds), *searchers]
+        teams = cut_teams(blocks, self.folds)
+        searchers = range(len(teams), len(teams) + self.search_ranks)
+        each = len(teams) // len(blocks)
+        teams += [(rank,) for rank in range(1, 1 + self.search_ranks)]
         with connect_search(world, teams, hint=self._resume_hint) as here:
             if world.rank == 0:
-                each = (len(teams) - len(searchers)) // len(blocks)
                 with self._files() as record:
-                    coordinator = self._begin(len(blocks), each, record)
+                    coordinator = self._begin(len(blocks), each, record, searchers)
                     run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
                 return coordinator.interrupted == SIGNAL
             if world.rank <= self.search_ranks:
@@ -194,28 +193,36 @@ class StudySearch:
                 files.enter_context(closing(Export(self._export, self.study, journal=self.journal)))
             yield record
 
-    def _begin(self, blocks: int, teams: int, record: SearchRecord, *, searching: bool = True) -> Coordinator:
-        study = self.study
-        found = study.get_trials(deepcopy=False)
-        study.sampler = self._engine()
-        return study_coordinator(
-            study,
-            blocks=blocks,
-            n_trials=max(0, self.n_trials - self._counted),
-            teams=teams,
+    def _begin(
+        self, blocks: int, teams: int, record: SearchRecord, searchers: Sequence[int] = ()
+    ) -> Coordinator:
+        """Return the coordinator; `teams`: per block, `searchers`: the teams of the search ranks."""
+        found = self.study.get_trials(deepcopy=False)
+        self.study.sampler = self._engine()
+        source = StudyTrials(
+            self.study,
+            blocks,
+            max(0, self.n_trials - self._counted),
             folds=self.folds,
+            searchers=searchers,
+            lockstep=self.lockstep,
             seed=self.seed,
             retries=self.retries,
             target=self.target,
             failures=self._failures,
-            time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
-            clock=self.clock,
             record=record,
             known=self._known,
+        )
+        return Coordinator(
+            source,
+            blocks=blocks,
+            teams=teams,
+            folds=self.folds,
+            time_left=TimeLeft(self._end_s, max(map(_seconds, found), default=0.0)),
+            clock=self.clock,
+            searchers=searchers,
             lockstep=self.lockstep,
             elastic=self.elastic,
-            # A single process has none.
-            search_ranks=self.search_ranks if searching else 0,
         )
 
 

@@ -17,7 +17,7 @@ import keras_tuner
 from keras_tuner.engine.hyperparameters import HyperParameters
 
 from nnlo_common import ProtocolError
-from nnlo_common.plugin import Death, Note, RunningTrial, Start, TeamMessage, TrialSource, warn
+from nnlo_common.plugin import Death, Note, RunningTrial, Start, TeamMessage, TrialChooser, TrialSource, warn
 from nnlo_keras.tune._compat import mean_metrics
 
 __all__ = ["FATAL", "NOT_AGAIN", "RESULT", "OracleTrials", "averaged"]
@@ -49,7 +49,7 @@ class _OracleTrial:
     results: dict[int, Any] = field(default_factory=dict)
 
 
-class OracleTrials(TrialSource):
+class OracleTrials(TrialSource, TrialChooser):
     """The trials of an oracle; an error of the oracle or the disk ends the search on all ranks.
 
     Args:
@@ -61,7 +61,7 @@ class OracleTrials(TrialSource):
     """
 
     def __init__(self, tuner: Any, folds: int = 1) -> None:
-        self._tuner, self._folds = tuner, folds
+        self._tuner, self._folds, self.chooser = tuner, folds, self
         self._numbers = itertools.count()
         self._unreported: list[_OracleTrial] = []  # trials whose result the oracle does not have
         self._withdrawn = self._idle = False

@@ -182,6 +182,7 @@ LEASE = {"kind": "LeaseQuery", "data": ["training", 8, 1, "seed"], "epoch": 0, "
         ),
         ({}, "is of kind None; expected one of"),
         ([1], "is of kind None; expected one of"),
+        ({**PART, "kind": ["PartQuery"]}, r"is of kind \['PartQuery'\]; expected one of"),
         (
             {"kind": "PartQuery", "number": 1},
             r"'PartQuery', has the fields \['number'\]; expected \['blake2b', 'file',",

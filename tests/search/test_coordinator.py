@@ -11,7 +11,6 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
 from nnlo_common.search.messages._search_messages import (
     Done,
@@ -22,6 +21,7 @@ from nnlo_common.search.messages._search_messages import (
     Start,
 )
 from nnlo_common.search.messages._team_events import Death
+from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(0, 1))

@@ -20,13 +20,13 @@ import optuna
 
 from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, FOLDS, HELPERS
 from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
 from nnlo_common.search.messages._search_messages import Done, End, Halt, Recall, Start, from_text
 from nnlo_common.search.messages._team_events import Death
 from nnlo_common.testing import InjectedFault
+from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 PROGRAM = PROGRAMS / "tune_elastic.py"

@@ -17,7 +17,6 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.coordinator._trial_results import ERROR
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.search.messages._search_messages import (
@@ -30,6 +29,7 @@ from nnlo_common.search.messages._search_messages import (
 )
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
+from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X, Y = (distribution_to_json(FloatDistribution(-1, 1)) for _ in "xy")

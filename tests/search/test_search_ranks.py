@@ -17,7 +17,6 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._study_trials import study_coordinator
 from nnlo_common.search.journal._packed_trial import packed
 from nnlo_common.search.messages._search_messages import (
     Choose,
@@ -32,6 +31,7 @@ from nnlo_common.search.messages._search_messages import (
 from nnlo_common.search.messages._team_events import Death
 from nnlo_common.search.samplers._replica import Replica
 from nnlo_common.testing import InjectedFault
+from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 X = distribution_to_json(FloatDistribution(-1, 1))

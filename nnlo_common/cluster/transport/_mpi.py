@@ -365,10 +365,8 @@ class MPIEndpoint:
         """Wait for the previous send from this buffer, then return it."""
         frame = holding or self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
-            try:
+            with self._noting_deaths():
                 leaving.Wait()
-            except MPI.Exception as error:
-                self._note_deaths(error)
         if holding is None and message.vector is not None:
             np.copyto(frame.vector[: message.vector.size], message.vector)
         return frame

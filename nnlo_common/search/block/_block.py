@@ -50,8 +50,6 @@ def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective)
         with within(world):
             ending = attempt(order, BlockLink(channel, world), objective, end=world.end, where=where)
         patience_s = _LEAVING_S if ending.failure == _LEFT else 0.0
-        if ending.state == "freed" and channel.halted:
-            ending = Done(order.run, "halted", error=f"broken off: {channel.halted}")
         outcome = RunOutcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
         problem = (ending.error.strip() or outcome.state).splitlines()[-1]
         alarm = Alarm(order.run, f"has ended the trial: {problem}", world.gathered)
@@ -119,7 +117,9 @@ def attempt(
     except TrialPruned as pruned:
         return Done(start.run, "pruned", error=str(pruned) or "pruned")
     except PeerLostError as lost:
-        return Done(start.run, "freed", error=str(lost))
+        return (
+            Done.halted(start.run, line.halted) if line.halted else Done(start.run, "freed", error=str(lost))
+        )
     except LeftTogether as left:
         state, error = ("recalled", "") if left.recalled else ("halted", _AT_A_SIGNAL)
         return Done(start.run, state, error=error, failure=_LEFT)

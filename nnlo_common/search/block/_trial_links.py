@@ -26,6 +26,10 @@ __all__ = ["BlockLink", "LocalLink", "TrialLink"]
 class TrialLink(Protocol):
     """Link from a trial to the coordinator."""
 
+    @property
+    def halted(self) -> str:
+        """Why the coordinator halted the trial; empty if it did not."""
+
     def suggest(self, message: ParameterRequest, call: str) -> float:
         """Return the internal number of a parameter."""
 
@@ -47,6 +51,11 @@ class BlockLink:
     def __init__(self, channel: RankChannel, world: BlockWorld) -> None:
         self._channel, self._world = channel, world
         self._judged = 0
+
+    @property
+    def halted(self) -> str:
+        """Why the coordinator halted the trial; empty if it did not."""
+        return self._channel.halted
 
     def suggest(self, message: ParameterRequest, call: str) -> float:
         """Return the internal number of a parameter."""

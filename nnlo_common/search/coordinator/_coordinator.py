@@ -45,7 +45,7 @@ class Coordinator:
         folds: folds per trial.
         time_left: the time limit; None: no limit.
         clock: returns the time, in seconds.
-        search_ranks: ranks that choose parameters; their teams are numbered after those of the blocks.
+        searchers: the teams of the search ranks, numbered after those of the blocks.
         lockstep: whether to report ends of trials to the source in the order in which the trials began, so
             that the search repeats at any pace of the blocks.
         elastic: whether idle teams help running trials when nothing is left to begin.
@@ -64,7 +64,7 @@ class Coordinator:
         folds: int = 1,
         time_left: TimeLeft | None = None,
         clock: Callable[[], float] = time.time,
-        search_ranks: int = 0,
+        searchers: Sequence[int] = (),
         lockstep: bool = False,
         elastic: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class Coordinator:
         self._time, self._clock = time_left or TimeLeft(), clock
         self._roster, self._runs = Roster(blocks, teams), itertools.count()
         self._elastic = ElasticPolicy(self._roster, self._time) if elastic else None
-        self._search_ranks = range(blocks * teams, blocks * teams + search_ranks)
+        self._searchers = searchers
         self._unreported: list[RunningTrial] = []  # trials whose end the source does not know, in order
         self._lost: list[Death] = []
         self._broken: set[int] = set()  # runs that lost a rank
@@ -85,7 +85,7 @@ class Coordinator:
 
     def think(self) -> bool:
         """Choose the next trial while all blocks train; return whether there was one to choose."""
-        return bool(self._training) and self._source.think(len(self._roster.living))
+        return bool(self._training) and self._source.chooser.think(len(self._roster.living))
 
     def look(self) -> list[TeamMessage]:
         """Interrupt running trials when the time is up; let idle teams help long trials."""
@@ -110,8 +110,8 @@ class Coordinator:
             PeerLostError: the last block died, and trials are left.
         """
         self._lost.append(death)
-        if death.team in self._search_ranks:
-            left = self._source.lose_search_rank(death.team)
+        if death.team in self._searchers:
+            left = self._source.chooser.lose_search_rank(death.team)
             self._source.warn(f"search {death} has died. Search ranks left: {left}")
             return [] if self.over else self._fill_blocks()
         team = self._roster.lose(death.team)
@@ -136,7 +136,7 @@ class Coordinator:
         if isinstance(message, Chosen):
             if any(death.team == team for death in self._lost):
                 return []
-            self._source.chosen(team, message)
+            self._source.chooser.chosen(team, message)
             return self._fill_blocks()
         if message.run in self._broken:  # sent before the ranks knew of the death
             return []
@@ -157,9 +157,10 @@ class Coordinator:
         """Start trials on idle blocks; end the search when nothing runs and nothing is left."""
         messages = []
         source, living, idle = self._source, self._roster.living, self._roster.idle
+        chooser = source.chooser
         first = not self._training
         for block in [*idle]:
-            if not source.open:
+            if not chooser.open:
                 break
             now_s = self._clock()
             if not self._time.suffices(now_s, [running.began_s for running in self._training]):
@@ -170,15 +171,15 @@ class Coordinator:
             if trial is not None:
                 idle.remove(block)
                 messages += self._begun(block, trial, now_s)
-        messages += [*source.orders(len(idle), len(living)), *self._obey_source(), *self._help_running()]
-        if self._unreported or self.over or (living and source.pending):
+        messages += [*chooser.orders(len(idle), len(living)), *self._obey_source(), *self._help_running()]
+        if self._unreported or self.over or (living and chooser.pending):
             return messages
-        if not living and (left := source.left()):
+        if not living and (left := chooser.left()):
             count = f"; trials left: {left}" if left < math.inf else ""
             raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{count}")
         self.over = True
         end = End(-1, source.finish(self._lost), self.interrupted)
-        everyone = range(self._roster.count + len(self._search_ranks))
+        everyone = range(self._roster.count + len(self._searchers))
         return [*messages, *(TeamMessage(team, end) for team in everyone)]
 
     def _begun(self, block: int, trial: Any, now_s: float) -> list[TeamMessage]:
@@ -207,7 +208,7 @@ class Coordinator:
             if not running.halted:
                 running.waiting.appendleft(fold)
                 return [self._restart_recalled(team, running)]
-            message = Done(message.run, "halted", error=f"broken off: {running.halted}")
+            message = Done.halted(message.run, running.halted)
         if self._elastic is not None and self._elastic.ended(team, running, message):
             running.waiting.appendleft(fold)
             self._source.warn(
@@ -251,7 +252,7 @@ class Coordinator:
         while self._lockstep and self._unreported and self._unreported[0].over:
             ended = self._unreported.pop(0)
             if self._cut:  # only timing decided that it ended before the stop
-                ended.ending = Done(0, "halted", error="broken off: an earlier trial was the last")
+                ended.ending = Done.halted(0, "an earlier trial was the last")
             self._cut |= ended.result.state == "halted"
             yield ended
 
@@ -280,10 +281,10 @@ class Coordinator:
 
     def _help_running(self) -> list[TeamMessage]:
         """Let idle teams help running trials when nothing is left to begin."""
-        if self._elastic is None or self._stopped or self._source.pending:
+        if self._elastic is None or self._stopped or self._source.chooser.pending:
             return []
         # Every block has a trial: its idle teams wait for the next one.
-        if self._source.open and not self._roster.idle:
+        if self._source.chooser.open and not self._roster.idle:
             return []
         messages = []
         for team, running in self._elastic.folds(self._training):

@@ -16,22 +16,20 @@ from collections import deque
 import optuna
 from optuna.trial import FrozenTrial, Trial
 
-from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search._compat import number_in, storage_of
 from nnlo_common.search.coordinator._look_ahead import LookAhead
 from nnlo_common.search.coordinator._storage_view import ask_at_this_moment
-from nnlo_common.search.messages._search_messages import Chosen
-from nnlo_common.search.messages._team_events import TeamMessage
+from nnlo_common.search.coordinator._trial_source import TrialChooser
 from nnlo_common.search.samplers._grid import Grid
 
 __all__ = ["LocalChooser", "LockstepChooser"]
 
 
-class LocalChooser:
+class LocalChooser(TrialChooser):
     """Chooses parameters on this rank.
 
     Attributes:
-        left: trials still to begin in the study.
+        to_begin: trials still to begin in the study.
 
     Args:
         study: the study.
@@ -40,20 +38,22 @@ class LocalChooser:
     """
 
     def __init__(self, study: optuna.Study, blocks: int, n_trials: int) -> None:
-        self.left = n_trials
+        self.to_begin = n_trials
         self._study, self._blocks = study, blocks
         self._ready: deque[Trial] = deque()  # for the next idle blocks
         self._ahead = LookAhead(blocks)
 
     @property
-    def open(self) -> int:
-        """The number of trials that no block has begun."""
-        return self.left + len(self._ready)
+    def open(self) -> bool:
+        return self.left() > 0
 
     @property
     def pending(self) -> bool:
-        """Whether a trial is chosen, or being chosen, and waits for a block."""
         return bool(self._ready)
+
+    def left(self) -> int:
+        """Return the number of trials that no block has begun."""
+        return self.to_begin + len(self._ready)
 
     def take(self, block: int, *, first: bool) -> Trial | None:  # noqa: ARG002
         """Return the next trial for a block; None if none is chosen yet.
@@ -73,7 +73,7 @@ class LocalChooser:
 
         With one block nothing is chosen ahead: the choice would lack the result of the running trial.
         """
-        if living == 1 or len(self._ready) >= self._ahead.depth or not self.left or self._spent:
+        if living == 1 or len(self._ready) >= self._ahead.depth or not self.to_begin or self._spent:
             return False
         self._ready.append(self._ask())
         _ = self._ready[-1].relative_params  # else Optuna chooses only at the first suggest_... call
@@ -82,28 +82,11 @@ class LocalChooser:
     def told(self, number: int) -> None:
         """Note that the study knows a trial's result."""
 
-    def orders(self, idle: int, living: int) -> list[TeamMessage]:  # noqa: ARG002
-        """Return orders for search ranks.
-
-        Args:
-            idle: blocks that wait for a trial.
-            living: blocks still alive.
-        """
-        return []
-
-    def chosen(self, team: int, message: Chosen) -> None:
-        """Handle a search rank's choice."""
-        raise ProtocolError(f"team {team} sent {message!r}, but there are no search ranks")
-
-    def lost(self, team: int) -> int:
-        """Handle the death of a search rank; return how many are left."""
-        raise ProtocolError(f"team {team} has died, but there are no search ranks")
-
     def withdraw(self) -> list[Trial]:
         """Begin no more trials; return those begun in the study that no block has."""
         withdrawn = [*self._ready]
         self._ready.clear()
-        self.left = 0
+        self.to_begin = 0
         return withdrawn
 
     @property
@@ -112,7 +95,7 @@ class LocalChooser:
         return isinstance(self._study.sampler, Grid) and self._study.sampler.spent(self._study)
 
     def _ask(self) -> Trial:
-        self.left -= 1
+        self.to_begin -= 1
         return self._study.ask()
 
 
@@ -149,7 +132,7 @@ class LockstepChooser(LocalChooser):
         self._fill()
 
     def _fill(self) -> None:
-        while self.left and len(self._begun) < self._blocks:
+        while self.to_begin and len(self._begun) < self._blocks:
             trial = self._ask()
             # Copy it: Optuna's trial writes its suggestions into the object from the storage.
             self._begun[trial.number] = copy.deepcopy(storage_of(self._study).get_trial(number_in(trial)))
@@ -162,5 +145,5 @@ class LockstepChooser(LocalChooser):
         return withdrawn
 
     def _ask(self) -> Trial:
-        self.left -= 1
+        self.to_begin -= 1
         return ask_at_this_moment(self._study, self._seed, self._begun)

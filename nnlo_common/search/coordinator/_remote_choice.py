@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 import optuna
-from optuna.distributions import json_to_distribution
 from optuna.trial import Trial
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.search._compat import chosen_together, number_in, storage_of
 from nnlo_common.search.coordinator._look_ahead import LookAhead
 from nnlo_common.search.coordinator._parameter_choice import LocalChooser
-from nnlo_common.search.journal._packed_trial import packed
+from nnlo_common.search.journal._packed_trial import packed, unpacked_parameters
 from nnlo_common.search.messages._search_messages import Choose, Chosen
 from nnlo_common.search.messages._team_events import TeamMessage
 
@@ -46,9 +45,8 @@ class RemoteChooser(LocalChooser):
     def pending(self) -> bool:
         return bool(self._ready or self._busy or self._orphaned)
 
-    @property
-    def open(self) -> int:
-        return super().open + len(self._busy) + len(self._orphaned)
+    def left(self) -> int:
+        return super().left() + len(self._busy) + len(self._orphaned)
 
     def take(self, block: int, *, first: bool) -> Trial | None:
         """Return the next trial; None while it is being chosen."""
@@ -71,7 +69,7 @@ class RemoteChooser(LocalChooser):
         messages = []
         wanted = max(idle, self._ahead.depth if living > 1 else 0)
         while self._idle:
-            if not self._orphaned and (not self.left or len(self._ready) + len(self._busy) >= wanted):
+            if not self._orphaned and (not self.to_begin or len(self._ready) + len(self._busy) >= wanted):
                 break
             trial = self._orphaned.popleft() if self._orphaned else self._ask()
             team = self._idle.popleft()
@@ -87,14 +85,13 @@ class RemoteChooser(LocalChooser):
         trial = self._busy.pop(team, None)
         if trial is None:  # it was withdrawn
             return
-        space = {name: json_to_distribution(text) for name, (_, text) in message.params.items()}
-        values = {name: space[name].to_external_repr(value) for name, (value, _) in message.params.items()}
+        values, space = unpacked_parameters(message.params)
         chosen_together(trial, space, values)
         for key, value in message.system.items():
             storage_of(self._study).set_trial_system_attr(number_in(trial), key, value)
         self._ready.append(trial)
 
-    def lost(self, team: int) -> int:
+    def lose_search_rank(self, team: int) -> int:
         del self._known[team]
         if team in self._idle:
             self._idle.remove(team)

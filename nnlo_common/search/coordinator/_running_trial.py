@@ -70,7 +70,7 @@ class RunningTrial:
         if self.ending is not None:
             return self.ending
         if len(self.values) < self._folds:
-            return Done(0, "halted", error=f"broken off: {self.halted}")
+            return Done.halted(0, self.halted)
         return Done(0, "complete", mean(self.outcomes))
 
     @property

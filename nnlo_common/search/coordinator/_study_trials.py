@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import optuna
+from optuna.distributions import json_to_distribution
+from optuna.pruners import WilcoxonPruner
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState
 
-from nnlo_common.search._compat import loop_begins, loop_ends, number_in, storage_of, was_stopped
-from nnlo_common.search.coordinator._coordinator import Coordinator
+from nnlo_common.base._errors import ProtocolError
+from nnlo_common.search._compat import (
+    loop_begins,
+    loop_ends,
+    number_in,
+    storage_of,
+    suggested,
+    was_stopped,
+)
 from nnlo_common.search.coordinator._parameter_choice import LocalChooser, LockstepChooser
 from nnlo_common.search.coordinator._remote_choice import RemoteChooser
 from nnlo_common.search.coordinator._running_trial import RunningTrial
-from nnlo_common.search.coordinator._time_left import TimeLeft
-from nnlo_common.search.coordinator._trial_requests import TrialRequests
 from nnlo_common.search.coordinator._trial_results import (
     ERROR,
     FAILURE,
@@ -33,11 +39,20 @@ from nnlo_common.search.coordinator._trial_results import (
 from nnlo_common.search.coordinator._trial_source import TrialSource
 from nnlo_common.search.journal._journal import SearchRecord
 from nnlo_common.search.journal._packed_trial import packed
-from nnlo_common.search.messages._search_messages import Chosen, Done, SearchMessage, Start
+from nnlo_common.search.messages._search_messages import (
+    Done,
+    Note,
+    ParameterRequest,
+    PruneRequest,
+    RequestAnswer,
+    SearchMessage,
+    Start,
+    TrialReport,
+)
 from nnlo_common.search.messages._team_events import Death, TeamMessage
 from nnlo_common.search.samplers._seeding import seed_of
 
-__all__ = ["RETRY_OF", "StudyTrials", "known_to_all", "study_coordinator"]
+__all__ = ["RETRY_OF", "StudyTrials", "known_to_all"]
 
 _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
@@ -50,38 +65,6 @@ def known_to_all(study: optuna.Study) -> int:
     trials = study.get_trials(deepcopy=False)
     waiting = (number for number, trial in enumerate(trials) if not trial.state.is_finished())
     return next(waiting, len(trials))
-
-
-def study_coordinator(
-    study: optuna.Study,
-    *,
-    blocks: int,
-    n_trials: int,
-    teams: int = 1,
-    folds: int = 1,
-    time_left: TimeLeft | None = None,
-    clock: Callable[[], float] = time.time,
-    search_ranks: int = 0,
-    lockstep: bool = False,
-    elastic: bool = False,
-    **options: Any,
-) -> Coordinator:
-    """Make the coordinator of a study's search, from its own arguments and those of `StudyTrials`."""
-    searchers = range(blocks * teams, blocks * teams + search_ranks)
-    source = StudyTrials(
-        study, blocks, n_trials, folds=folds, searchers=searchers, lockstep=lockstep, **options
-    )
-    return Coordinator(
-        source,
-        blocks=blocks,
-        teams=teams,
-        folds=folds,
-        time_left=time_left,
-        clock=clock,
-        search_ranks=search_ranks,
-        lockstep=lockstep,
-        elastic=elastic,
-    )
 
 
 class StudyTrials(TrialSource):
@@ -121,34 +104,23 @@ class StudyTrials(TrialSource):
         self._study, self._folds, self._seed = study, folds, seed
         self._retries, self._target = retries, target
         self._failures, self._record = failures or FailurePolicy(study), record or SearchRecord()
-        self._requests = TrialRequests(study, folds, self._record)
+        self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
         self._known = known_to_all(study) if known is None else known
         self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
         loop_begins(study)
-        self._chooser: LocalChooser
+        self.chooser: LocalChooser
         if lockstep:
-            self._chooser = LockstepChooser(study, blocks, n_trials, seed)
+            self.chooser = LockstepChooser(study, blocks, n_trials, seed)
         elif searchers:
-            self._chooser = RemoteChooser(study, blocks, n_trials, searchers)
+            self.chooser = RemoteChooser(study, blocks, n_trials, searchers)
         else:
-            self._chooser = LocalChooser(study, blocks, n_trials)
+            self.chooser = LocalChooser(study, blocks, n_trials)
 
     # -- beginning ------------------------------------------------------------------------------------
 
-    @property
-    def open(self) -> bool:
-        return self._chooser.open > 0
-
-    @property
-    def pending(self) -> bool:
-        return self._chooser.pending
-
-    def left(self) -> int:
-        return self._chooser.open
-
     def take(self, block: int, *, first: bool, living: int) -> Trial | None:  # noqa: ARG002
         """Return the next trial for a block, with a name; None if none is chosen yet."""
-        trial = self._chooser.take(block, first=first)
+        trial = self.chooser.take(block, first=first)
         if trial is None:
             return None
         if NAME not in trial.user_attrs:  # a resumed trial has one
@@ -157,18 +129,6 @@ class StudyTrials(TrialSource):
         self._names.add(trial.user_attrs[NAME])
         self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
         return trial
-
-    def think(self, living: int) -> bool:
-        return self._chooser.think(living)
-
-    def orders(self, idle: int, living: int) -> list[TeamMessage]:
-        return self._chooser.orders(idle, living)
-
-    def chosen(self, team: int, message: Chosen) -> None:
-        self._chooser.chosen(team, message)
-
-    def lose_search_rank(self, team: int) -> int:
-        return self._chooser.lost(team)
 
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:
         trial: Trial = running.trial
@@ -186,13 +146,46 @@ class StudyTrials(TrialSource):
     # -- training -------------------------------------------------------------------------------------
 
     def handle(self, team: int, running: RunningTrial, message: SearchMessage) -> list[TeamMessage]:
-        return self._requests.handle(team, running, message)
+        """Handle a message from a team's leader about its trial; return the replies.
+
+        Raises:
+            ProtocolError: the message is not about a trial.
+        """
+        if isinstance(message, ParameterRequest):
+            return [TeamMessage(team, self._suggest(running.trial, message), leader_only=True)]
+        if isinstance(message, PruneRequest):
+            running.asking.add(team)
+            return self.judged(running)
+        if isinstance(message, TrialReport):
+            if not self._by_fold:
+                running.report(running.running[team], message.step, message.value)
+                self._tell_means(running)
+        elif isinstance(message, Note):
+            _note(running.trial, message)
+        else:
+            raise ProtocolError(f"team {team} sent {message!r}, which is not for the coordinator")
+        return []
 
     def judged(self, running: RunningTrial) -> list[TeamMessage]:
-        return self._requests.judged(running)
+        """Send a trial's teams the pruner's verdict once all have asked, so that all get the same one."""
+        if running.halted or not running.all_ask:
+            return []
+        # Some pruners return NumPy's bool.
+        prune = not self._by_fold and running.judged and bool(running.trial.should_prune())
+        asking, running.asking = sorted(running.asking), set()
+        answers = [(team, running.runs[team]) for team in asking]
+        return [TeamMessage(team, RequestAnswer(run, prune), leader_only=True) for team, run in answers]
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
-        self._requests.fold_done(running, fold, message)
+        """Report the end of a fold to the pruner."""
+        if self._folds == 1 or running.ending is not None:
+            return
+        if not self._by_fold:
+            self._tell_means(running)
+        elif len(self._study.directions) == 1:
+            running.trial.report(message.values[0], fold)
+            if not running.over and running.trial.should_prune():
+                running.ending = Done(message.run, "pruned")
 
     def add_helpers(self, running: RunningTrial, blocks: Iterable[int], now_s: float) -> None:
         helpers = running.trial.user_attrs.get(HELPERS, [])
@@ -201,6 +194,22 @@ class StudyTrials(TrialSource):
             running.trial.set_user_attr(HELPERS, [*helpers, *([block, now_s] for block in fresh)])
         for block in fresh:
             _LOG.info("block %d helps to train trial %d", block, running.trial.number)
+
+    def _suggest(self, trial: Trial, message: ParameterRequest) -> RequestAnswer:
+        distribution = json_to_distribution(message.distribution)
+        try:
+            value = suggested(trial, message.name, distribution)
+        except ValueError as error:
+            if message.name not in trial.distributions:
+                raise
+            return RequestAnswer(message.run, 0.0, f"suggest {message.name!r} differs between folds: {error}")
+        internal = float(distribution.to_internal_repr(value))
+        self._record.suggested(trial.number, message.name, internal, message.distribution)
+        return RequestAnswer(message.run, internal)
+
+    def _tell_means(self, running: RunningTrial) -> None:
+        for step, value in running.means():
+            running.trial.report(value, step)
 
     # -- ending ---------------------------------------------------------------------------------------
 
@@ -221,12 +230,12 @@ class StudyTrials(TrialSource):
         tell(self._study, trial, "halted" if again else ending.state, ending.values, self._failures)
         if ending.state != "halted" or not interrupted:
             self._record.finished(self._study.get_trials(deepcopy=False)[trial.number])
-        self._chooser.left += again and not interrupted
+        self.chooser.to_begin += again and not interrupted
         if self._reached(ending):
             self.stop_reason = f"trial {trial.number} has reached {ending.values[0]}"
         if self.stop_reason or was_stopped(self._study):  # e.g. a grid has no combinations left
-            self._chooser.left = 0
-        self._chooser.told(trial.number)
+            self.chooser.to_begin = 0
+        self.chooser.told(trial.number)
 
     def _reached(self, ending: Done) -> bool:
         if self._target is None or ending.state != "complete":
@@ -251,7 +260,7 @@ class StudyTrials(TrialSource):
         waiting = self._study.get_trials(deepcopy=False, states=[TrialState.WAITING])
         again = [number_in(trial) for trial in waiting if RETRY_OF in trial.user_attrs]
         storage = storage_of(self._study)
-        for number in [*(number_in(trial) for trial in self._chooser.withdraw()), *again]:
+        for number in [*(number_in(trial) for trial in self.chooser.withdraw()), *again]:
             storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
             storage.set_trial_state_values(number, TrialState.FAIL)
 
@@ -266,3 +275,10 @@ class StudyTrials(TrialSource):
 
     def warn(self, text: str) -> None:
         _LOG.warning("%s", text)
+
+
+def _note(trial: Trial, message: Note) -> None:
+    if message.constraint:
+        trial.set_constraint(message.key, message.value)
+    else:
+        trial.set_user_attr(message.key, message.value)

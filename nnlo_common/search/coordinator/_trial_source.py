@@ -1,4 +1,7 @@
-"""Source of trials: gives the coordinator the next trial and receives each result."""
+"""Source of trials: gives the coordinator the next trial and receives each result.
+
+Its chooser decides when there is one, and handles the search ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,11 @@ from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.messages._search_messages import Chosen, Done, SearchMessage, Start
 from nnlo_common.search.messages._team_events import Death, TeamMessage
 
-__all__ = ["TrialSource"]
+__all__ = ["TrialChooser", "TrialSource"]
 
 
-class TrialSource(ABC):
-    """Source of trials: an Optuna study, or an oracle of keras-tuner. Optional methods do nothing here.
-
-    Attributes:
-        stop_reason: why the search must end now; empty while it continues.
-    """
-
-    stop_reason = ""
+class TrialChooser(ABC):
+    """Chooses the trials of a source; by default nothing ahead, and without search ranks."""
 
     @property
     @abstractmethod
@@ -36,13 +33,6 @@ class TrialSource(ABC):
     @abstractmethod
     def left(self) -> float:
         """Return how many trials are left to begin; infinite: an unknown number."""
-
-    @abstractmethod
-    def take(self, block: int, *, first: bool, living: int) -> Any:
-        """Return the next trial for a block, an object with a `number`; None if there is none now.
-
-        `first`: no block has a trial yet; `living`: blocks still alive.
-        """
 
     def think(self, living: int) -> bool:  # noqa: ARG002
         """Choose a trial ahead while all blocks train; return whether there was one to choose."""
@@ -59,6 +49,25 @@ class TrialSource(ABC):
     def lose_search_rank(self, team: int) -> int:
         """Handle the death of a search rank; return how many are left."""
         raise ProtocolError(f"team {team} has died, but there are no search ranks")
+
+
+class TrialSource(ABC):
+    """Source of trials: an Optuna study, or an oracle of keras-tuner. Optional methods do nothing here.
+
+    Attributes:
+        chooser: chooses the trials.
+        stop_reason: why the search must end now; empty while it continues.
+    """
+
+    chooser: TrialChooser
+    stop_reason = ""
+
+    @abstractmethod
+    def take(self, block: int, *, first: bool, living: int) -> Any:
+        """Return the next trial for a block, an object with a `number`; None if there is none now.
+
+        `first`: no block has a trial yet; `living`: blocks still alive.
+        """
 
     @abstractmethod
     def start(self, running: RunningTrial, run: int, fold: int) -> Start:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import json_to_distribution
 from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._whole_files import usable, whole
 from nnlo_common.search._compat import has_no_name
-from nnlo_common.search.journal._packed_trial import packed, unpacked
+from nnlo_common.search.journal._packed_trial import packed, unpacked, unpacked_parameters
 from nnlo_common.search.journal._queued_trials import QueuedTrials
 
 __all__ = ["Journal", "SearchRecord"]
@@ -89,10 +88,7 @@ class Journal(SearchRecord):
             content["trial"] = queued.end(unpacked(content))
             lines.append(content)
         for params, user in open_trials:
-            values = {
-                name: json_to_distribution(text).to_external_repr(value)
-                for name, (value, text) in params.items()
-            }
+            values, _ = unpacked_parameters(params)
             lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
         with whole(self._path) as fresh:
             fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import optuna
-from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.search._compat import is_pickle, number_in, storage_of
 
-__all__ = ["bring_up", "end_in", "packed", "take_over", "unpacked"]
+__all__ = [
+    "PackedParameters",
+    "bring_up",
+    "end_in",
+    "packed",
+    "packed_parameters",
+    "take_over",
+    "unpacked",
+    "unpacked_parameters",
+]
+
+#: Each parameter's internal number, and its distribution as JSON.
+PackedParameters: TypeAlias = Mapping[str, tuple[float, str]]
+
+
+def packed_parameters(
+    values: Mapping[str, Any], space: Mapping[str, BaseDistribution]
+) -> dict[str, tuple[float, str]]:
+    """Return parameters as plain JSON values."""
+    return {
+        name: (float(space[name].to_internal_repr(value)), distribution_to_json(space[name]))
+        for name, value in values.items()
+    }
+
+
+def unpacked_parameters(packed: PackedParameters) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+    """Return the values and the distributions that `packed_parameters` has packed."""
+    space = {name: json_to_distribution(text) for name, (_, text) in packed.items()}
+    return {name: space[name].to_external_repr(number) for name, (number, _) in packed.items()}, space
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:
@@ -22,11 +50,7 @@ def packed(trial: FrozenTrial) -> dict[str, Any]:
         "state": trial.state.name,
         "values": None if trial.values is None else list(trial.values),
         "params": {
-            name: [
-                float(distribution.to_internal_repr(trial.params[name])),
-                distribution_to_json(distribution),
-            ]
-            for name, distribution in trial.distributions.items()
+            name: [*one] for name, one in packed_parameters(trial.params, trial.distributions).items()
         },
         "steps": [[step, value] for step, value in trial.intermediate_values.items()],
         "user": trial.user_attrs,
@@ -37,15 +61,12 @@ def packed(trial: FrozenTrial) -> dict[str, Any]:
 
 def unpacked(content: Mapping[str, Any]) -> FrozenTrial:
     """Return the trial that `packed` has packed."""
-    distributions = {name: json_to_distribution(text) for name, (_, text) in content["params"].items()}
+    params, distributions = unpacked_parameters(content["params"])
     start, complete = (moment and datetime.datetime.fromisoformat(moment) for moment in content["time"])
     trial = optuna.trial.create_trial(
         state=TrialState[content["state"]],
         values=content["values"],
-        params={
-            name: distributions[name].to_external_repr(value)
-            for name, (value, _) in content["params"].items()
-        },
+        params=params,
         distributions=distributions,
         user_attrs=dict(content["user"]),
         system_attrs=_without_code(content["system"]),

@@ -50,7 +50,7 @@ class CoordinatorChannel:
             self._present.discard(rank)
             return Death(self._team_of[rank], rank, self._hosts[rank])
         rank, text = received
-        message = from_text(text)
+        message = from_text(text, f"the message from rank {rank}")
         if isinstance(message, Left):
             self._present.discard(rank)
         return self._team_of[rank], message

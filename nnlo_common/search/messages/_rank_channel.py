@@ -162,21 +162,21 @@ class RankChannel:
             self._dead.add(received.rank)
             self._look_for_lost()
             self._coordinator_lost = received.rank == self._coordinator
-        message = from_text(received[1]) if isinstance(received, tuple) else None
-        if isinstance(message, LossReported):
-            self._coordinator_lost = self.told = True
+        elif received is not None:
+            self._store(*received)
         if self._coordinator_lost:  # raise on every later call too: an objective may swallow the first
             raise PeerLostError(self._coordinator, DIED)
-        if message is None:
-            return received is not None
-        assert isinstance(received, tuple)
-        peer, _ = received
-        if isinstance(message, (Start, End, Choose)):
+        return received is not None
+
+    def _store(self, peer: int, text: str) -> None:
+        message = from_text(text, f"the message from rank {peer}")
+        if isinstance(message, LossReported):
+            self._coordinator_lost = self.told = True
+        elif isinstance(message, (Start, End, Choose)):
             self._orders.append(message)
         elif message.run >= self.run:
             queues = self._queues.setdefault(message.run, defaultdict(deque))
             queues[type(message)].append((peer, message))
-        return True
 
     def _look_for_lost(self) -> None:
         self.lost = {member for member, peer in enumerate(self.members) if peer in self._dead}

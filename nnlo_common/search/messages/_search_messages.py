@@ -8,16 +8,17 @@
     within a block                       ParameterValue, PruneVerdict, Text, Alarm, RunOutcome
     any rank ─► all others               LossReported
 
-JSON round-trips every float exactly. Parameters travel as Optuna's internal numbers (a choice as its index),
-so choices need no encoding.
+Parameters travel as Optuna's internal numbers (a choice as its index), so choices need no encoding.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from nnlo_common.base._json_codec import content_of, malformed, message_of
 
 __all__ = [
     "SearchMessage",
@@ -102,6 +103,11 @@ class Done(SearchMessage):
     error: str = ""
     failure: str = ""
 
+    @classmethod
+    def halted(cls, run: int, reason: str) -> Done:
+        """Return the end of a run that was interrupted."""
+        return cls(run, "halted", error=f"broken off: {reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Start(SearchMessage):
@@ -120,7 +126,7 @@ class Start(SearchMessage):
 
     seed: int
     directions: int
-    attributes: dict[str, Any]
+    attributes: Mapping[str, Any]
     trial: int
     fold: int = 0
     folds: int = 1
@@ -162,7 +168,7 @@ class End(SearchMessage):
         interrupted: why trials were interrupted that the next start trains again; empty if none were.
     """
 
-    trials: tuple[dict[str, Any], ...]
+    trials: tuple[Mapping[str, Any], ...]
     interrupted: str = ""
 
 
@@ -175,7 +181,7 @@ class Choose(SearchMessage):
         beside: whether other ranks choose at the same time, unaware of each other.
     """
 
-    news: tuple[dict[str, Any], ...]
+    news: tuple[Mapping[str, Any], ...]
     beside: bool = False
 
 
@@ -189,8 +195,8 @@ class Chosen(SearchMessage):
         problem: why nothing was chosen.
     """
 
-    params: dict[str, Sequence[Any]]
-    system: dict[str, Any]
+    params: Mapping[str, tuple[float, str]]
+    system: Mapping[str, Any]
     problem: str = ""
 
 
@@ -257,15 +263,10 @@ class RunOutcome(SearchMessage):
     values: tuple[float, ...]
     error: str
     failure: str
-    sent: tuple[Sequence[int], ...]
+    sent: tuple[tuple[int, ...], ...]
 
 
-_KINDS: dict[str, type[SearchMessage]] = {
-    name: kind
-    for name, kind in globals().items()
-    if isinstance(kind, type) and issubclass(kind, SearchMessage)
-}
-_TUPLES = {"values", "sent", "trials", "news", "members"}
+_KINDS = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, SearchMessage)]
 
 
 def to_text(message: SearchMessage) -> str:
@@ -275,18 +276,22 @@ def to_text(message: SearchMessage) -> str:
         >>> to_text(RequestAnswer(3, 0.1))
         '{"kind": "RequestAnswer", "run": 3, "value": 0.1, "problem": ""}'
     """
-    return json.dumps({"kind": type(message).__name__, **asdict(message)})
+    return json.dumps(content_of(message))
 
 
-def from_text(text: str) -> SearchMessage:
-    """Read a message from its line.
+def from_text(text: str, whose: str = "the message") -> SearchMessage:
+    """Read a message from its line; `whose` names it in errors.
+
+    Raises:
+        ProtocolError: it is not JSON, is of no known kind, or a field is missing, unknown or of the wrong
+            type.
 
     Example:
         >>> from_text(to_text(Done(3, "complete", (0.1,))))
         Done(run=3, state='complete', values=(0.1,), error='', failure='')
     """
-    content = json.loads(text)
-    kind = _KINDS[content.pop("kind")]
-    for name in content.keys() & _TUPLES:
-        content[name] = tuple(content[name])  # JSON has only lists
-    return kind(**content)
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise malformed(whose, error) from error
+    return message_of(_KINDS, content, whose)

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import optuna
-from optuna.distributions import distribution_to_json
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, QMCSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.search._compat import forget_trials, loop_begins, number_in
 from nnlo_common.search.coordinator._storage_view import StorageView
-from nnlo_common.search.journal._packed_trial import bring_up, unpacked
+from nnlo_common.search.journal._packed_trial import bring_up, packed_parameters, unpacked
 from nnlo_common.search.messages._rank_channel import RankChannel
 from nnlo_common.search.messages._search_messages import Choose, Chosen, End
 from nnlo_common.search.samplers._bayesian import BayesianSampler
@@ -86,10 +85,7 @@ class Replica:
         after = self._at(number).system_attrs
         return Chosen(
             number,
-            {
-                name: (float(space[name].to_internal_repr(value)), distribution_to_json(space[name]))
-                for name, value in params.items()
-            },
+            packed_parameters(params, space),
             {key: value for key, value in after.items() if key not in before or before[key] != value},
         )
 

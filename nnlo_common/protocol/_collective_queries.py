@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.protocol._queries import Answers, Handlers
@@ -189,19 +188,11 @@ class Notes:
                 del by_epoch[old]
 
 
-class _Weighted(Protocol):
-    @property
-    def values(self) -> Mapping[str, float]: ...
-
-    @property
-    def weight(self) -> float: ...
-
-
 def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:
     return max((one for one in by_epoch if one <= epoch), default=None)
 
 
-def _weighted(parts: Sequence[_Weighted]) -> MeanAnswer:
+def _weighted(parts: Sequence[MeanQuery | EpochMeanQuery]) -> MeanAnswer:
     """Return the means, and the sum of the weights."""
     # A mean over no samples may be NaN, and NaN times its weight of 0 is NaN: skip it.
     counted = [part for part in parts if part.weight]
