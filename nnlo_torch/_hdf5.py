@@ -22,7 +22,8 @@ from nnlo_common.plugin import (
     Reading,
     SampledData,
 )
-from nnlo_torch._sampler import training_of
+from nnlo_torch._participation import Participation
+from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["H5Batches", "H5Dataset"]
@@ -160,15 +161,13 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self._taken = 0 if self._running else self._taken
         epoch, self.epoch, self._running = self.epoch, self.epoch + 1, True
         leased = self._leasing(training)
-        if training is not None:
-            training.begin_epoch()
-            if training.serves:
-                return
+        training.begin_epoch()
+        if training.serves:
+            return
         for batch, size in self._dealt(epoch) if leased is None else self._dealt_by(leased, training, epoch):
-            if training is not None:
-                if training.stopped:
-                    return
-                training.take(size)
+            if training.stopped:
+                return
+            training.take(size)
             self._taken += 1
             yield _tensors(batch)
 
@@ -180,9 +179,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         begun = self._running and self._taken < len(self._batches)
-        state = self._batches.position(workers=_workers(training))
+        state = self._batches.position(workers=training.share[1])
         state |= {"leases": [], "taken": 0, "epoch": self.epoch}
-        if self._leasing(training) is not None and training is not None:
+        if self._leasing(training) is not None:
             state["epoch"] -= self._running
             if training.role == "server 0":
                 state["ledger"] = self._ledger().state()
@@ -195,7 +194,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
-        self._batches.check(state, workers=_workers(training))
+        self._batches.check(state, workers=training.share[1])
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         if self._leasing(training) is not None:
@@ -216,10 +215,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             yield self._batches.get(epoch, index, then=epoch + 1), self._batches.size_of(index)
 
     def _dealt_by(
-        self, leased: LeasedBatches, training: Wrapper | None, epoch: int
+        self, leased: LeasedBatches, training: Participation, epoch: int
     ) -> Iterator[tuple[Any, int]]:
         """Yield the batches that this rank leases, with their sizes."""
-        assert training is not None  # a process alone leases nothing
         training.before_epoch_ends(leased.give_back)
         left, self._left = self._left, None
         if left is not None:
@@ -228,9 +226,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             yield leased.take(epoch)
         leased.give_back()
 
-    def _leasing(self, training: Wrapper | None) -> LeasedBatches | None:
+    def _leasing(self, training: Participation) -> LeasedBatches | None:
         """Return the source of leased batches; None: assignment is static, or this process is alone."""
-        if not self._batches.dynamic or training is None or training.size == 1:
+        if not self._batches.dynamic or training.size == 1:
             return None
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
@@ -243,24 +241,15 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         return LedgerClient(self._ask, data)
 
     def _ask(self, query: Query[AnswerT]) -> AnswerT:
-        training = self._training()
-        assert training is not None  # only a training of several ranks leases
-        return training.ask(query)
+        return self._training().ask(query)
 
-    def _take_part(self, training: Wrapper | None) -> None:
+    def _take_part(self, training: Participation) -> None:
         """Set this rank's share, known once the training exists."""
-        if training is None:
-            worker, workers = 0, 1
-        else:
-            worker, workers = (training.rank, training.size) if self._evaluation else training.share
-        self._batches.take_share(worker, workers)
+        part = (training.rank, training.size) if self._evaluation else training.share
+        self._batches.take_share(*part)
 
-    def _training(self) -> Wrapper | None:
+    def _training(self) -> Participation:
         return training_of(self._optimizer, "an H5Batches")
-
-
-def _workers(training: Wrapper | None) -> int:
-    return 1 if training is None else training.share[1]
 
 
 def _tensors(batch: Any) -> Any:
