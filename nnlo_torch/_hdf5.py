@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Unpack
 
 import numpy as np
@@ -26,7 +27,7 @@ from nnlo_torch._participation import Participation
 from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["H5Batches", "H5Dataset"]
+__all__ = ["H5Batches", "H5Dataset", "tensors_of"]
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -77,8 +78,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         for at, end in pairwise(breaks):
             first = int(order[at]) if at < end else 0
             self._source.read(first, first + end - at, [array[at:end] for array in arrays])
-        batch = _tensors(self._source.assemble(arrays)) if len(order) else ()
-        return [_row(batch, place) for place in places.tolist()]
+        batch = tensors_of(self._source.assemble(arrays)) if len(order) else ()
+        return [_changed(batch, itemgetter(place)) for place in places.tolist()]
 
     def close(self) -> None:
         """Close the files and release local copies."""
@@ -156,7 +157,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         if self._evaluation:
-            yield from map(_tensors, self._batches.epoch(0))
+            yield from map(tensors_of, self._batches.epoch(0))
             return
         self._taken = 0 if self._running else self._taken
         epoch, self.epoch, self._running = self.epoch, self.epoch + 1, True
@@ -169,7 +170,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
                 return
             training.take(size)
             self._taken += 1
-            yield _tensors(batch)
+            yield tensors_of(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's position in its epoch, for `load_state_dict` on the same rank.
@@ -252,19 +253,15 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         return training_of(self._optimizer, "an H5Batches")
 
 
-def _tensors(batch: Any) -> Any:
+def tensors_of(batch: Any) -> Any:
     """Convert the arrays of a batch to tensors, without a copy."""
-    if isinstance(batch, Mapping):
-        return {name: _tensors(one) for name, one in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_tensors(one) for one in batch)
-    return torch.as_tensor(batch)
+    return _changed(batch, torch.as_tensor)
 
 
-def _row(batch: Any, place: int) -> Any:
-    """Return one sample of a batch."""
+def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with each of its arrays changed."""
     if isinstance(batch, Mapping):
-        return {name: _row(one, place) for name, one in batch.items()}
+        return {name: _changed(one, change) for name, one in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(_row(one, place) for one in batch)
-    return batch[place]
+        return type(batch)(_changed(one, change) for one in batch)
+    return change(batch)
