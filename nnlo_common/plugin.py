@@ -16,7 +16,7 @@ from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
-from nnlo_common.base._layout import padded
+from nnlo_common.base._layout import laid_out
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -104,6 +104,7 @@ __all__ = [
     "Interrupts",
     "is_live",
     "is_number",
+    "laid_out",
     "launched",
     "Lease",
     "LeasedBatches",
@@ -117,7 +118,6 @@ __all__ = [
     "optimize",
     "OtherProject",
     "packed_tree",
-    "padded",
     "Periodic",
     "portion",
     "PRESENT",

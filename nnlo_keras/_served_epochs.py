@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from nnlo_common.plugin import NoteQuery, Session, Vector
 from nnlo_keras._callback_lists import last_of, own_logs
 from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._compat import give_state, taken_state
 from nnlo_keras._rates import Rates
-from nnlo_keras._serving import serving
 from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]
@@ -42,7 +43,7 @@ class ServedEpochs:
         model = self._model
         # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
-        model.train_function = serving(self._serve, model)
+        model.train_function = _serving(self._serve, model)
 
         def forget() -> None:
             model.train_function = None  # fit makes a new one
@@ -89,3 +90,16 @@ class ServedEpochs:
                 one.after_serving()
             self._logs = dict(self._team.ask(NoteQuery(epoch=self._epoch, values={}, weight=0)).means)
         return self._logs
+
+
+def _serving(serve: Callable[[], dict[str, float]], model: Any) -> Callable[..., Any]:
+    """Return a server's training function, which `fit` calls for each batch; `serve` returns the metrics."""
+    if keras.backend.backend() != "jax":
+        return lambda iterator: serve()
+
+    def serve_with_state(state: Any, iterator: Any) -> Any:  # noqa: ARG001 - the data is not used
+        # JAX's fit takes the values out of the variables for an epoch; serving needs them there.
+        give_state(model, state)
+        return serve(), taken_state(model)
+
+    return serve_with_state

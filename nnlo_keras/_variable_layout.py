@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import keras
 
-from nnlo_common import ConfigurationError, Layout, Segment
-from nnlo_common.plugin import padded
+from nnlo_common import ConfigurationError, Layout
+from nnlo_common.plugin import laid_out
 from nnlo_keras._compat import has_no_value_yet, layers_of, made_to_be_trained, value_of
 
 __all__ = ["averaged", "layout_of", "memory_of"]
@@ -38,22 +37,12 @@ def layout_of(variables: Sequence[keras.Variable]) -> Layout:
         >>> [(segment.name, segment.offset) for segment in layout_of(layer.weights).segments]
         [('last/kernel', 0), ('last/bias', 32)]
     """
-    segments: list[Segment] = []
-    first: dict[int, Segment] = {}
     taken: set[str] = set()
-    offset = 0
     for variable in variables:
         _check(variable)
-        shape = tuple(variable.shape)
-        name, size, memory = _unused(variable.path, taken), prod(shape), memory_of(variable)
-        owner = first.get(memory)
-        place = offset if owner is None else owner.offset
-        tied_to = None if owner is None else owner.name
-        segments.append(Segment(name, shape, variable.dtype, place, size, tied_to))
-        if owner is None:
-            first[memory] = segments[-1]
-            offset += padded(size)
-    return Layout(tuple(segments), offset)
+    return laid_out(
+        ((_unused(one.path, taken), one.shape, one.dtype, memory_of(one)) for one in variables), padded=True
+    )
 
 
 def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None) -> list[keras.Variable]:

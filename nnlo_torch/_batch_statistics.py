@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnlo_common import FlatVector, Layout, Segment
-from nnlo_common.plugin import Moves, Moving
+from nnlo_common import FlatVector
+from nnlo_common.plugin import Moves, Moving, laid_out
 from nnlo_torch._compat import BatchNorm
 
 __all__ = ["FlatBuffers"]
@@ -38,13 +38,10 @@ class FlatBuffers:
     ) -> None:
         self._buffers = [buffer for _, buffer in named]
         # Rounding float64 statistics to float32 does no harm: they are averages of noise.
-        segments, offset = [], 0
-        for name, buffer in named:
-            segments.append(Segment(name, tuple(buffer.shape), "float32", offset, buffer.numel()))
-            offset += buffer.numel()
-        self.flat = FlatVector(Layout(tuple(segments), offset))
+        layout = laid_out((name, buffer.shape, "float32", id(buffer)) for name, buffer in named)
+        self.flat = FlatVector(layout)
         self._views = [torch.from_numpy(view) for view in self.flat.views()]
-        places = {id(buffer): one.place for buffer, one in zip(self._buffers, segments, strict=True)}
+        places = {id(buffer): one.place for buffer, one in zip(self._buffers, layout.segments, strict=True)}
         found = _counting(modules, places)
         self._layers = list(found)
         self.layers = [Moving(*found[layer]) for layer in self._layers]

@@ -100,13 +100,10 @@ class Checkpoint:
         self._manager = CheckpointManager(
             folder,
             self._team,
+            self,
+            suffix="pt",
             keep=keep,
             better=better,
-            suffix="pt",
-            collect=self._collect,
-            pack=packed,
-            facts=self._facts,
-            leave=optimizer.close,
             minutes=minutes,
             batches=whole_number("batches", batches, 0),
         )
@@ -116,7 +113,7 @@ class Checkpoint:
         self._sampler: ShardSampler | H5Batches | None = None
         self._ahead = self._of_batches = False  # the loader prefetches; the sampler yields batches
         self._first_epoch: int | None = None  # set on resuming with another number of workers
-        self._saved: dict[str, Any] | None = None  # loaded state, applied when batches begin
+        self._saved: Mapping[str, Any] | None = None  # loaded state, applied when batches begin
 
     def epochs(self, count: int) -> Iterator[int]:
         """Loop over epochs, beginning with that of the newest checkpoint; call it on all ranks.
@@ -128,7 +125,7 @@ class Checkpoint:
             ConfigurationError: the folder belongs to another training, or no checkpoint in it is whole.
         """
         with self._manager.interrupts:
-            self._manager.resume(self._load, self._load_anew)
+            self._manager.resume()
             try:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch
@@ -180,6 +177,8 @@ class Checkpoint:
         self._manager.score(float(value))
 
     # -- saving ---------------------------------------------------------------------------------------
+
+    _pack, _unpack = staticmethod(packed), staticmethod(unpacked)
 
     def _end_epoch(self, *, last: bool) -> None:
         self._epoch, self._batch, self._samples = self._epoch + 1, 0, 0
@@ -245,13 +244,21 @@ class Checkpoint:
 
     # -- resuming -------------------------------------------------------------------------------------
 
-    def _load(self, data: bytes) -> None:
-        tree, optimizer = unpacked(data), self._optimizer
-        self._load_own(tree)
-        if self._team is not None:
-            self._team.load(tree["team"])
-            self._take_groups()
-        self._load_also(tree)
+    def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
+        optimizer = self._optimizer
+        load_modules(optimizer._modules(), tree["modules"])
+        if tree["optimizer"] is not None:
+            optimizer.load_state_dict(tree["optimizer"])
+        if optimizer.local is not None:
+            optimizer.local.load_state_dict(tree["local"])
+        self._manager.load_team(tree, facts, anew=anew)
+        # Loading has replaced the inner optimizer's groups and state.
+        optimizer.param_groups, optimizer.state = optimizer.optimizer.param_groups, optimizer.optimizer.state
+        self._load_also(tree["also"])
+        if anew:
+            self._epoch = self._first_epoch = facts["epoch"]
+            return
         self._epoch, self._batch, self._samples, self._was_inside = tree["position"]
         if not self._was_inside:
             load_random(tree["random"])
@@ -259,37 +266,18 @@ class Checkpoint:
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
 
-    def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
-        """Restart the epoch from the centre, with another worker's state except its weights."""
-        assert self._team is not None  # a process alone has no centre
-        tree = unpacked(data)
-        self._epoch = self._first_epoch = facts["epoch"]
-        self._load_own(tree)
-        self._team.load_for_others(tree["team"] if self._team.serves else None, self._epoch)
-        self._take_groups()
-        self._load_also(tree)
-
-    def _load_own(self, tree: Mapping[str, Any]) -> None:
-        load_modules(self._optimizer._modules(), tree["modules"])
-        if tree["optimizer"] is not None:
-            self._optimizer.load_state_dict(tree["optimizer"])
-        if self._optimizer.local is not None:
-            self._optimizer.local.load_state_dict(tree["local"])
-
-    def _take_groups(self) -> None:
-        """Refer to the inner optimizer's groups and state again: loading has replaced them."""
-        optimizer = self._optimizer
-        optimizer.param_groups, optimizer.state = optimizer.optimizer.param_groups, optimizer.optimizer.state
-
-    def _load_also(self, tree: Mapping[str, Any]) -> None:
-        if tree["also"].keys() != self._also.keys():
+    def _load_also(self, states: Mapping[str, Any]) -> None:
+        if states.keys() != self._also.keys():
             raise ConfigurationError(
-                f"also={sorted(self._also)} was given, but the checkpoint has {sorted(tree['also'])}; "
+                f"also={sorted(self._also)} was given, but the checkpoint has {sorted(states)}; "
                 "pass the same names"
             )
         for name, one in self._also.items():
             load = getattr(one, "load_state_dict", None) or one.load
-            load(tree["also"][name])
+            load(states[name])
+
+    def _leave(self) -> None:
+        self._optimizer.close()
 
     def _find_sampler(self, loader: object) -> None:
         """Find the sampler or `H5Batches` behind a loader: it knows its position."""

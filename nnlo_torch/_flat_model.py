@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
-from nnlo_common.plugin import PRESENT, padded, vectors_in_turn
+from nnlo_common.plugin import PRESENT, laid_out, vectors_in_turn
 from nnlo_torch._compat import copy_all
 
 __all__ = ["FlatModel", "Storage", "named_parameters"]
@@ -280,17 +280,16 @@ def _cut(block: torch.Tensor, segments: Sequence[Segment], start: int) -> list[t
 
 
 def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
-    segments, offset = [], 0
     for name, tensor in named:
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             raise ConfigurationError(
                 f"{name} is {tensor.dtype}, {tensor.layout}; only dense float32, float16 and bfloat16 "
                 "parameters can be exchanged: convert it before you wrap the optimizer"
             )
-        shape = tuple(tensor.shape)
-        segments.append(Segment(name, shape, _DTYPES[tensor.dtype], offset, tensor.numel()))
-        offset += padded(tensor.numel())  # the alignment of torch's own tensors
-    return Layout(tuple(segments), offset)
+    # Padded to the alignment of torch's own tensors.
+    return laid_out(
+        ((name, tensor.shape, _DTYPES[tensor.dtype], id(tensor)) for name, tensor in named), padded=True
+    )
 
 
 def _views(flat: FlatVector) -> list[torch.Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Unpack
 
 import numpy as np
@@ -22,10 +23,11 @@ from nnlo_common.plugin import (
     Reading,
     SampledData,
 )
-from nnlo_torch._sampler import training_of
+from nnlo_torch._participation import Participation
+from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["H5Batches", "H5Dataset"]
+__all__ = ["H5Batches", "H5Dataset", "tensors_of"]
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -76,8 +78,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         for at, end in pairwise(breaks):
             first = int(order[at]) if at < end else 0
             self._source.read(first, first + end - at, [array[at:end] for array in arrays])
-        batch = _tensors(self._source.assemble(arrays)) if len(order) else ()
-        return [_row(batch, place) for place in places.tolist()]
+        batch = tensors_of(self._source.assemble(arrays)) if len(order) else ()
+        return [_changed(batch, itemgetter(place)) for place in places.tolist()]
 
     def close(self) -> None:
         """Close the files and release local copies."""
@@ -155,22 +157,20 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         if self._evaluation:
-            yield from map(_tensors, self._batches.epoch(0))
+            yield from map(tensors_of, self._batches.epoch(0))
             return
         self._taken = 0 if self._running else self._taken
         epoch, self.epoch, self._running = self.epoch, self.epoch + 1, True
         leased = self._leasing(training)
-        if training is not None:
-            training.begin_epoch()
-            if training.serves:
-                return
+        training.begin_epoch()
+        if training.serves:
+            return
         for batch, size in self._dealt(epoch) if leased is None else self._dealt_by(leased, training, epoch):
-            if training is not None:
-                if training.stopped:
-                    return
-                training.take(size)
+            if training.stopped:
+                return
+            training.take(size)
             self._taken += 1
-            yield _tensors(batch)
+            yield tensors_of(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's position in its epoch, for `load_state_dict` on the same rank.
@@ -180,9 +180,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         begun = self._running and self._taken < len(self._batches)
-        state = self._batches.position(workers=_workers(training))
+        state = self._batches.position(workers=training.share[1])
         state |= {"leases": [], "taken": 0, "epoch": self.epoch}
-        if self._leasing(training) is not None and training is not None:
+        if self._leasing(training) is not None:
             state["epoch"] -= self._running
             if training.role == "server 0":
                 state["ledger"] = self._ledger().state()
@@ -195,7 +195,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
-        self._batches.check(state, workers=_workers(training))
+        self._batches.check(state, workers=training.share[1])
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         if self._leasing(training) is not None:
@@ -216,10 +216,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             yield self._batches.get(epoch, index, then=epoch + 1), self._batches.size_of(index)
 
     def _dealt_by(
-        self, leased: LeasedBatches, training: Wrapper | None, epoch: int
+        self, leased: LeasedBatches, training: Participation, epoch: int
     ) -> Iterator[tuple[Any, int]]:
         """Yield the batches that this rank leases, with their sizes."""
-        assert training is not None  # a process alone leases nothing
         training.before_epoch_ends(leased.give_back)
         left, self._left = self._left, None
         if left is not None:
@@ -228,9 +227,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             yield leased.take(epoch)
         leased.give_back()
 
-    def _leasing(self, training: Wrapper | None) -> LeasedBatches | None:
+    def _leasing(self, training: Participation) -> LeasedBatches | None:
         """Return the source of leased batches; None: assignment is static, or this process is alone."""
-        if not self._batches.dynamic or training is None or training.size == 1:
+        if not self._batches.dynamic or training.size == 1:
             return None
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
@@ -243,39 +242,26 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         return LedgerClient(self._ask, data)
 
     def _ask(self, query: Query[AnswerT]) -> AnswerT:
-        training = self._training()
-        assert training is not None  # only a training of several ranks leases
-        return training.ask(query)
+        return self._training().ask(query)
 
-    def _take_part(self, training: Wrapper | None) -> None:
+    def _take_part(self, training: Participation) -> None:
         """Set this rank's share, known once the training exists."""
-        if training is None:
-            worker, workers = 0, 1
-        else:
-            worker, workers = (training.rank, training.size) if self._evaluation else training.share
-        self._batches.take_share(worker, workers)
+        part = (training.rank, training.size) if self._evaluation else training.share
+        self._batches.take_share(*part)
 
-    def _training(self) -> Wrapper | None:
+    def _training(self) -> Participation:
         return training_of(self._optimizer, "an H5Batches")
 
 
-def _workers(training: Wrapper | None) -> int:
-    return 1 if training is None else training.share[1]
-
-
-def _tensors(batch: Any) -> Any:
+def tensors_of(batch: Any) -> Any:
     """Convert the arrays of a batch to tensors, without a copy."""
-    if isinstance(batch, Mapping):
-        return {name: _tensors(one) for name, one in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_tensors(one) for one in batch)
-    return torch.as_tensor(batch)
+    return _changed(batch, torch.as_tensor)
 
 
-def _row(batch: Any, place: int) -> Any:
-    """Return one sample of a batch."""
+def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with each of its arrays changed."""
     if isinstance(batch, Mapping):
-        return {name: _row(one, place) for name, one in batch.items()}
+        return {name: _changed(one, change) for name, one in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(_row(one, place) for one in batch)
-    return batch[place]
+        return type(batch)(_changed(one, change) for one in batch)
+    return change(batch)

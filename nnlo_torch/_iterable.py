@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_torch._sampler import training_of
+from nnlo_torch._participation import Participation
+from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["ShardIterable"]
@@ -41,14 +42,12 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled for a DataLoader's worker process, which knows no training.
-        training = self._training()
-        share = (0, 1) if training is None else training.share
-        return {"_dataset": self._dataset, "_optimizer": None, "_share": share}
+        return {"_dataset": self._dataset, "_optimizer": None, "_share": self._training().share}
 
     def __iter__(self) -> Iterator[_Item]:
         loader = torch.utils.data.get_worker_info()
         training = self._training() if self._share is None else None
-        worker, workers = self._share or ((0, 1) if training is None else training.share)
+        worker, workers = self._share or self._training().share
         if loader is not None:
             if worker < 0:
                 raise ConfigurationError(
@@ -70,5 +69,5 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
                 training.take(1, draws)
                 yield item
 
-    def _training(self) -> Wrapper | None:
+    def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardIterable")

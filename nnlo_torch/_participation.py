@@ -27,9 +27,13 @@ class Participation:
     """One rank's part in a training, as the script sees it; in a process alone, the whole training.
 
     Attributes:
+        rank: this rank's number.
+        size: the number of ranks.
         role: "alone", "worker 0", "server 0", ...
     """
 
+    rank: int
+    size: int
     role: str
     param_groups: list[dict[str, Any]]
     _opt_called: bool

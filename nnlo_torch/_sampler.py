@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -17,13 +16,14 @@ from nnlo_common.plugin import (
     check_assignment,
     check_position,
     epoch_order,
-    launched,
     share,
     whole_number,
 )
-from nnlo_torch._wrapper import Wrapper, current
+from nnlo_torch._participation import Participation
+from nnlo_torch._training_of import training_of
+from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["ShardSampler", "training_of"]
+__all__ = ["ShardSampler"]
 
 _drawing = threading.Lock()  # all threads share torch's random state
 
@@ -92,27 +92,25 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         training = self._training()
         if self._evaluation:
-            rank, size = (0, 1) if training is None else (training.rank, training.size)
             elements = self._elements(self.epoch)
-            yield from (elements[position] for position in share(len(elements), rank, size))
+            positions = share(len(elements), training.rank, training.size)
+            yield from (elements[position] for position in positions)
             return
         if self._running:
             self.set_epoch(self.epoch + 1)
         self._running = True
-        if training is not None:
-            self._name(training)
-            training.begin_epoch()
-            if training.serves:
-                return
-        dynamic = self._dynamic and training is not None and training.size > 1
-        if dynamic and training is not None:
+        self._name(training)
+        training.begin_epoch()
+        if training.serves:
+            return
+        leases = self._leases(training)
+        if leases:
             training.before_epoch_ends(self._give_back)
-        with nullcontext() if training is None else training.draws() as draws:
-            for element in self._leased(training) if dynamic else self._dealt(training):
-                if training is not None:
-                    if training.stopped:
-                        break
-                    training.take(len(element) if isinstance(element, Sequence) else 1, draws)
+        with training.draws() as draws:
+            for element in self._leased(training) if leases else self._dealt(training):
+                if training.stopped:
+                    break
+                training.take(len(element) if isinstance(element, Sequence) else 1, draws)
                 self._taken += 1
                 yield element
 
@@ -123,8 +121,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         """
         training = self._training()
         if self._evaluation:
-            return len(share(self._size, *((0, 1) if training is None else (training.rank, training.size))))
-        if training is not None and training.serves:
+            return len(share(self._size, training.rank, training.size))
+        if training.serves:
             return len(share(self._size, 0, training.share[1]))
         return self._share_size() - (0 if self._running else self._taken)
 
@@ -137,7 +135,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         """
         training = self._training()
         state: dict[str, Any] = {**self._settings(), "epoch": self.epoch, "taken": 0, "lease": None}
-        if self._dynamic and training is not None and training.size > 1:
+        if self._leases(training):
             self._name(training)
             if taken is not None:
                 raise ConfigurationError(
@@ -161,21 +159,22 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         self._rest = None if state["lease"] is None else list(state["lease"])
-        if training is not None and training.size > 1:
-            self._name(training)
-            if "ledger" in state:
-                self._ledger(training).load(state["ledger"])
+        self._name(training)
+        if training.size > 1 and "ledger" in state:
+            self._ledger(training).load(state["ledger"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _dealt(self, training: Wrapper | None) -> Iterator[Any]:
-        worker, workers = (0, 1) if training is None else training.share
+    def _leases(self, training: Participation) -> bool:
+        """Return whether workers lease the samples; a process alone leases nothing."""
+        return self._dynamic and training.size > 1
+
+    def _dealt(self, training: Participation) -> Iterator[Any]:
         elements = self._elements(self.epoch)
-        for position in share(len(elements), worker, workers, done=self._taken):
+        for position in share(len(elements), *training.share, done=self._taken):
             yield elements[position]
 
-    def _leased(self, training: Wrapper | None) -> Iterator[Any]:
-        assert training is not None  # a process alone leases nothing
+    def _leased(self, training: Participation) -> Iterator[Any]:
         orders: dict[int, list[Any]] = {}
         lease = self._resumed(training)
         while True:
@@ -196,7 +195,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 yield orders[epoch][position]
             lease = None
 
-    def _resumed(self, training: Wrapper) -> Lease | None:
+    def _resumed(self, training: Participation) -> Lease | None:
         """Return the rest of the lease held when this rank was saved, unless it was given back since."""
         rest, self._rest = self._rest, None
         if rest is None:
@@ -206,60 +205,46 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _give_back(self) -> None:
         """Return the unused rest of a lease to the server, after the loop was left early."""
-        training, lease, self._lease = self._training(), self._lease, []
-        if lease and training is not None:
-            self._ledger(training).give_back(lease[2] - lease[1])
+        lease, self._lease = self._lease, []
+        if lease:
+            self._ledger(self._training()).give_back(lease[2] - lease[1])
 
-    def _ledger(self, training: Wrapper) -> LedgerClient:
+    def _ledger(self, training: Participation) -> LedgerClient:
         order = f"seed {self._seed}, shuffled {self._shuffle}"
         return LedgerClient(training.ask, SampledData(self._name(training), self._size, self._unit, order))
 
-    def _name(self, training: Wrapper) -> str:
+    def _name(self, training: Participation) -> str:
         """Return the name of this sampler's ledger; each ledger has its own count of epochs."""
-        if self._number is None and self._dynamic:
+        if self._number is None and self._leases(training):
             self._number = training.number_sampler()
         return f"sampler {self._number}"
 
     def _settings(self) -> dict[str, Any]:
-        training = self._training()
         return {
             "size": self._size,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "assignment": "dynamic" if self._dynamic else "static",
-            "workers": 1 if training is None else training.share[1],
+            "workers": self._training().share[1],
         }
 
     def _share_size(self) -> int:
-        training = self._training()
-        worker, workers = (0, 1) if training is None else training.share
+        worker, workers = self._training().share
         return 0 if worker < 0 else len(share(self._size, worker, workers))
 
-    def _training(self) -> Wrapper | None:
+    def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardSampler")
 
     def _elements(self, epoch: int) -> list[Any]:
         """Return all elements of an epoch in order; the same on all ranks."""
         if self._inner is None:
             return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
-        training = self._training()
-        if training is not None and training.size > 1:
+        if self._training().size > 1:
             _refuse_own_generator(self._inner)
         with _drawing, torch.random.fork_rng(devices=[]):
             # torch.manual_seed would seed the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
             return list(self._inner)
-
-
-def training_of(optimizer: Wrapper | None, what: str) -> Wrapper | None:
-    """Return the wrapper of a sampler's training; None: this process is alone and has no wrapper."""
-    training = optimizer or current()
-    if training is None and launched() is not None:
-        raise ConfigurationError(
-            f"{what} was used before an optimizer was wrapped, so its training is unknown; wrap the "
-            "optimizer first (nnlo_torch.Downpour(...)), or pass optimizer="
-        )
-    return training
 
 
 def _refuse_own_generator(sampler: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnlo_common import ConfigurationError, Layout, Segment
-from nnlo_common.plugin import random_numbers
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import laid_out, random_numbers
 from nnlo_torch._flat_model import named_parameters
 
 __all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
@@ -84,12 +84,10 @@ def load_random(states: Mapping[str, Any]) -> None:
 
 def layout_of(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> str:
     """Return the names, shapes and types of an optimizer's parameters, for comparison."""
-    segments, offset = [], 0
-    for name, tensor in named_parameters(optimizer, modules):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        segments.append(Segment(name, tuple(tensor.shape), kind, offset, tensor.numel()))
-        offset += tensor.numel()
-    return Layout(tuple(segments), offset).to_json()
+    return laid_out(
+        (name, tensor.shape, str(tensor.dtype).removeprefix("torch."), id(tensor))
+        for name, tensor in named_parameters(optimizer, modules)
+    ).to_json()
 
 
 def _without_arrays(value: Any) -> Any:

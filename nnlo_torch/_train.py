@@ -15,7 +15,7 @@ import nnlo_torch
 from nnlo_common import ConfigurationError, EarlyStopping
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._evaluation import Sums
-from nnlo_torch._hdf5 import H5Batches
+from nnlo_torch._hdf5 import H5Batches, tensors_of
 from nnlo_torch._train_parts import function_of
 from nnlo_torch._wrapper import Wrapper
 
@@ -186,7 +186,7 @@ class TorchTrainer(Trainer):
         Raises:
             ConfigurationError: they do not fit together.
         """
-        x, y = self._moved(_tensors(self._plan.data.first()))
+        x, y = self._moved(tensors_of(self._plan.data.first()))
         training = self._model.training
         with self._trying(_shapes(x), _shapes(y)), warnings.catch_warnings(), torch.no_grad():
             # torch only warns about labels that are broadcast against the output.
@@ -245,13 +245,6 @@ class _ScoreHistory:
 def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> None:
     for name, value in scores.items():
         history.setdefault(name, []).append(float(value))
-
-
-def _tensors(some: Any) -> Any:
-    """Return arrays as tensors; several as a tuple."""
-    if isinstance(some, Mapping):
-        return {name: _tensors(one) for name, one in some.items()}
-    return tuple(map(_tensors, some)) if isinstance(some, tuple | list) else torch.as_tensor(some)
 
 
 def _shapes(some: Any) -> str:

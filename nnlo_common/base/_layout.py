@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["Layout", "Segment", "described", "padded"]
+__all__ = ["Layout", "Segment", "described", "laid_out"]
 
 # float32 holds every value of these; bfloat16 is ml_dtypes' (what torch, JAX and TensorFlow hand out).
 _EXACT = ("float32", "float16", "bfloat16")
@@ -78,19 +79,13 @@ class Layout:
                 given twice, or partly overlapping arrays.
         """
         arrays, names = list(arrays), _checked_names(arrays, names)
-        segments: list[Segment] = []
-        offset = 0
         for array, name in zip(arrays, names, strict=True):
             _check_array(array, name, allow_narrowing)
         tied = _ties(arrays, names)
-        for index, (array, name) in enumerate(zip(arrays, names, strict=True)):
-            first = tied.get(index)
-            if first is None:
-                place, offset, owner = offset, offset + array.size, None
-            else:
-                place, owner = segments[first].offset, names[first]
-            segments.append(Segment(name, array.shape, array.dtype.name, place, array.size, owner))
-        return cls(tuple(segments), offset)
+        return laid_out(
+            (name, array.shape, array.dtype.name, tied.get(index, index))
+            for index, (array, name) in enumerate(zip(arrays, names, strict=True))
+        )
 
     def marks(self) -> npt.NDArray[np.int64]:
         """Return the last place before each next segment; it is unused if segments are padded."""
@@ -153,13 +148,31 @@ class Layout:
         return hashlib.blake2b(self.to_json().encode(), digest_size=8).hexdigest()
 
 
-def padded(size: int) -> int:
-    """Return the room for a segment: one spare number, and the next segment begins on a cache line.
+def laid_out(pieces: Iterable[tuple[str, Sequence[int], str, Hashable]], *, padded: bool = False) -> Layout:
+    """Lay pieces out one after another, in order; pieces with the same memory share one place.
 
-    Kernels sum unaligned memory in another order, and back ends wrap a piece without copying only if it is
-    aligned. The spare number holds a mark.
+    Args:
+        pieces: name, shape and dtype of each, and an identity of its memory.
+        padded: leave at least one number free after each, for a mark, and begin the next on a cache line.
+            Kernels sum unaligned memory in another order, and back ends wrap a piece without copying only if
+            it is aligned.
+
+    Example:
+        >>> layout = laid_out([("a", (2, 3), "float32", 1), ("b", (6,), "float32", 1)], padded=True)
+        >>> [(segment.offset, segment.tied_to) for segment in layout.segments], layout.size
+        ([(0, None), (0, 'a')], 16)
     """
-    return _LINE * (size // _LINE + 1)
+    segments: list[Segment] = []
+    owners: dict[Hashable, Segment] = {}
+    offset = 0
+    for name, shape, dtype, memory in pieces:
+        owner, size = owners.get(memory), prod(shape)
+        place, tied_to = (offset, None) if owner is None else (owner.offset, owner.name)
+        segments.append(Segment(name, tuple(shape), dtype, place, size, tied_to))
+        if owner is None:
+            owners[memory] = segments[-1]
+            offset += _LINE * (size // _LINE + 1) if padded else size
+    return Layout(tuple(segments), offset)
 
 
 def described(array: object) -> str:

@@ -99,7 +99,7 @@ class ServerRank:
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
-        self._serve(lambda: self._server.peers.gathered)
+        self.wait_until(lambda: self._server.peers.gathered)
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Raise: a server gets no batches."""
@@ -121,7 +121,7 @@ class ServerRank:
         self._epochs += 1
         # A pause requested after this epoch's end completes only when this server has ended the epoch, too.
         self._let_pause(before_epoch=self._epochs)
-        self._serve(self._epoch_over)
+        self.wait_until(self._epoch_over)
         self._server.pauses.before_epoch = _NEVER
         self._assemble()
 
@@ -146,14 +146,14 @@ class ServerRank:
         """Serve until every worker has viewed the centre at this epoch's end, and copy it into `into`."""
         self._views += 1
         self._in_view = True
-        self._serve(lambda: self._server.peers.have_viewed(self._views))
+        self.wait_until(lambda: self._server.peers.have_viewed(self._views))
         self._in_view = False
         self.look(into)
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and serve until the answer arrives."""
         perform(self._endpoint, self._queries.ask(query))
-        self._serve(lambda: self._queries.answer is not None)
+        self.wait_until(lambda: self._queries.answer is not None)
         answer: Any = self._queries.answer
         return cast("AnswerT", answer)
 
@@ -175,7 +175,7 @@ class ServerRank:
         """Serve, between epochs, until all workers pause."""
         pauses = self._server.pauses.made
         self._let_pause(before_epoch=math.inf)
-        self._serve(lambda: self._server.pauses.made > pauses)
+        self.wait_until(lambda: self._server.pauses.made > pauses)
         self._server.pauses.before_epoch = _NEVER
         return True
 
@@ -200,7 +200,8 @@ class ServerRank:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until `condition` holds."""
-        self._serve(condition)
+        self._stall_detector.begin()
+        serve(self._endpoint, self._handle, condition, self._watches)
 
     def tell(self, answers: Answers) -> None:
         """Send answers of the query service."""
@@ -245,11 +246,11 @@ class ServerRank:
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Serve until every worker has left; call `last` while this rank can still be asked."""
         self.ask(LeaveQuery())
-        self._serve(lambda: self._server.finished)
+        self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
         last()
         self.ask(GoodbyeQuery())
-        self._serve(lambda: self.service is None or not self.service.present)
+        self.wait_until(lambda: self.service is None or not self.service.present)
         self._endpoint.close()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
@@ -265,10 +266,6 @@ class ServerRank:
         self._server.pauses.before_epoch = before_epoch
         perform(self._endpoint, self._server.answer_pauses())
         self._look_for_pause()
-
-    def _serve(self, until: Callable[[], bool]) -> None:
-        self._stall_detector.begin()
-        serve(self._endpoint, self._handle, until, self._watches)
 
     def _look(self) -> None:
         """Warn of stalled workers, and drop those past `stall_timeout_s`."""
@@ -304,7 +301,7 @@ class ServerRank:
         for shard in self._others.values():
             request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, mark=for_good)
             self._endpoint.send(shard.server, request)
-        self._serve(self._assembled)
+        self.wait_until(self._assembled)
 
     def _assembled(self) -> bool:
         return not self._missing and self._server.pulled_by_other_servers(self._pulls)

@@ -397,9 +397,9 @@ class Session:
         self._loaded = True
         self._show()
 
-    def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
+    def load_for_others(self, state: Mapping[str, Any], epochs: int) -> None:
         """Resume after `epochs` epochs, from the centre of a server's `state` but with other workers."""
-        if state is not None and self.serving is not None:
+        if self.serving is not None:
             self.serving.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True

@@ -122,16 +122,12 @@ class Checkpoint(RankCallback):
         self._manager = CheckpointManager(
             self.folder,
             self.team,
-            keep=self.keep,
-            better="min",
+            self,
             suffix="npz",
-            collect=self._collect,
-            pack=packed_tree,
-            facts=self._facts,
-            leave=self._leave,
+            keep=self.keep,
             minutes=self.minutes,
         )
-        facts = self._manager.resume(self._load, self._load_anew)
+        facts = self._manager.resume()
         if facts is not None:
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped else facts["epoch"]
@@ -209,6 +205,8 @@ class Checkpoint(RankCallback):
 
     # -- saving ---------------------------------------------------------------------------------------
 
+    _pack, _unpack = staticmethod(packed_tree), staticmethod(unpacked_tree)
+
     @property
     def _has_position(self) -> bool:
         """Whether the position in the data is known."""
@@ -268,24 +266,17 @@ class Checkpoint(RankCallback):
 
     # -- resuming -------------------------------------------------------------------------------------
 
-    def _load(self, data: bytes) -> None:
-        tree = self._saved = unpacked_tree(data)
+    def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
         Decisions(self._container).check(tree["callbacks"])
         self._model_state.synchronise()
-        self._model_state.load(tree)
-        if self.team is not None:
-            self.team.load(tree["team"])
-        if self._feed is not None and tree["data"] is not None:
+        self._model_state.load(tree, seeds=not (anew and self.trains))
+        self._manager.load_team(tree, facts, anew=anew)
+        self._saved = tree
+        if anew:
+            self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
+        elif self._feed is not None and tree["data"] is not None:
             self._feed.load(tree["data"], self.team)
-
-    def _load_anew(self, data: bytes, facts: Mapping[str, Any]) -> None:
-        """Restart the epoch from the centre, with another worker's state except its weights."""
-        assert self.team is not None  # a process alone has no centre
-        tree = unpacked_tree(data)
-        Decisions(self._container).check(tree["callbacks"])
-        self._model_state.load(tree, seeds=self.team.serves)
-        self.team.load_for_others(tree["team"] if self.team.serves else None, facts["epoch"])
-        self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
 
     def _restore_callbacks(self) -> None:
         """Restore callbacks and random states; call it after all callbacks have begun."""

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, FlatVector, Frame, Layout, Segment
+from nnlo_common.plugin import laid_out
 
 F4 = np.float32
 
@@ -469,3 +470,30 @@ def test_fingerprints_do_not_depend_on_the_values_or_the_process() -> None:
     assert layout.fingerprint() == Layout.of([np.ones((2, 3), F4)], ["w"]).fingerprint() == "3b4f326772acb4f5"
     moved = replace(layout, segments=(replace(layout.segments[0], offset=1),))
     assert moved.fingerprint() != layout.fingerprint()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=8))
+def test_padded_pieces_begin_on_cache_lines_with_room_for_a_mark_before_the_next(
+    shapes: list[tuple[int, int]],
+) -> None:
+    layout = laid_out(
+        ((str(index), shape, "float32", index) for index, shape in enumerate(shapes)), padded=True
+    )
+    assert [segment.shape for segment in layout.segments] == shapes
+    assert all(segment.offset % 16 == 0 and segment.tied_to is None for segment in layout.segments)
+    marks = layout.marks().tolist() if shapes else []
+    ends = [*(segment.offset for segment in layout.segments[1:]), layout.size]
+    for segment, mark, end in zip(layout.segments, marks, ends, strict=False):
+        assert segment.place.stop <= mark < end
+
+
+def test_pieces_of_one_memory_share_the_first_one_s_place() -> None:
+    layout = laid_out([("a", (2,), "float32", "x"), ("b", (3,), "float16", "y"), ("c", (2,), "float32", "x")])
+    assert layout == Layout(
+        (
+            Segment("a", (2,), "float32", 0, 2),
+            Segment("b", (3,), "float16", 2, 3),
+            Segment("c", (2,), "float32", 0, 2, tied_to="a"),
+        ),
+        5,
+    )

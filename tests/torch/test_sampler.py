@@ -792,3 +792,19 @@ def test_the_samples_of_a_batch_are_counted(batch, samples):
 def test_batches_without_tensors_are_named(batch):
     with pytest.raises(ConfigurationError, match="the number of samples in a batch of type"):
         list(wrapped(None).epoch([batch]))
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS)
+def test_a_plain_loop_gets_every_sample_and_resumes(monkeypatch, assignment):
+    """No optimizer is wrapped in this process, so there is no training to count for."""
+    monkeypatch.setattr("nnlo_torch._wrapper._current", None)
+    sampler = nt.ShardSampler(range(5), shuffle=False, assignment=assignment)
+    batches = iter(sampler)
+    assert [next(batches), next(batches), len(sampler)] == [0, 1, 5]
+    state = sampler.state_dict()
+    assert (state["taken"], state["workers"], state["lease"]) == (2, 1, None)
+    resumed = nt.ShardSampler(range(5), shuffle=False, assignment=assignment)
+    resumed.load_state_dict(state)
+    assert [list(resumed), list(resumed)] == [[2, 3, 4], [0, 1, 2, 3, 4]]
+    assert list(nt.ShardSampler(range(3), evaluation=True)) == [0, 1, 2]
+    assert list(nt.ShardIterable(range(3))) == [0, 1, 2]

@@ -86,10 +86,12 @@ class Ranks:
             saving_on(
                 self.store if team.rank == 0 else Store(folder),
                 team,
-                file=f"rank{team.rank}.txt",
-                collect=lambda: {"step": 1},
-                pack=lambda tree: str(tree).encode(),
-                facts=lambda: {"servers": 2, "workers": 2},
+                SimpleNamespace(
+                    _collect=lambda: {"step": 1},
+                    _pack=lambda tree: str(tree).encode(),
+                    _facts=lambda: {"servers": 2, "workers": 2},
+                ),
+                f"rank{team.rank}.txt",
             )
             for team in teams
         ]
@@ -138,9 +140,8 @@ def test_what_is_written_is_a_copy_and_nobody_waits_for_it(tmp_path):
         assert going.wait(10)
         return str(copied).encode()
 
-    saving = saving_on(
-        Store(tmp_path), None, file="rank0.txt", collect=lambda: tree, pack=pack, facts=lambda: {"step": 1}
-    )
+    state = SimpleNamespace(_collect=lambda: tree, _pack=pack, _facts=lambda: {"step": 1})
+    saving = saving_on(Store(tmp_path), None, state, "rank0.txt")
     assert saving.save()
     tree["weights"][0] = 2
     assert Store(tmp_path).newest() is None

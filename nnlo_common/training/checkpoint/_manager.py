@@ -16,7 +16,7 @@ from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
 from nnlo_common.training.checkpoint._identity import difference
-from nnlo_common.training.checkpoint._saving import saving_on
+from nnlo_common.training.checkpoint._saving import SavedRank, saving_on
 from nnlo_common.training.checkpoint._writer import wait_for_all
 
 __all__ = ["CheckpointManager"]
@@ -33,13 +33,10 @@ class CheckpointManager:
     Args:
         folder: the run's folder, on a file system that all hosts share.
         team: this rank's session; None: alone.
+        state: this rank's state.
         keep: the number of checkpoints to keep, besides the best.
         better: whether lower or higher scores are better.
         suffix: of the files.
-        collect: returns this rank's state, which is copied.
-        pack: turns the state into bytes.
-        facts: returns the identity of the training, and its progress.
-        leave: leaves the training normally.
         minutes: between two checkpoints; 0: not by time.
         batches: of a worker between two checkpoints; 0: not by batches.
 
@@ -51,25 +48,22 @@ class CheckpointManager:
         self,
         folder: str | Path,
         team: Session | None,
+        state: SavedRank,
         *,
-        keep: int,
-        better: Literal["min", "max"],
         suffix: str,
-        collect: Callable[[], Mapping[str, Any]],
-        pack: Callable[[Mapping[str, Any]], bytes],
-        facts: Callable[[], Mapping[str, Any]],
-        leave: Callable[[], object],
+        keep: int,
+        better: Literal["min", "max"] = "min",
         minutes: float = 0,
         batches: int = 0,
     ) -> None:
         self.store = Store(folder, keep=keep, better=better)
         self.interrupts = Interrupts()
-        self._team, self._facts, self._leave = team, facts, leave
+        self._team, self._state = team, state
         self._every_s, self._every_batches = 60.0 * minutes, batches
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._file = f"rank{0 if team is None else team.rank}.{suffix}"
         self._speaks = speaks("alone" if team is None else team.member.role)
-        self._saving = saving_on(self.store, team, file=self._file, collect=collect, pack=pack, facts=facts)
+        self._saving = saving_on(self.store, team, state, self._file)
         advise(self._advice)
 
     # -- writing --------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ class CheckpointManager:
     def leave_if_told(self) -> None:
         """End the program if the last checkpoint was saved in order to end."""
         if self._saving.ending:
-            self._leave()
+            self._state._leave()
             self.finish_alone()
             self.interrupts.__exit__(None, None, None)
             raise LeftTogether(recalled=self._saving.recalled)
@@ -143,17 +137,8 @@ class CheckpointManager:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def resume(
-        self,
-        load: Callable[[bytes], None],
-        load_anew: Callable[[bytes, Mapping[str, Any]], None],
-    ) -> Mapping[str, Any] | None:
+    def resume(self) -> Mapping[str, Any] | None:
         """Resume from the newest complete checkpoint (collective).
-
-        Args:
-            load: loads this rank's own part.
-            load_anew: loads the part for a rank that starts anew: on a server its own, on a worker the first
-                worker's.
 
         Returns:
             The checkpoint's facts; None if there is no checkpoint.
@@ -170,19 +155,30 @@ class CheckpointManager:
         def take() -> str:
             checkpoint = SavedCheckpoint.open(self.store.path(number), number)
             facts.update(checkpoint.manifest.facts)
-            others = self._check(facts)
             trains = self._team is not None and not self._team.serves
-            if trains and (others or self._file not in checkpoint.manifest.files):
-                load_anew(checkpoint.read(self._first_worker(checkpoint)), facts)
-            elif others:
-                load_anew(checkpoint.read(self._file), facts)
-            else:
-                load(checkpoint.read(self._file))
+            anew = self._check(facts) or (trains and self._file not in checkpoint.manifest.files)
+            file = self._first_worker(checkpoint) if trains and anew else self._file
+            self._state._load(self._state._unpack(checkpoint.read(file)), facts, anew=anew)
             self._say_who_starts_anew(checkpoint)
             return ""
 
         self._agreed(take)
         return facts
+
+    def load_team(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Load the session's state; call it once the model has its weights.
+
+        Args:
+            tree: what holds the session's state as "team".
+            facts: those of the checkpoint.
+            anew: this rank starts at the centre.
+        """
+        if self._team is None:
+            return
+        if anew:
+            self._team.load_for_others(tree["team"], facts["epoch"])
+        else:
+            self._team.load(tree["team"])
 
     def _find(self) -> str:
         if not self._speaks:
@@ -194,7 +190,7 @@ class CheckpointManager:
 
     def _check(self, saved: Mapping[str, Any]) -> bool:
         """Raise if the checkpoint belongs to another training; return whether the workers have changed."""
-        here = self._facts()
+        here = self._state._facts()
         problem = difference(saved, here)
         if problem:
             raise self._refusal(f"belongs to another training: {problem}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import copy
 import logging
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from nnlo_common.base._warnings import warn
 from nnlo_common.protocol import Answers, Handlers, Lost
@@ -33,12 +33,43 @@ from nnlo_common.training.checkpoint import Draft, Entry, Store
 from nnlo_common.training.checkpoint._store import refused
 from nnlo_common.training.checkpoint._writer import Writer
 
-__all__ = ["Saving", "saving_on"]
+__all__ = ["SavedRank", "Saving", "saving_on"]
 
 _LOG = logging.getLogger(__name__)
 
 # Warn of a wait for the disk that is longer than this.
 _LONG_WAIT_S = 1.0
+
+
+class SavedRank(Protocol):
+    """One rank's state in a checkpoint; the `Checkpoint` of each framework package implements it.
+
+    The methods are private because users see that class, too.
+    """
+
+    def _collect(self) -> Mapping[str, Any]:
+        """Return this rank's state, which is copied."""
+
+    def _pack(self, tree: Mapping[str, Any]) -> bytes:
+        """Turn the state into bytes."""
+
+    def _unpack(self, data: bytes) -> dict[str, Any]:
+        """Return the state that `_pack` turned into bytes."""
+
+    def _facts(self) -> Mapping[str, Any]:
+        """Return the identity of the training, and its progress."""
+
+    def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Load a state.
+
+        Args:
+            tree: this rank's own; for a worker that starts anew the first worker's.
+            facts: those of the checkpoint.
+            anew: this rank starts at the centre, because the workers have changed.
+        """
+
+    def _leave(self) -> None:
+        """Leave the training normally."""
 
 
 class Saving:
@@ -47,10 +78,8 @@ class Saving:
     Args:
         store: the run's checkpoints.
         rank: this rank's number.
+        state: its state.
         file: the name of its file.
-        collect: returns its state.
-        pack: turns the state into bytes.
-        facts: returns the identity of the training, and its progress.
 
     Attributes:
         score: the model's score for the next checkpoint.
@@ -58,20 +87,10 @@ class Saving:
         recalled: they leave because a search resumes with more ranks, not because of a signal.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        *,
-        file: str,
-        collect: Callable[[], Mapping[str, Any]],
-        pack: Callable[[Mapping[str, Any]], bytes],
-        facts: Callable[[], Mapping[str, Any]],
-    ) -> None:
+    def __init__(self, store: Store, rank: int, state: SavedRank, file: str) -> None:
         self.score: float | None = None
         self.ending = self.recalled = False
-        self._store, self._rank, self._file = store, rank, file
-        self._collect, self._pack, self._facts = collect, pack, facts
+        self._store, self._rank, self._state, self._file = store, rank, state, file
         self._writer = Writer()
         self._waited_long = False  # the warning was given
         self._warnings: list[str] = []  # warnings of the thread
@@ -93,8 +112,8 @@ class Saving:
             False on a worker whose pause was cancelled because others need it first.
         """
         self._wait()
-        tree, facts, score = self._copy(), self._facts(), self.score
-        self._writer.start(lambda: self._store.save({self._file: self._pack(tree)}, facts, score))
+        tree, facts, score = self._copy(), self._state._facts(), self.score
+        self._writer.start(lambda: self._store.save({self._file: self._state._pack(tree)}, facts, score))
         return True
 
     def settle(self) -> None:
@@ -128,14 +147,14 @@ class Saving:
         self.settle()
 
     def _copy(self) -> Mapping[str, Any]:
-        return copy.deepcopy(self._collect())
+        return copy.deepcopy(self._state._collect())
 
     def _start(self, draft: Draft, tree: Mapping[str, Any]) -> None:
         """Write a part in the thread."""
 
         def write() -> None:
             try:
-                draft.write(self._file, self._pack(tree))
+                draft.write(self._file, self._state._pack(tree))
             except OSError as error:
                 told = f"rank {self._rank} on host {socket.gethostname()}: {refused(error)} ({draft.folder})"
                 self._written = PartQuery(number=draft.number, trouble=told)
@@ -151,8 +170,8 @@ class Saving:
 class _PartSaving(Saving):
     """Saves the part of a worker, or of a server other than the first; reports to the first server."""
 
-    def __init__(self, store: Store, team: Session, **options: Any) -> None:
-        super().__init__(store, team.rank, **options)
+    def __init__(self, store: Store, team: Session, state: SavedRank, file: str) -> None:
+        super().__init__(store, team.rank, state, file)
         self._team, team.before_close = team, self.finish
         if team.serving is not None:
             team.serving.keeper = self
@@ -196,8 +215,8 @@ class _PartSaving(Saving):
 class _FirstSaving(Saving):
     """Saves the first server's part, and performs the actions of the checkpoint round."""
 
-    def __init__(self, store: Store, team: Session, serving: ServerRank, **options: Any) -> None:
-        super().__init__(store, team.rank, **options)
+    def __init__(self, store: Store, team: Session, serving: ServerRank, state: SavedRank, file: str) -> None:
+        super().__init__(store, team.rank, state, file)
         self._team, self._serving, team.before_close = team, serving, self.finish
         self._round = rounds.CheckpointRound(team.rank)
         self._warned_skipped = False  # the warning was given
@@ -272,7 +291,7 @@ class _FirstSaving(Saving):
             case rounds.WarnSkipped():
                 self._warn_skipped()
             case rounds.CopyOwn():
-                self._copied = self._copy(), self._facts(), self.score
+                self._copied = self._copy(), self._state._facts(), self.score
             case rounds.OpenDraft():
                 self._open()
             case rounds.WriteOwn():
@@ -315,16 +334,17 @@ class _FirstSaving(Saving):
         )
 
 
-def saving_on(store: Store, team: Session | None, **options: Any) -> Saving:
+def saving_on(store: Store, team: Session | None, state: SavedRank, file: str) -> Saving:
     """Return the `Saving` for this rank's role.
 
     Args:
         store: the run's checkpoints.
         team: this rank's session; None: alone.
-        options: the other arguments of `Saving`.
+        state: its state.
+        file: the name of its file.
     """
     if team is None:
-        return Saving(store, 0, **options)
+        return Saving(store, 0, state, file)
     if team.serving is not None and speaks(team.member.role):
-        return _FirstSaving(store, team, team.serving, **options)
-    return _PartSaving(store, team, **options)
+        return _FirstSaving(store, team, team.serving, state, file)
+    return _PartSaving(store, team, state, file)

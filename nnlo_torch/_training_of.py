@@ -1,0 +1,41 @@
+"""Training that a sampler or a data set belongs to."""
+
+from __future__ import annotations
+
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import launched
+from nnlo_torch._participation import Participation
+from nnlo_torch._wrapper import Wrapper, current
+
+__all__ = ["training_of"]
+
+
+class PlainLoop(Participation):
+    """Part of a process alone whose optimizer is not wrapped."""
+
+    rank, size, role = 0, 1, "alone"
+
+    def __init__(self) -> None:
+        self._begin_participation()
+
+
+_PLAIN_LOOP = PlainLoop()
+
+
+def training_of(optimizer: Wrapper | None, what: str) -> Participation:
+    """Return the given wrapper, else the one made last, else the part of a plain loop in a process alone.
+
+    Args:
+        optimizer: the wrapper that the user has given.
+        what: the user, for errors.
+
+    Raises:
+        ConfigurationError: there are several ranks, but no wrapper.
+    """
+    training = optimizer or current()
+    if training is None and launched() is not None:
+        raise ConfigurationError(
+            f"{what} was used before an optimizer was wrapped, so its training is unknown; wrap the "
+            "optimizer first (nnlo_torch.Downpour(...)), or pass optimizer="
+        )
+    return training or _PLAIN_LOOP
