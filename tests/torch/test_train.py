@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def test_a_torch_module_trains_and_trains_the_same_again(capsys):
     assert run["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     assert run["command"].split()[0] == "nnlo"
     assert main(["train", "--config", "runs/a_net-1/config.toml"]) == 0
+    logger = logging.getLogger("nnlo_common")
+    assert (logger.handlers, logger.level, logger.propagate) == ([], logging.NOTSET, True), "as before"
     assert told("runs/a_net-2") == first
     again = torch.load("runs/a_net-2/weights.pt", weights_only=True)
     assert all(torch.equal(weights[name], again[name]) for name in weights)

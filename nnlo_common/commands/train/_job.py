@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,6 +172,24 @@ class RankCommand(ABC):
         self._job, self.folder = job, Path()
         self._fresh = self._started = False  # the folder is new; the training or search has begun
         self._began = datetime.now(UTC).isoformat(timespec="seconds")
+        self._logs = ExitStack()
+
+    def print_logs(self, level: str) -> None:
+        """Print the messages of all loggers of nnlo, with the rank, until `end_logs`."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {self._job.rank}: %(message)s"))
+        for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):
+            logger = logging.getLogger(name)
+            self._logs.callback(logger.setLevel, logger.level)
+            self._logs.callback(setattr, logger, "propagate", logger.propagate)
+            self._logs.callback(logger.removeHandler, handler)
+            logger.setLevel(level.upper())
+            logger.addHandler(handler)
+            logger.propagate = False
+
+    def end_logs(self) -> None:
+        """Leave the loggers as they were before the command."""
+        self._logs.close()
 
     @abstractmethod
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
@@ -223,3 +242,5 @@ def run_in_job(
             raise  # the guard aborts the other ranks
         tell("interrupted" + part.resume_hint, command)
         return _INTERRUPTED
+    finally:
+        part.end_logs()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.training._rank_parts import say
 
-__all__ = ["EpochWatch", "TrainRun", "log"]
+__all__ = ["EpochWatch", "TrainRun"]
 
 #: Receives the number and metrics of an epoch, on each rank.
 EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
@@ -68,7 +67,7 @@ class TrainRun(RankCommand):
         job = self._job
         with job.together():
             settings = read(flags, unknown)
-            log(settings.log_level, job)
+            self.print_logs(settings.log_level)
         places = job.places()
         with job.together():
             _check_ranks(settings, job.size)
@@ -184,14 +183,3 @@ def _check_ranks(settings: Settings, size: int) -> None:
     if size > 1:
         Topology.plan(size, Arrangement(servers=settings.servers))
         settings.rule().check(size - settings.servers, settings.servers)
-
-
-def log(level: str, job: Job) -> None:
-    """Print the messages of all loggers, with the rank."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {job.rank}: %(message)s"))
-    for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):
-        logger = logging.getLogger(name)
-        logger.setLevel(level.upper())
-        logger.addHandler(handler)
-        logger.propagate = False

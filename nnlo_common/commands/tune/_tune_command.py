@@ -19,7 +19,6 @@ from nnlo_common.commands.train._model_file import check_model, load_model, plug
 from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import settings_of
-from nnlo_common.commands.train._train_command import log
 from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
@@ -64,7 +63,7 @@ class SearchRun(RankCommand):
             _check_optuna()
             _check_export(request.search.export)
             draft = request.draft()
-            log(draft.log_level, job)
+            self.print_logs(draft.log_level)
         places = job.places()
         with job.together():
             self.layout = BlockLayout.of(
