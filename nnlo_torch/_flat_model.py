@@ -66,6 +66,7 @@ class FlatModel:
         tensors: the model's parameters, in the order of the vector.
         storages: the storage of each parameter.
         marks: for each parameter, the position in the vector that marks whether it has a gradient.
+        published: how often the vector was put into the parameters.
 
     Args:
         named: names and parameters; each appears once.
@@ -88,6 +89,7 @@ class FlatModel:
             self.gradients += [FlatVector(layout) for _ in range(vectors_in_turn(layout, lag) - 1)]
         self._kept = len(self.gradients) == 1  # whether gradients are changed in place from step to step
         self._turns, self._turning = 0, False
+        self.published = 0
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
         self._all_views = [self.gradient_views, *map(_views, self.gradients[1:])]
@@ -159,6 +161,7 @@ class FlatModel:
 
     def publish(self) -> None:
         """Copy the flat vector into the parameters that are not views of it."""
+        self.published += 1
         if self._all_are_views:
             return
         with torch.no_grad():
@@ -166,6 +169,20 @@ class FlatModel:
                 self.tensors[index].copy_(self.views[index])
             for block in self._blocks:
                 block.device.copy_(block.host)
+
+    def absorb_changes(self) -> None:
+        """Copy into the vector what was changed in parameters since `publish`; keep its bits elsewhere.
+
+        A parameter of 16 bits cannot hold the vector's number, so only other numbers are taken.
+        """
+        with torch.no_grad():
+            for index in self._copied:
+                tensor, view = self.tensors[index].detach(), self.views[index]
+                changed = (tensor != view.to(tensor.device, tensor.dtype)).to(view.device)
+                if changed.any():
+                    view.copy_(torch.where(changed, tensor.to(view.device, view.dtype), view))
+            for block in self._blocks:
+                block.host.copy_(block.device)
 
     def _attach(self) -> None:
         for block in self._blocks:

@@ -14,13 +14,22 @@ from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
+from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
-__all__ = ["Participation"]
+__all__ = ["AveragedWeights", "Participation"]
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
+
+
+class AveragedWeights(torch.nn.Module):
+    """A second model that only the server moves."""
+
+    def bring(self, team: Session) -> None:
+        """Give all ranks the server's (collective)."""
+        raise NotImplementedError
 
 
 class Participation:
@@ -39,12 +48,17 @@ class Participation:
     _watch: Periodic | None
     _forget_end: Callable[[], None]
 
+    _flat_model: FlatModel | None
+
     def _begin_participation(self) -> None:
         """Begin as a process alone."""
         self._team = self._model = self._found = self._watch = None
         self._stopped = self._agreed = self._looping = self._evaluating = False
         self._steps = self._samples = self._samplers = self._epochs_begun = 0
         self._aside: list[Future[Any]] = []
+        self._after_commit: list[Callable[[], object]] = []
+        self._after_serving: list[Callable[[], object]] = []
+        self._averages: list[AveragedWeights] = []
         self._step_weights = StepWeights()
 
     @property
@@ -97,6 +111,7 @@ class Participation:
             self._team.begin_epoch()
             if self.serves:
                 self._opt_called = True  # keeps schedulers from warning that `step` was never called
+                self._run(self._after_serving)
 
     def draws(self) -> Draws:
         """Begin a sampler's run, for `take`; samplers call this in their first `next`."""
@@ -137,11 +152,13 @@ class Participation:
         Call it on all ranks after the same epoch: it waits until all workers have finished that epoch. All
         ranks see the same parameters, and no rank trains meanwhile. See `evaluate`.
         """
-        with evaluating(self._modules()):
+        with evaluating([*self._modules(), *self._averages]):
             if self._team is None:
                 yield
                 return
             with self._team.center(when_all_are_there=True):
+                for one in self._averages:
+                    one.bring(self._team)
                 self._evaluating = True
                 try:
                     yield
@@ -233,6 +250,51 @@ class Participation:
         if self._team is not None:
             self._team.before_epoch_ends = call
 
+    def after_commit(self, call: Callable[[], object]) -> None:
+        """Call a function each time that the centre has moved, where it has moved, without gradients.
+
+        With several ranks that is on the server, after each commit: with `Downpour`, `DynSGD`, `Synchronous`
+        and `AGN` after each step of your optimizer, with the others after each exchange. `model` is the
+        centre then, except for its buffers, which are those of the last epoch's end. What the function
+        changes in the parameters is changed in the centre, and workers get it with their next fetch. A
+        process alone calls it after each step.
+
+        Use it for all that a plain loop does after `step()`: averages of the weights (see `EMA`), clipping.
+        Call this on all ranks; the function itself runs on the server only.
+
+        Args:
+            call: the function.
+
+        Raises:
+            ConfigurationError: there are several servers, so that no rank has the whole centre.
+
+        Example:
+            >>> import nnlo_torch
+            >>> critic = torch.nn.Linear(1, 1)
+            >>> optimizer = nnlo_torch.Downpour(torch.optim.RMSprop(critic.parameters(), lr=5e-5))
+            >>> def clip():
+            ...     for weight in critic.parameters():
+            ...         weight.clamp_(-0.01, 0.01)
+            >>> optimizer.after_commit(clip)
+        """
+        if self._team is not None and self._team.member.servers > 1:
+            raise ConfigurationError(
+                f"after_commit() needs the whole centre on one rank, but servers={self._team.member.servers} "
+                "share it; use servers=1"
+            )
+        self._after_commit.append(call)
+        if self._team is not None and self._team.member.server is not None:
+            self._team.member.server.after_commit = self._committed
+
+    def _committed(self) -> None:
+        """Run what a script does after a step, with the centre in the model."""
+        if self._flat_model is None:
+            self._run(self._after_commit)
+            return
+        self._flat_model.publish()
+        self._run(self._after_commit)
+        self._flat_model.absorb_changes()
+
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call `call` periodically: on a server while it serves, in a process alone between steps."""
         if self._team is None:
@@ -295,6 +357,8 @@ class Participation:
             return
         self._team.close()
         self._forget_end()
+        if self.serves:
+            self._run(self._after_serving)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -305,6 +369,11 @@ class Participation:
         if self._found is None:
             self._found = modules_of(tensor for group in self.param_groups for tensor in group["params"])
         return self._found
+
+    def _run(self, calls: Iterable[Callable[[], object]]) -> None:
+        with torch.no_grad():
+            for call in calls:
+                call()
 
     def _collect_aside(self, *, wait: bool) -> None:
         for future in list(self._aside):

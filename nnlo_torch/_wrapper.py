@@ -14,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
 from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
 from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._step_weights import checked_weight
@@ -62,6 +63,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
 
     _step_supports_amp_scaling: ClassVar[bool] = False
     _flat_model: FlatModel | None
+    _hand_changes: HandChanges | None
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                 stall_timeout_s=stall_timeout_s,
             )
             self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
+            if algorithm.optimizer_runs != "worker" and not self.serves:
+                self._hand_changes = HandChanges(self._flat_model, renormed(modules), type(self).__name__)
             self._forget_end = world.at_end(self.close)  # the training ends with the script
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
@@ -99,7 +103,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: torch.optim.Optimizer | None = None,
     ) -> None:
         self._begin_participation()
-        self._flat_model = None
+        self._flat_model = self._hand_changes = None
         super().__init__([{"params": []}], optimizer.defaults)  # your optimizer has checked its groups
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
@@ -169,7 +173,9 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             self._steps += 1
             if self._watch is not None:
                 self._watch.look()
-            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            self._committed()
+            return result
         if self.serves:
             if self._epochs_begun:
                 raise ConfigurationError(
@@ -181,12 +187,16 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                 "sampler=nnlo_torch.ShardSampler(dataset), which serves on this rank instead, or loop over "
                 "optimizer.epoch(loader)"
             )
+        if self._hand_changes is not None:
+            self._hand_changes.check()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
+        if self._hand_changes is not None:
+            self._hand_changes.keep(self._epochs_begun)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
