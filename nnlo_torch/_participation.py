@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, spea
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, evaluating, samples_in
 from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._joint import JointTraining, Shared, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
@@ -42,24 +43,30 @@ class Participation:
     role: str
     param_groups: list[dict[str, Any]]
     _opt_called: bool
-    _team: Session | None
     _model: torch.nn.Module | None
-    _found: list[torch.nn.Module] | None
-    _watch: Periodic | None
-    _forget_end: Callable[[], None]
+    _joint: JointTraining
 
-    _flat_model: FlatModel | None
+    _team = Shared[Session | None]()
+    _flat_model = Shared[FlatModel | None]()
+    _watching = Shared[Periodic | None]()
+    _stopping = Shared[bool]()
+    _agreed = Shared[bool]()
+    _looping = Shared[bool]()
+    _evaluating = Shared[bool]()
+    _steps = Shared[int]()
+    _samples = Shared[int]()
+    _samplers = Shared[int]()
+    _epochs_begun = Shared[int]()
+    _asides = Shared[list[Future[Any]]]()
+    _after_serving = Shared[list[Callable[[], object]]]()
+    _averages = Shared[list[AveragedWeights]]()
+    _step_weights = Shared[StepWeights]()
 
     def _begin_participation(self) -> None:
         """Begin as a process alone."""
-        self._team = self._model = self._found = self._watch = None
-        self._stopped = self._agreed = self._looping = self._evaluating = False
-        self._steps = self._samples = self._samplers = self._epochs_begun = 0
-        self._aside: list[Future[Any]] = []
+        self._joint = JointTraining()
+        self._model = None
         self._after_commit: list[Callable[[], object]] = []
-        self._after_serving: list[Callable[[], object]] = []
-        self._averages: list[AveragedWeights] = []
-        self._step_weights = StepWeights()
 
     @property
     def serves(self) -> bool:
@@ -105,12 +112,14 @@ class Participation:
             error.collective = True
             raise error
         self._agreed = False
+        self._joint.trained = True
         self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
             self._team.begin_epoch()
             if self.serves:
-                self._opt_called = True  # keeps schedulers from warning that `step` was never called
+                for one in self._joint.members:
+                    one._opt_called = True  # keeps schedulers from warning that `step` was never called
                 self._run(self._after_serving)
 
     def draws(self) -> Draws:
@@ -142,6 +151,7 @@ class Participation:
         if self._team is None:
             yield
             return
+        self._joint.trained = True
         with self._team.center(when_all_are_there=False):
             yield
 
@@ -156,6 +166,7 @@ class Participation:
             if self._team is None:
                 yield
                 return
+            self._joint.trained = True
             with self._team.center(when_all_are_there=True):
                 for one in self._averages:
                     one.bring(self._team)
@@ -205,6 +216,7 @@ class Participation:
         self._agreed = True
         if self._team is None:
             return numbers
+        self._joint.trained = True
         means = self._team.mean(numbers, float(weight))
         return {name: means[name] for name in [*numbers, *(name for name in means if name not in numbers)]}
 
@@ -231,7 +243,7 @@ class Participation:
         if not speaks(self.role):
             return None
         future = start(validate, model, then, wait=self._team is None)
-        self._aside.append(future)
+        self._asides.append(future)
         self._collect_aside(wait=False)
         return future
 
@@ -243,6 +255,7 @@ class Participation:
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Send a query to the first server; samplers call this."""
         assert self._team is not None  # a process alone has no server to query
+        self._joint.trained = True
         return self._team.ask(query)
 
     def before_epoch_ends(self, call: Callable[[], object]) -> None:
@@ -283,23 +296,27 @@ class Participation:
                 "share it; use servers=1"
             )
         self._after_commit.append(call)
-        if self._team is not None and self._team.member.server is not None:
-            self._team.member.server.after_commit = self._committed
+        self._follow_commits()
+
+    def _follow_commits(self) -> None:
+        server = None if self._team is None else self._team.member.server
+        if server is not None and any(one._after_commit for one in self._joint.members):
+            server.after_commit = self._committed
 
     def _committed(self) -> None:
-        """Run what a script does after a step, with the centre in the model."""
-        if self._flat_model is None:
-            self._run(self._after_commit)
-            return
+        """Run what a script does after a step, with the centre in the model of a server."""
+        assert self._flat_model is not None  # a process alone commits nothing
         self._flat_model.publish()
-        self._run(self._after_commit)
+        for one in self._joint.moved:
+            self._run(one._after_commit)
         self._flat_model.absorb_changes()
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call `call` periodically: on a server while it serves, in a process alone between steps."""
         if self._team is None:
-            self._watch = Periodic(call, every_s)
+            self._watching = Periodic(call, every_s)
         else:
+            self._settle("watch()")
             self._team.watch(call, every_s)
 
     @property
@@ -310,6 +327,7 @@ class Participation:
     def observe(self, see: See) -> None:
         """Pass each later operation with other ranks to `see`; `Timeline` uses this."""
         if self._team is not None:
+            self._settle("Timeline")
             self._team.observe(see)
 
     def report(self) -> TrainingReport:
@@ -321,7 +339,7 @@ class Participation:
     @property
     def stopped(self) -> bool:
         """Whether the training is to end now; if so, samplers yield nothing more."""
-        return self._stopped or (self._team is not None and self._team.stopped)
+        return self._stopping or (self._team is not None and self._team.stopped)
 
     def stop(self) -> None:
         """End the training on all ranks, each at its next exchange.
@@ -331,7 +349,7 @@ class Participation:
         calls on the others do nothing.
         """
         if self._team is None or self._agreed:
-            self._stopped = True
+            self._stopping = True
         if self._team is not None:
             self._team.stop()
 
@@ -355,8 +373,10 @@ class Participation:
         self._collect_aside(wait=True)
         if self._team is None or self._team.over or self._team.broken:
             return
+        self._joint.trained = True
         self._team.close()
-        self._forget_end()
+        self._joint.release()
+        self._joint.forget_end()
         if self.serves:
             self._run(self._after_serving)
 
@@ -364,11 +384,44 @@ class Participation:
 
     def _modules(self) -> list[torch.nn.Module]:
         """Return the modules that hold the parameters; searched once, in about 0.1 s."""
-        if self._model is not None:
-            return [self._model]
-        if self._found is None:
-            self._found = modules_of(tensor for group in self.param_groups for tensor in group["params"])
-        return self._found
+        joint = self._joint
+        if joint.found is None:
+            members: Sequence[Participation] = joint.members or [self]
+            found = [one._model for one in members if one._model is not None]
+            rest = [one for one in members if one._model is None]
+            if rest:
+                found += modules_of(
+                    tensor for one in rest for group in one.param_groups for tensor in group["params"]
+                )
+            joint.found = list({id(module): module for module in found}.values())
+        return joint.found
+
+    def _settle(self, what: str, *, alone: bool = False) -> None:
+        """Let no other wrapper join this training any more: `what` relies on it as it is."""
+        if alone and len(self._joint.members) > 1:
+            raise collective(
+                f"{what} saves one optimizer, but this training has {len(self._joint.members)} wrappers; "
+                "save models and optimizers with optimizer.save(...)"
+            )
+        self._joint.settled = self._joint.settled or what
+
+    def _end_for_another(self) -> None:
+        """End this training because a wrapper of another one was made; all ranks get the final centre."""
+        if self._looping or self._step_weights.receiving:
+            raise collective(
+                "a wrapper was made within the loop over the batches of another; a training is open on this "
+                "rank already: make all its wrappers before its first epoch, or call optimizer.close() after "
+                "its last"
+            )
+        if self._team is not None:
+            if self.serves:
+                self._team.last_round()
+                self._team.settle_center(lambda: None)
+            else:
+                self._team.end_epoch()
+                self._team.last_round()
+                self._team.take_over_center()
+        self.close()
 
     def _run(self, calls: Iterable[Callable[[], object]]) -> None:
         with torch.no_grad():
@@ -376,7 +429,7 @@ class Participation:
                 call()
 
     def _collect_aside(self, *, wait: bool) -> None:
-        for future in list(self._aside):
+        for future in list(self._asides):
             if wait or future.done():
-                self._aside.remove(future)
+                self._asides.remove(future)
                 future.result()

@@ -104,6 +104,10 @@ class ServerRank:
         """Serve until every worker has asked to join, so that all ranks get here together."""
         self._serve(lambda: self._server.peers.gathered)
 
+    def abandon(self) -> None:
+        """Leave without having started."""
+        self._endpoint.close()
+
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Raise: a server gets no batches."""
         raise ConfigurationError(

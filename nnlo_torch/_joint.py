@@ -1,0 +1,178 @@
+"""Joint training of several wrappers, as a GAN has them: what they share, and which belong together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Periodic, RankWorld, Session
+from nnlo_torch._center import TorchCenterOptimizer
+from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._hand_changes import HandChanges
+from nnlo_torch._step_weights import StepWeights
+
+if TYPE_CHECKING:
+    from nnlo_torch._participation import AveragedWeights
+    from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["JointTraining", "Shared", "collective", "joint_training"]
+
+_Value = TypeVar("_Value")
+#: The latest training of each world; of processes with MPI, and of those alone, under `_HERE`.
+_latest: weakref.WeakKeyDictionary[Any, weakref.ref[JointTraining]] = weakref.WeakKeyDictionary()
+
+#: Why optimizers that take turns cannot share a training with these algorithms.
+_ONE_ONLY = {
+    "GEM": "its momentum moves all parameters in each step",
+    "EAMSGD": "its momentum moves all parameters in each step",
+    "AGN": "its mean gradient would count the steps of the other optimizer",
+}
+
+
+def collective(text: str) -> ConfigurationError:
+    """Return an error that all ranks raise alike."""
+    error = ConfigurationError(text)
+    error.collective = True
+    return error
+
+
+class _Here:
+    """Key of this process."""
+
+
+_HERE = _Here()
+
+
+class Shared(Generic[_Value]):
+    """An attribute that all wrappers of a training have in common."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.lstrip("_")
+
+    def __get__(self, one: Any, owner: type | None = None) -> _Value:
+        value: _Value = getattr(one._joint, self._name)
+        return value
+
+    def __set__(self, one: Any, value: _Value) -> None:
+        setattr(one._joint, self._name, value)
+
+
+class JointTraining:
+    """What the wrappers of one training share.
+
+    Attributes:
+        members: the wrappers, in the order in which they were made.
+        trained: whether the training has begun.
+        settled: the name of what relies on the members as they are; empty: another may still join.
+        active: the member that makes the step.
+        centers: the centre's optimizers, on a server.
+        forget_end: cancels the call of `close` at the script's end.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Wrapper] = []
+        self.trained, self.settled, self.active = False, "", 0
+        self.team: Session | None = None
+        self.flat_model: FlatModel | None = None
+        self.hand_changes: HandChanges | None = None
+        self.centers: list[TorchCenterOptimizer] = []
+        self.found: list[torch.nn.Module] | None = None
+        self.watching: Periodic | None = None
+        self.stopping = self.agreed = self.looping = self.evaluating = False
+        self.steps = self.samples = self.samplers = self.epochs_begun = 0
+        self.asides: list[Future[Any]] = []
+        self.after_serving: list[Callable[[], object]] = []
+        self.averages: list[AveragedWeights] = []
+        self.step_weights = StepWeights()
+        self.forget_end: Callable[[], None] = lambda: None
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has ended."""
+        return self.team is not None and (self.team.over or self.team.broken)
+
+    @property
+    def moved(self) -> list[Wrapper]:
+        """The members whose parameters the last commit has moved, on a server."""
+        if not self.centers:
+            return self.members
+        return [self.members[index] for index in self.centers[0].stepped]
+
+    def release(self) -> None:
+        """Let go of the parameters, before another training takes them."""
+        if self.flat_model is not None:
+            self.flat_model.release()
+        for center in self.centers:
+            center.release()
+        self.centers.clear()
+
+    def accept(self, wrapper: Wrapper) -> None:
+        """Refuse a wrapper that cannot join these members."""
+        first, name = self.members[0], type(wrapper).__name__
+        others, own = _options(first), _options(wrapper)
+        if others != own:
+            raise collective(
+                f"a training with {others} is open on this rank, and {own} was made: the wrappers of one "
+                "training must be of one kind with the same options. If the other training is over, call "
+                "optimizer.close() on its wrapper first"
+            )
+        if name in _ONE_ONLY:
+            raise collective(
+                f"a training with several optimizers cannot use {name}: {_ONE_ONLY[name]}; use Downpour, "
+                "Synchronous, DynSGD, EASGD, LocalSGD or DiLoCo, or call optimizer.close() on the first "
+                "wrapper if its training is over"
+            )
+        if self.settled:
+            raise collective(
+                f"{self.settled} uses the training of a wrapper, and another wrapper was made after it; make "
+                "all wrappers of the training first"
+            )
+        if self.overlaps(wrapper):
+            raise collective(
+                f"this {name} was given parameters of another wrapper in the same training; give each "
+                "parameter to one of them, or call optimizer.close() on the first if its training is over"
+            )
+
+    def overlaps(self, wrapper: Wrapper) -> bool:
+        """Return whether a wrapper has parameters of these members."""
+        taken = {id(tensor) for one in self.members for tensor in _parameters(one)}
+        return any(id(tensor) in taken for tensor in _parameters(wrapper))
+
+
+def joint_training(wrapper: Wrapper, world: RankWorld | None) -> JointTraining:
+    """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
+
+    An earlier training that has begun is ended, as if its wrapper had been closed (collective).
+    """
+    key: Any = _HERE if world is None or world.own_process else world
+    known = _latest.get(key)
+    joint = None if known is None else known()
+    if joint is not None and joint.trained and not joint.over and joint.team is not None:
+        joint.members[0]._end_for_another()
+    elif joint is not None and not joint.trained and not joint.over:
+        alone = joint.team is None
+        if not alone:
+            joint.accept(wrapper)
+        elif world is not None or _options(joint.members[0]) != _options(wrapper) or joint.overlaps(wrapper):
+            joint = None
+        if joint is not None:
+            return joint
+    joint = JointTraining()
+    _latest[key] = weakref.ref(joint)
+    return joint
+
+
+def _options(wrapper: Wrapper) -> str:
+    told = [wrapper.algorithm.describe(), f"servers={wrapper._servers}"]
+    if wrapper._stall_timeout_s is not None:
+        told.append(f"stall_timeout_s={wrapper._stall_timeout_s}")
+    return ", ".join(told)
+
+
+def _parameters(wrapper: Wrapper) -> list[torch.Tensor]:
+    return [tensor for group in wrapper.param_groups for tensor in group["params"]]
