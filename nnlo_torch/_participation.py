@@ -13,7 +13,7 @@ import torch
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
 from nnlo_torch._background import start
-from nnlo_torch._evaluation import Sums, evaluating, samples_in
+from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._joint import JointTraining, Shared, collective
 from nnlo_torch._modules import modules_of
@@ -78,14 +78,19 @@ class Participation:
         """This worker's number and the number of workers; on a server the first is negative."""
         return (0, 1) if self._team is None else self._team.share
 
-    def epoch(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    def epoch(
+        self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
+    ) -> Iterator[_Batch]:
         """Loop over this worker's batches of an epoch; a server serves the epoch and gets none.
 
         Use it for loaders without a `ShardSampler`: an `IterableDataset` with worker processes, or any other
-        iterable.
+        iterable. `optimizer.epoch(range(n))` is an epoch of n batches without a loader on each worker, as in
+        reinforcement learning, where the loop makes its own data. A step weighs as many samples as its
+        batches have, and a batch whose number of samples is unknown counts as one.
 
         Args:
             batches: this worker's batches; see `ShardIterable`.
+            samples: returns the number of samples in a batch; None: see `evaluate`.
         """
         self.begin_epoch()
         if self.serves:
@@ -95,7 +100,8 @@ class Participation:
             for batch in batches:
                 if self.stopped:
                     break
-                self._count(samples_in(batch))
+                found = counted(batch) if samples is None else samples(batch)
+                self._count(1 if found is None else found)
                 yield batch
         finally:
             self._looping = False
@@ -177,7 +183,11 @@ class Participation:
                     self._evaluating = False
 
     def evaluate(
-        self, measure: Callable[[_Batch], Mapping[str, Any]], batches: Iterable[_Batch]
+        self,
+        measure: Callable[[_Batch], Mapping[str, Any]],
+        batches: Iterable[_Batch],
+        *,
+        samples: Callable[[_Batch], int] | None = None,
     ) -> dict[str, float]:
         """Evaluate the centre at the end of an epoch on all ranks together; each returns the same numbers.
 
@@ -187,6 +197,8 @@ class Participation:
         Args:
             measure: returns the means over one batch, by name.
             batches: this rank's batches; `ShardSampler(..., evaluation=True)` yields each sample once.
+            samples: returns the number of samples in a batch; None: its graphs, its `batch_size`, or the
+                first dimension of its first tensor.
 
         Returns:
             The means over all samples, by name.
@@ -202,7 +214,7 @@ class Participation:
         sums = Sums()
         with self.evaluation():
             for batch in batches:
-                sums.add(batch, measure(batch))
+                sums.add(batch, measure(batch), None if samples is None else samples(batch))
         return self.mean(sums.means(), sums.samples)
 
     def mean(self, values: Mapping[str, Any], weight: float = 1.0) -> dict[str, float]:

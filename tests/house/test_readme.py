@@ -138,6 +138,13 @@ def of_pytorch(number, ranks, tmp_path, capsys):
 
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
+def test_the_guide_to_pytorch_trains_two_networks(ranks, tmp_path, capsys):
+    told = of_pytorch(2, ranks, tmp_path, capsys)
+    assert told.startswith("20 averages, {'steps': ")
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
 def test_the_guide_to_pytorch_averages_what_is_clipped(ranks, tmp_path, monkeypatch, capsys):
     torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
     monkeypatch.chdir(tmp_path)
