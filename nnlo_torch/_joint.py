@@ -70,6 +70,8 @@ class JointTraining:
         trained: whether the training has begun.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
+        seen: the numbers of steps and samples when the last epoch began.
+        all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
         forget_end: cancels the call of `close` at the script's end.
     """
@@ -86,6 +88,7 @@ class JointTraining:
         self.stopping = self.agreed = self.looping = self.evaluating = False
         self.steps = self.samples = self.samplers = self.epochs_begun = 0
         self.asides: list[Future[Any]] = []
+        self.seen, self.all_evaluating = (0, 0), False
         self.after_serving: list[Callable[[], object]] = []
         self.averages: list[AveragedWeights] = []
         self.step_weights = StepWeights()

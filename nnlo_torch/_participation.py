@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
+from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, warn, whole
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
@@ -119,6 +119,7 @@ class Participation:
             raise error
         self._agreed = False
         self._joint.trained = True
+        self._notice_validation()
         self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
@@ -407,6 +408,24 @@ class Participation:
                 )
             joint.found = list({id(module): module for module in found}.values())
         return joint.found
+
+    def _notice_validation(self) -> None:
+        """Warn of a validation loop over a training sampler: it begins an epoch, which trains nothing."""
+        joint = self._joint
+        if self._team is None:
+            return
+        steps, samples = self.report().steps, self._samples
+        # A worker that had batches but made no step, with its whole model in `eval()` mode.
+        idle = joint.all_evaluating and samples > joint.seen[1] and steps == joint.seen[0]
+        joint.all_evaluating = not any(part.training for part in self._modules())
+        joint.seen = (steps, samples)
+        if (idle and self.share[0] == 0) or (not torch.is_grad_enabled() and speaks(self.role)):
+            warn(
+                "a training epoch was begun by a validation loop (in eval() mode or under torch.no_grad(), "
+                "without a step): each worker sees only its part of the data there, a server nothing. "
+                "Give that loader sampler=nnlo_torch.ShardSampler(dataset, evaluation=True), and evaluate "
+                "with scores = optimizer.evaluate(lambda batch: {...}, loader)"
+            )
 
     def _settle(self, what: str, *, alone: bool = False) -> None:
         """Let no other wrapper join this training any more: `what` relies on it as it is."""
