@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session, speaks
-from nnlo_torch._participation import AveragedWeights
+from nnlo_torch._joint import AveragedWeights
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["EMA"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -16,11 +16,7 @@ from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._hand_changes import HandChanges
 from nnlo_torch._step_weights import StepWeights
 
-if TYPE_CHECKING:
-    from nnlo_torch._participation import AveragedWeights
-    from nnlo_torch._wrapper import Wrapper
-
-__all__ = ["JointTraining", "Shared", "collective", "joint_training"]
+__all__ = ["AveragedWeights", "JointTraining", "Shared", "collective", "joint_training"]
 
 _Value = TypeVar("_Value")
 #: The latest training of each world; of processes with MPI, and of those alone, under `_HERE`.
@@ -55,11 +51,19 @@ class Shared(Generic[_Value]):
         self._name = name.lstrip("_")
 
     def __get__(self, one: Any, owner: type | None = None) -> _Value:
-        value: _Value = getattr(one._joint, self._name)
+        value: _Value = getattr(vars(one)["_joint"], self._name)
         return value
 
     def __set__(self, one: Any, value: _Value) -> None:
-        setattr(one._joint, self._name, value)
+        setattr(vars(one)["_joint"], self._name, value)
+
+
+class AveragedWeights(torch.nn.Module):
+    """A second model that only the server moves."""
+
+    def bring(self, team: Session) -> None:
+        """Give all ranks the server's (collective)."""
+        raise NotImplementedError
 
 
 class JointTraining:
@@ -67,17 +71,23 @@ class JointTraining:
 
     Attributes:
         members: the wrappers, in the order in which they were made.
+        options: the algorithm and the other options that its wrappers have in common, as text.
+        servers: the number of servers.
+        stall_timeout_s: seconds of silence after which a worker is given up.
         trained: whether the training has begun.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
         seen: the numbers of steps and samples when the last epoch began.
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
+        end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
     """
 
     def __init__(self) -> None:
-        self.members: list[Wrapper] = []
+        self.members: list[Any] = []  # wrappers; their module imports this one
+        self.options, self.servers = "", 1
+        self.stall_timeout_s: float | None = None
         self.trained, self.settled, self.active = False, "", 0
         self.team: Session | None = None
         self.flat_model: FlatModel | None = None
@@ -92,6 +102,7 @@ class JointTraining:
         self.after_serving: list[Callable[[], object]] = []
         self.averages: list[AveragedWeights] = []
         self.step_weights = StepWeights()
+        self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
 
     @property
@@ -100,7 +111,7 @@ class JointTraining:
         return self.team is not None and (self.team.over or self.team.broken)
 
     @property
-    def moved(self) -> list[Wrapper]:
+    def moved(self) -> list[Any]:
         """The members whose parameters the last commit has moved, on a server."""
         if not self.centers:
             return self.members
@@ -114,14 +125,13 @@ class JointTraining:
             center.release()
         self.centers.clear()
 
-    def accept(self, wrapper: Wrapper) -> None:
+    def accept(self, wrapper: Any, options: str) -> None:
         """Refuse a wrapper that cannot join these members."""
-        first, name = self.members[0], type(wrapper).__name__
-        others, own = _options(first), _options(wrapper)
-        if others != own:
+        name = type(wrapper).__name__
+        if self.options != options:
             raise collective(
-                f"a training with {others} is open on this rank, and {own} was made: the wrappers of one "
-                "training must be of one kind with the same options. If the other training is over, call "
+                f"a training with {self.options} is open on this rank, and {options} was made: the wrappers "
+                "of one training must be of one kind with the same options. If the other one is over, call "
                 "optimizer.close() on its wrapper first"
             )
         if name in _ONE_ONLY:
@@ -141,41 +151,43 @@ class JointTraining:
                 "parameter to one of them, or call optimizer.close() on the first if its training is over"
             )
 
-    def overlaps(self, wrapper: Wrapper) -> bool:
+    def overlaps(self, wrapper: Any) -> bool:
         """Return whether a wrapper has parameters of these members."""
         taken = {id(tensor) for one in self.members for tensor in _parameters(one)}
         return any(id(tensor) in taken for tensor in _parameters(wrapper))
 
 
-def joint_training(wrapper: Wrapper, world: RankWorld | None) -> JointTraining:
+def joint_training(
+    wrapper: Any, world: RankWorld | None, *, servers: int, stall_timeout_s: float | None
+) -> JointTraining:
     """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
 
     An earlier training that has begun is ended, as if its wrapper had been closed (collective).
+
+    Args:
+        wrapper: the new wrapper.
+        world: the ranks; None: alone.
+        servers: the number of servers.
+        stall_timeout_s: seconds of silence after which a worker is given up.
     """
+    options = f"{wrapper.algorithm.describe()}, servers={servers}"
+    options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
     key: Any = _HERE if world is None or world.own_process else world
     known = _latest.get(key)
     joint = None if known is None else known()
-    if joint is not None and joint.trained and not joint.over and joint.team is not None:
-        joint.members[0]._end_for_another()
-    elif joint is not None and not joint.trained and not joint.over:
-        alone = joint.team is None
-        if not alone:
-            joint.accept(wrapper)
-        elif world is not None or _options(joint.members[0]) != _options(wrapper) or joint.overlaps(wrapper):
-            joint = None
-        if joint is not None:
+    if joint is not None and not joint.over:
+        if joint.trained and joint.team is not None:
+            joint.end()
+        elif not joint.trained and joint.team is not None:
+            joint.accept(wrapper, options)
+            return joint
+        elif not joint.trained and world is None and joint.options == options and not joint.overlaps(wrapper):
             return joint
     joint = JointTraining()
+    joint.options, joint.servers, joint.stall_timeout_s = options, servers, stall_timeout_s
     _latest[key] = weakref.ref(joint)
     return joint
 
 
-def _options(wrapper: Wrapper) -> str:
-    told = [wrapper.algorithm.describe(), f"servers={wrapper._servers}"]
-    if wrapper._stall_timeout_s is not None:
-        told.append(f"stall_timeout_s={wrapper._stall_timeout_s}")
-    return ", ".join(told)
-
-
-def _parameters(wrapper: Wrapper) -> list[torch.Tensor]:
+def _parameters(wrapper: Any) -> list[torch.Tensor]:
     return [tensor for group in wrapper.param_groups for tensor in group["params"]]

@@ -15,22 +15,14 @@ from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, spea
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
-from nnlo_torch._joint import JointTraining, Shared, collective
+from nnlo_torch._joint import AveragedWeights, JointTraining, Shared, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
-__all__ = ["AveragedWeights", "Participation"]
+__all__ = ["Participation"]
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
-
-
-class AveragedWeights(torch.nn.Module):
-    """A second model that only the server moves."""
-
-    def bring(self, team: Session) -> None:
-        """Give all ranks the server's (collective)."""
-        raise NotImplementedError
 
 
 class Participation:

@@ -32,8 +32,8 @@ def join_team(
         world: the ranks.
         modules: owners of the parameters, for their buffers and names.
     """
-    members, first = joint.members, joint.members[0]
-    algorithm, optimizers = first.algorithm, [one.optimizer for one in joint.members]
+    members, algorithm = joint.members, joint.members[0].algorithm
+    optimizers = [one.optimizer for one in members]
     runs = algorithm.optimizer_runs
     flat_model = FlatModel(
         [pair for one in optimizers for pair in named_parameters(one, modules)],
@@ -62,8 +62,8 @@ def join_team(
         center_optimizer=center_optimizer,
         local_step=local_step if any(one is not None for one in steps) else None,
         optimizer=" and ".join(kinds_of(one.optimizer, one.local) for one in members),
-        servers=first._servers,
-        stall_timeout_s=first._stall_timeout_s,
+        servers=joint.servers,
+        stall_timeout_s=joint.stall_timeout_s,
     )
     if team.member.threads is not None:
         torch.set_num_threads(team.member.threads)

@@ -62,7 +62,6 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = False
-    _stall_timeout_s: float | None
 
     def __init__(
         self,
@@ -77,10 +76,12 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     ) -> None:
         refuse(optimizer, type(self).__name__)
         self._begin(optimizer, algorithm, local)
-        self._model, self._servers, self._stall_timeout_s = model, servers, stall_timeout_s
+        self._model = model
         world = world or launched()
         several = world is not None and world.size > 1
-        self._joint = joint_training(self, world if several else None)
+        self._joint = joint_training(
+            self, world if several else None, servers=servers, stall_timeout_s=stall_timeout_s
+        )
         self._joint.members.append(self)
         self._joint.found = None
         if world is not None and several:
@@ -102,6 +103,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             one.rank, one.size, one.role = world.rank, world.size, joint.team.member.role
         if self.algorithm.optimizer_runs != "worker" and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
+        joint.end = self._end_for_another
         joint.forget_end = world.at_end(self.close)  # the training ends with the script
         self._follow_commits()
 
@@ -116,7 +118,6 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
-        self._servers, self._stall_timeout_s = 1, None
 
     def _wrap(
         self,
