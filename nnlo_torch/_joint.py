@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,9 +16,8 @@ from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._hand_changes import HandChanges
 from nnlo_torch._step_weights import StepWeights
 
-__all__ = ["AveragedWeights", "JointTraining", "Shared", "collective", "joint_training"]
+__all__ = ["AveragedWeights", "JointTraining", "collective", "joint_training"]
 
-_Value = TypeVar("_Value")
 #: The latest training of each world; of processes with MPI, and of those alone, under `_HERE`.
 _latest: weakref.WeakKeyDictionary[Any, weakref.ref[JointTraining]] = weakref.WeakKeyDictionary()
 
@@ -42,20 +41,6 @@ class _Here:
 
 
 _HERE = _Here()
-
-
-class Shared(Generic[_Value]):
-    """An attribute that all wrappers of a training have in common."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name.lstrip("_")
-
-    def __get__(self, one: Any, owner: type | None = None) -> _Value:
-        value: _Value = getattr(vars(one)["_joint"], self._name)
-        return value
-
-    def __set__(self, one: Any, value: _Value) -> None:
-        setattr(vars(one)["_joint"], self._name, value)
 
 
 class AveragedWeights(torch.nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, spea
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
-from nnlo_torch._joint import AveragedWeights, JointTraining, Shared, collective
+from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
@@ -23,6 +23,21 @@ __all__ = ["Participation"]
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
+
+
+class Shared(Generic[_Value]):
+    """An attribute that all wrappers of a training have in common."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.lstrip("_")
+
+    def __get__(self, one: Any, owner: type | None = None) -> _Value:
+        value: _Value = getattr(one._joint, self._name)
+        return value
+
+    def __set__(self, one: Any, value: _Value) -> None:
+        setattr(one._joint, self._name, value)
 
 
 class Participation:
