@@ -11,6 +11,7 @@ from __future__ import annotations
 from nnlo_common import EarlyStopping, Target
 from nnlo_common.plugin import optimize
 from nnlo_torch._checkpoint import Checkpoint
+from nnlo_torch._ema import EMA
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._monitor import Monitor
@@ -28,6 +29,7 @@ __all__ = [
     "DynSGD",
     "EAMSGD",
     "EASGD",
+    "EMA",
     "EarlyStopping",
     "GEM",
     "H5Batches",

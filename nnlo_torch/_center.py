@@ -1,10 +1,11 @@
-"""Centre optimizer: steps the centre with the user's torch optimizer on the server rank."""
+"""Centre optimizer: steps the centre with the user's torch optimizers on the server rank."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
@@ -15,33 +16,47 @@ __all__ = ["TorchCenterOptimizer"]
 
 
 class TorchCenterOptimizer:
-    """Steps one shard of the centre with a torch optimizer; fits `nnlo_common.VectorOptimizer`.
+    """Steps one shard of the centre with torch optimizers; fits `nnlo_common.VectorOptimizer`.
 
     The parameters are views of the centre and the gradients are views of the received message, so nothing is
-    copied. A parameter without a gradient on the worker has none here.
+    copied. A parameter without a gradient on the worker has none here. Of several optimizers only those
+    step whose parameters have gradients.
+
+    Attributes:
+        stepped: indices of the optimizers that made the last step.
 
     Args:
-        optimizer: the user's.
+        optimizers: the user's, each for parameters of its own.
         flat_model: the server's model.
         place: the part of the vector that this server holds.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, flat_model: FlatModel, place: slice) -> None:
-        self._optimizer, self._flat_model, self._place = optimizer, flat_model, place
-        self._options = GroupOptions(optimizer)
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], flat_model: FlatModel, place: slice
+    ) -> None:
+        self._optimizers, self._flat_model, self._place = list(optimizers), flat_model, place
+        self._options = GroupOptions(*optimizers)
+        self.stepped = [*range(len(self._optimizers))]
+        self._replaced: list[tuple[torch.optim.Optimizer, list[Any], int, torch.Tensor]] = []
         self._mine = flat_model.parameters.layout.inside(place)
         self._marks = flat_model.marks[self._mine] - place.start
         self._masters = self._float32_masters()
+        owners = [
+            {id(one) for group in optimizer.param_groups for one in group["params"]}
+            for optimizer in self._optimizers
+        ]
+        # For each optimizer, which of this shard's parameters are its own.
+        self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
         self._views: dict[int, list[torch.Tensor]] = {}
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the first group."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._optimizers[0].param_groups[0]["lr"])
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = value
+        self._optimizers[0].param_groups[0]["lr"] = value
 
     def configure(self, options: Any) -> None:
         """Set the learning rates and other options that a worker's scheduler has set."""
@@ -52,20 +67,35 @@ class TorchCenterOptimizer:
         present = gradient[self._marks] != 0
         for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
             master.grad = view if is_there else None
-        self._optimizer.step()
+        several = len(self._optimizers) > 1
+        self.stepped = [
+            index for index, owned in enumerate(self._owned) if not several or present[owned].any()
+        ]
+        for index in self.stepped:
+            self._optimizers[index].step()
 
     def state(self) -> dict[str, Any]:
-        """Return the torch optimizer's own state."""
-        return {"torch": self._optimizer.state_dict()}
+        """Return the torch optimizers' own states."""
+        first, *others = [one.state_dict() for one in self._optimizers]
+        return {"torch": first, **({"others": others} if others else {})}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
-        if set(state) != {"torch"}:
+        expected = {"torch", "others"} if len(self._optimizers) > 1 else {"torch"}
+        if set(state) != expected:
             raise ConfigurationError(
-                f"expected the state of a torch optimizer, found {sorted(state)}; load a checkpoint that "
-                "nnlo_torch wrote"
+                f"expected the state of {len(self._optimizers)} torch optimizers, found {sorted(state)}; "
+                "load a checkpoint that nnlo_torch wrote in this training"
             )
-        self._optimizer.load_state_dict(state["torch"])
+        for one, own in zip(self._optimizers, [state["torch"], *state.get("others", [])], strict=True):
+            one.load_state_dict(own)
+
+    def release(self) -> None:
+        """Give the optimizers the model's parameters back, before another centre is made of them."""
+        for optimizer, params, position, tensor in self._replaced:
+            master, params[position] = params[position], tensor
+            if master in optimizer.state:
+                optimizer.state[tensor] = optimizer.state.pop(master)
 
     def _gradients(self, vector: Any) -> list[torch.Tensor]:
         # Messages arrive in the same few buffers, so their views are cached.
@@ -83,7 +113,7 @@ class TorchCenterOptimizer:
         """Give the optimizer float32 views of the centre, whatever the model's own type is."""
         masters: dict[int, torch.Tensor] = {}
         of_tensor = {id(tensor): index for index, tensor in enumerate(self._flat_model.tensors)}
-        for group in self._optimizer.param_groups:
+        for optimizer, group in [(one, group) for one in self._optimizers for group in one.param_groups]:
             if group.get("capturable") and Storage.BLOCK in self._flat_model.storages:
                 group["capturable"] = False  # CUDA graphs need GPU memory; the centre is in host memory
             for position, tensor in enumerate(group["params"]):
@@ -91,8 +121,9 @@ class TorchCenterOptimizer:
                 if self._flat_model.storages[index] is not Storage.VIEW:
                     master = torch.nn.Parameter(self._flat_model.views[index], tensor.requires_grad)
                     group["params"][position] = master
-                    if tensor in self._optimizer.state:
-                        self._optimizer.state[master] = _as_master(self._optimizer.state.pop(tensor))
+                    self._replaced.append((optimizer, group["params"], position, tensor))
+                    if tensor in optimizer.state:
+                        optimizer.state[master] = _as_master(optimizer.state.pop(tensor))
                 masters[index] = group["params"][position]
                 masters[index].grad = None
         return [masters[index] for index in self._mine]

@@ -89,6 +89,7 @@ class Checkpoint:
         keep: int = 3,
         better: Literal["min", "max"] = "min",
     ) -> None:
+        optimizer._settle("Checkpoint", alone=True)
         self._optimizer, self._team, self._also = optimizer, optimizer._team, dict(also or {})
         for name, one in self._also.items():
             if not (hasattr(one, "load_state_dict") or hasattr(one, "load")):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from nnlo_common import ConfigurationError
 
-__all__ = ["Sums", "evaluating", "samples_in"]
+__all__ = ["Sums", "counted", "evaluating", "samples_in"]
 
 
 class Sums:
@@ -22,9 +24,9 @@ class Sums:
         self.samples = 0
         self._sums: Counter[str] = Counter()
 
-    def add(self, batch: object, means: Mapping[str, Any]) -> None:
-        """Add the means over one batch."""
-        samples = samples_in(batch)
+    def add(self, batch: object, means: Mapping[str, Any], samples: int | None = None) -> None:
+        """Add the means over one batch; `samples`: its number of samples, if known."""
+        samples = samples_in(batch) if samples is None else samples
         self.samples += samples
         for name, value in means.items():
             self._sums[name] += samples * float(value)  # type: ignore[assignment]
@@ -43,23 +45,86 @@ class Sums:
 
 
 def samples_in(batch: object) -> int:
-    """Return the number of samples in a batch: the length of the first tensor or array in it."""
-    samples = _length(batch)
+    """Return the number of samples in a batch.
+
+    In this order: the number of graphs (torch_geometric), `batch_size` where the batch has one (tensordict,
+    neighbour samplers), the sequences of a `PackedSequence`, the first dimension of a tensor or array, and
+    that of the first part of a container that has one. A list of texts has as many samples as texts.
+    """
+    samples = counted(batch)
     if samples is not None:
         return samples
     raise ConfigurationError(
         f"the number of samples in a batch of type {type(batch).__name__} is unknown; let the loader yield "
-        "tensors, or tuples, lists or dicts of them, with the samples along the first dimension"
+        "tensors, or tuples, lists or dicts of them, with the samples along the first dimension, or pass "
+        "samples=, a function that returns the number of samples in a batch"
     )
 
 
-def _length(batch: object) -> int | None:
+def counted(batch: object) -> int | None:
+    """Return the number of samples in a batch; None: unknown."""
+    samples = _samples(batch)
+    return _number_of_parts(batch) if samples is None else samples
+
+
+def _samples(batch: object) -> int | None:
+    """Return the number that a batch tells of itself, or that of its first part that tells one."""
     if isinstance(batch, torch.Tensor | np.ndarray):
-        return int(batch.shape[0]) if batch.ndim else 1
-    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(parts, Sequence) and not isinstance(parts, str | bytes):
-        return next((found for found in map(_length, parts) if found is not None), None)
-    return None
+        return _first_dimension(batch)
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
+    told = _told(batch)
+    if told is not None:
+        return told
+    return next((found for found in map(_samples, _parts(batch)) if found is not None), None)
+
+
+def _told(batch: object) -> int | None:
+    """Return the number of samples in a batch that has a name for it."""
+    if isinstance(batch, type):
+        return None
+    graphs = _count(getattr(batch, "num_graphs", None))
+    if graphs is not None:
+        return graphs
+    size = getattr(batch, "batch_size", None)
+    if isinstance(size, torch.Size):
+        return int(size[0]) if size else None
+    if _count(size) is not None:
+        return _count(size)
+    # The length of a single graph is the number of its attributes.
+    single = any(hasattr(batch, name) for name in ("edge_index", "edge_index_dict"))
+    return 1 if single and not isinstance(batch, Mapping) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _first_dimension(batch: torch.Tensor | np.ndarray[Any, Any]) -> int | None:
+    if not batch.ndim:
+        return None
+    # A nested tensor has no `shape`.
+    return int(batch.size(0)) if isinstance(batch, torch.Tensor) else int(batch.shape[0])
+
+
+def _parts(batch: object) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return list(batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name) for field in fields(batch)]
+    return []
+
+
+def _number_of_parts(batch: object) -> int | None:
+    """Return the number of samples in a batch without any that tells one: single numbers, or texts."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return 1
+    parts = _parts(batch)
+    if isinstance(batch, Sequence) and parts and all(isinstance(part, str | bytes) for part in parts):
+        return len(parts)
+    return next((found for found in map(_number_of_parts, parts) if found is not None), None)
 
 
 @contextmanager

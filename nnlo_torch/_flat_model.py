@@ -66,15 +66,24 @@ class FlatModel:
         tensors: the model's parameters, in the order of the vector.
         storages: the storage of each parameter.
         marks: for each parameter, the position in the vector that marks whether it has a gradient.
+        published: how often the vector was put into the parameters.
+        chosen: indices of the parameters whose gradients `collect` takes; the others count as without one.
 
     Args:
         named: names and parameters; each appears once.
         gradients: whether gradients are sent; they are not if each worker steps by itself.
         lag: how many earlier gradients may still be in flight when the next one is made.
+        catches: whether large gradients are moved at once; not if several optimizers take turns: one's step
+            must leave the gradients of the others as they are.
     """
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.Tensor]], *, gradients: bool = True, lag: int = 0
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        *,
+        gradients: bool = True,
+        lag: int = 0,
+        catches: bool = True,
     ) -> None:
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
@@ -88,11 +97,13 @@ class FlatModel:
             self.gradients += [FlatVector(layout) for _ in range(vectors_in_turn(layout, lag) - 1)]
         self._kept = len(self.gradients) == 1  # whether gradients are changed in place from step to step
         self._turns, self._turning = 0, False
+        self.published, self.chosen = 0, range(len(self.tensors))
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.views = _views(self.parameters)
         self.gradient_views = _views(self.gradient)
         self._all_views = [self.gradient_views, *map(_views, self.gradients[1:])]
         self.marks = layout.marks()
-        self._wanted = gradients
+        self._wanted = gradients and catches
         self._blocks = _blocks(self, gradients=gradients)
         # Target of each gradient after a backward pass.
         self._places = list(self.gradient_views)
@@ -110,7 +121,7 @@ class FlatModel:
         places, made = [], []
         for index, tensor in enumerate(self.tensors):
             gradient, place = tensor.grad, self._places[index]
-            if gradient is None:
+            if gradient is None or index not in self.chosen:
                 place.zero_()
                 continue
             present[index] = PRESENT
@@ -147,6 +158,12 @@ class FlatModel:
             if tensor.grad is not None and tensor.grad.is_sparse:
                 self._refuse_sparse(index)
 
+    def release(self) -> None:
+        """Leave the gradients of later backward passes alone; the training is over."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
     def absorb(self) -> None:
         """Copy the parameters that are not views of the flat vector into it."""
         if self._all_are_views:
@@ -159,6 +176,7 @@ class FlatModel:
 
     def publish(self) -> None:
         """Copy the flat vector into the parameters that are not views of it."""
+        self.published += 1
         if self._all_are_views:
             return
         with torch.no_grad():
@@ -166,6 +184,20 @@ class FlatModel:
                 self.tensors[index].copy_(self.views[index])
             for block in self._blocks:
                 block.device.copy_(block.host)
+
+    def absorb_changes(self) -> None:
+        """Copy into the vector what was changed in parameters since `publish`; keep its bits elsewhere.
+
+        A parameter of 16 bits cannot hold the vector's number, so only other numbers are taken.
+        """
+        with torch.no_grad():
+            for index in self._copied:
+                tensor, view = self.tensors[index].detach(), self.views[index]
+                changed = (tensor != view.to(tensor.device, tensor.dtype)).to(view.device)
+                if changed.any():
+                    view.copy_(torch.where(changed, tensor.to(view.device, view.dtype), view))
+            for block in self._blocks:
+                block.host.copy_(block.device)
 
     def _attach(self) -> None:
         for block in self._blocks:
@@ -181,7 +213,8 @@ class FlatModel:
             large = tensor.numel() >= _LARGE and self.storages[index] is not Storage.COPY
             if self._wanted and tensor.requires_grad and large:
                 catch = self._catcher(index)
-                tensor.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
+                hook = tensor.register_post_accumulate_grad_hook(catch)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
                 if tensor.grad is not None:
                     catch(tensor)
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, whole
+from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, warn, whole
 from nnlo_torch._background import start
-from nnlo_torch._evaluation import Sums, evaluating, samples_in
+from nnlo_torch._evaluation import Sums, counted, evaluating
+from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
@@ -21,6 +23,21 @@ __all__ = ["Participation"]
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
+
+
+class Shared(Generic[_Value]):
+    """An attribute that all wrappers of a training have in common."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.lstrip("_")
+
+    def __get__(self, one: Any, owner: type | None = None) -> _Value:
+        value: _Value = getattr(one._joint, self._name)
+        return value
+
+    def __set__(self, one: Any, value: _Value) -> None:
+        setattr(one._joint, self._name, value)
 
 
 class Participation:
@@ -37,19 +54,30 @@ class Participation:
     role: str
     param_groups: list[dict[str, Any]]
     _opt_called: bool
-    _team: Session | None
     _model: torch.nn.Module | None
-    _found: list[torch.nn.Module] | None
-    _watch: Periodic | None
-    _forget_end: Callable[[], None]
+    _joint: JointTraining
+
+    _team = Shared[Session | None]()
+    _flat_model = Shared[FlatModel | None]()
+    _watching = Shared[Periodic | None]()
+    _stopping = Shared[bool]()
+    _agreed = Shared[bool]()
+    _looping = Shared[bool]()
+    _evaluating = Shared[bool]()
+    _steps = Shared[int]()
+    _samples = Shared[int]()
+    _samplers = Shared[int]()
+    _epochs_begun = Shared[int]()
+    _asides = Shared[list[Future[Any]]]()
+    _after_serving = Shared[list[Callable[[], object]]]()
+    _averages = Shared[list[AveragedWeights]]()
+    _step_weights = Shared[StepWeights]()
 
     def _begin_participation(self) -> None:
         """Begin as a process alone."""
-        self._team = self._model = self._found = self._watch = None
-        self._stopped = self._agreed = self._looping = self._evaluating = False
-        self._steps = self._samples = self._samplers = self._epochs_begun = 0
-        self._aside: list[Future[Any]] = []
-        self._step_weights = StepWeights()
+        self._joint = JointTraining()
+        self._model = None
+        self._after_commit: list[Callable[[], object]] = []
 
     @property
     def serves(self) -> bool:
@@ -61,14 +89,19 @@ class Participation:
         """This worker's number and the number of workers; on a server the first is negative."""
         return (0, 1) if self._team is None else self._team.share
 
-    def epoch(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    def epoch(
+        self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
+    ) -> Iterator[_Batch]:
         """Loop over this worker's batches of an epoch; a server serves the epoch and gets none.
 
         Use it for loaders without a `ShardSampler`: an `IterableDataset` with worker processes, or any other
-        iterable.
+        iterable. `optimizer.epoch(range(n))` is an epoch of n batches without a loader on each worker, as in
+        reinforcement learning, where the loop makes its own data. A step weighs as many samples as its
+        batches have, and a batch whose number of samples is unknown counts as one.
 
         Args:
             batches: this worker's batches; see `ShardIterable`.
+            samples: returns the number of samples in a batch; None: see `evaluate`.
         """
         self.begin_epoch()
         if self.serves:
@@ -78,7 +111,8 @@ class Participation:
             for batch in batches:
                 if self.stopped:
                     break
-                self._count(samples_in(batch))
+                found = counted(batch) if samples is None else samples(batch)
+                self._count(1 if found is None else found)
                 yield batch
         finally:
             self._looping = False
@@ -95,12 +129,16 @@ class Participation:
             error.collective = True
             raise error
         self._agreed = False
+        self._joint.trained = True
+        self._notice_validation()
         self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
             self._team.begin_epoch()
             if self.serves:
-                self._opt_called = True  # keeps schedulers from warning that `step` was never called
+                for one in self._joint.members:
+                    one._opt_called = True  # keeps schedulers from warning that `step` was never called
+                self._run(self._after_serving)
 
     def draws(self) -> Draws:
         """Begin a sampler's run, for `take`; samplers call this in their first `next`."""
@@ -131,6 +169,7 @@ class Participation:
         if self._team is None:
             yield
             return
+        self._joint.trained = True
         with self._team.center(when_all_are_there=False):
             yield
 
@@ -141,11 +180,14 @@ class Participation:
         Call it on all ranks after the same epoch: it waits until all workers have finished that epoch. All
         ranks see the same parameters, and no rank trains meanwhile. See `evaluate`.
         """
-        with evaluating(self._modules()):
+        with evaluating([*self._modules(), *self._averages]):
             if self._team is None:
                 yield
                 return
+            self._joint.trained = True
             with self._team.center(when_all_are_there=True):
+                for one in self._averages:
+                    one.bring(self._team)
                 self._evaluating = True
                 try:
                     yield
@@ -153,7 +195,11 @@ class Participation:
                     self._evaluating = False
 
     def evaluate(
-        self, measure: Callable[[_Batch], Mapping[str, Any]], batches: Iterable[_Batch]
+        self,
+        measure: Callable[[_Batch], Mapping[str, Any]],
+        batches: Iterable[_Batch],
+        *,
+        samples: Callable[[_Batch], int] | None = None,
     ) -> dict[str, float]:
         """Evaluate the centre at the end of an epoch on all ranks together; each returns the same numbers.
 
@@ -163,6 +209,8 @@ class Participation:
         Args:
             measure: returns the means over one batch, by name.
             batches: this rank's batches; `ShardSampler(..., evaluation=True)` yields each sample once.
+            samples: returns the number of samples in a batch; None: its graphs, its `batch_size`, or the
+                first dimension of its first tensor.
 
         Returns:
             The means over all samples, by name.
@@ -178,7 +226,7 @@ class Participation:
         sums = Sums()
         with self.evaluation():
             for batch in batches:
-                sums.add(batch, measure(batch))
+                sums.add(batch, measure(batch), None if samples is None else samples(batch))
         return self.mean(sums.means(), sums.samples)
 
     def mean(self, values: Mapping[str, Any], weight: float = 1.0) -> dict[str, float]:
@@ -192,6 +240,7 @@ class Participation:
         self._agreed = True
         if self._team is None:
             return numbers
+        self._joint.trained = True
         means = self._team.mean(numbers, float(weight))
         return {name: means[name] for name in [*numbers, *(name for name in means if name not in numbers)]}
 
@@ -218,7 +267,7 @@ class Participation:
         if not speaks(self.role):
             return None
         future = start(validate, model, then, wait=self._team is None)
-        self._aside.append(future)
+        self._asides.append(future)
         self._collect_aside(wait=False)
         return future
 
@@ -230,6 +279,7 @@ class Participation:
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Send a query to the first server; samplers call this."""
         assert self._team is not None  # a process alone has no server to query
+        self._joint.trained = True
         return self._team.ask(query)
 
     def before_epoch_ends(self, call: Callable[[], object]) -> None:
@@ -237,11 +287,60 @@ class Participation:
         if self._team is not None:
             self._team.before_epoch_ends = call
 
+    def after_commit(self, call: Callable[[], object]) -> None:
+        """Call a function each time that the centre has moved, where it has moved, without gradients.
+
+        With several ranks that is on the server, after each commit: with `Downpour`, `DynSGD`, `Synchronous`
+        and `AGN` after each step of your optimizer, with the others after each exchange. `model` is the
+        centre then, except for its buffers, which are those of the last epoch's end. What the function
+        changes in the parameters is changed in the centre, and workers get it with their next fetch. A
+        process alone calls it after each step.
+
+        Use it for all that a plain loop does after `step()`: averages of the weights (see `EMA`), clipping.
+        Call this on all ranks; the function itself runs on the server only.
+
+        Args:
+            call: the function.
+
+        Raises:
+            ConfigurationError: there are several servers, so that no rank has the whole centre.
+
+        Example:
+            >>> import nnlo_torch
+            >>> critic = torch.nn.Linear(1, 1)
+            >>> optimizer = nnlo_torch.Downpour(torch.optim.RMSprop(critic.parameters(), lr=5e-5))
+            >>> def clip():
+            ...     for weight in critic.parameters():
+            ...         weight.clamp_(-0.01, 0.01)
+            >>> optimizer.after_commit(clip)
+        """
+        if self._team is not None and self._team.member.servers > 1:
+            raise ConfigurationError(
+                f"after_commit() needs the whole centre on one rank, but servers={self._team.member.servers} "
+                "share it; use servers=1"
+            )
+        self._after_commit.append(call)
+        self._follow_commits()
+
+    def _follow_commits(self) -> None:
+        server = None if self._team is None else self._team.member.server
+        if server is not None and any(one._after_commit for one in self._joint.members):
+            server.after_commit = self._committed
+
+    def _committed(self) -> None:
+        """Run what a script does after a step, with the centre in the model of a server."""
+        assert self._flat_model is not None  # a process alone commits nothing
+        self._flat_model.publish()
+        for one in self._joint.moved:
+            self._run(one._after_commit)
+        self._flat_model.absorb_changes()
+
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call `call` periodically: on a server while it serves, in a process alone between steps."""
         if self._team is None:
-            self._watch = Periodic(call, every_s)
+            self._watching = Periodic(call, every_s)
         else:
+            self._settle("watch()")
             self._team.watch(call, every_s)
 
     @property
@@ -252,6 +351,7 @@ class Participation:
     def observe(self, see: See) -> None:
         """Pass each later operation with other ranks to `see`; `Timeline` uses this."""
         if self._team is not None:
+            self._settle("Timeline")
             self._team.observe(see)
 
     def report(self) -> TrainingReport:
@@ -263,7 +363,7 @@ class Participation:
     @property
     def stopped(self) -> bool:
         """Whether the training is to end now; if so, samplers yield nothing more."""
-        return self._stopped or (self._team is not None and self._team.stopped)
+        return self._stopping or (self._team is not None and self._team.stopped)
 
     def stop(self) -> None:
         """End the training on all ranks, each at its next exchange.
@@ -273,7 +373,7 @@ class Participation:
         calls on the others do nothing.
         """
         if self._team is None or self._agreed:
-            self._stopped = True
+            self._stopping = True
         if self._team is not None:
             self._team.stop()
 
@@ -297,21 +397,81 @@ class Participation:
         self._collect_aside(wait=True)
         if self._team is None or self._team.over or self._team.broken:
             return
+        self._joint.trained = True
         self._team.close()
-        self._forget_end()
+        self._joint.release()
+        self._joint.forget_end()
+        if self.serves:
+            self._run(self._after_serving)
 
     # -- inside ---------------------------------------------------------------------------------------
 
     def _modules(self) -> list[torch.nn.Module]:
         """Return the modules that hold the parameters; searched once, in about 0.1 s."""
-        if self._model is not None:
-            return [self._model]
-        if self._found is None:
-            self._found = modules_of(tensor for group in self.param_groups for tensor in group["params"])
-        return self._found
+        joint = self._joint
+        if joint.found is None:
+            members: Sequence[Participation] = joint.members or [self]
+            found = [one._model for one in members if one._model is not None]
+            rest = [one for one in members if one._model is None]
+            if rest:
+                found += modules_of(
+                    tensor for one in rest for group in one.param_groups for tensor in group["params"]
+                )
+            joint.found = list({id(module): module for module in found}.values())
+        return joint.found
+
+    def _notice_validation(self) -> None:
+        """Warn of a validation loop over a training sampler: it begins an epoch, which trains nothing."""
+        joint = self._joint
+        if self._team is None:
+            return
+        steps, samples = self.report().steps, self._samples
+        # A worker that had batches but made no step, with its whole model in `eval()` mode.
+        idle = joint.all_evaluating and samples > joint.seen[1] and steps == joint.seen[0]
+        joint.all_evaluating = not any(part.training for part in self._modules())
+        joint.seen = (steps, samples)
+        if (idle and self.share[0] == 0) or (not torch.is_grad_enabled() and speaks(self.role)):
+            warn(
+                "a training epoch was begun by a validation loop (in eval() mode or under torch.no_grad(), "
+                "without a step): each worker sees only its part of the data there, a server nothing. "
+                "Give that loader sampler=nnlo_torch.ShardSampler(dataset, evaluation=True), and evaluate "
+                "with scores = optimizer.evaluate(lambda batch: {...}, loader)"
+            )
+
+    def _settle(self, what: str, *, alone: bool = False) -> None:
+        """Let no other wrapper join this training any more: `what` relies on it as it is."""
+        if alone and len(self._joint.members) > 1:
+            raise collective(
+                f"{what} saves one optimizer, but this training has {len(self._joint.members)} wrappers; "
+                "save models and optimizers with optimizer.save(...)"
+            )
+        self._joint.settled = self._joint.settled or what
+
+    def _end_for_another(self) -> None:
+        """End this training because a wrapper of another one was made; all ranks get the final centre."""
+        if self._looping or self._step_weights.receiving:
+            raise collective(
+                "a wrapper was made within the loop over the batches of another; a training is open on this "
+                "rank already: make all its wrappers before its first epoch, or call optimizer.close() after "
+                "its last"
+            )
+        if self._team is not None:
+            if self.serves:
+                self._team.last_round()
+                self._team.settle_center(lambda: None)
+            else:
+                self._team.end_epoch()
+                self._team.last_round()
+                self._team.take_over_center()
+        self.close()
+
+    def _run(self, calls: Iterable[Callable[[], object]]) -> None:
+        with torch.no_grad():
+            for call in calls:
+                call()
 
     def _collect_aside(self, *, wait: bool) -> None:
-        for future in list(self._aside):
+        for future in list(self._asides):
             if wait or future.done():
-                self._aside.remove(future)
+                self._asides.remove(future)
                 future.result()

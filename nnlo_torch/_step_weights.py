@@ -90,6 +90,12 @@ class StepWeights:
         self._settle()
         self._samples = 0
 
+    @property
+    def receiving(self) -> bool:
+        """Whether a loop over a sampler's batches is under way."""
+        self._settle()
+        return bool(self._runs)
+
     def step(self) -> float:
         """Return the number of samples since the last step; without any, return the last step's number."""
         self._settle()

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from nnlo_common.plugin import Algorithm, RankWorld, Session
+from nnlo_common.plugin import RankWorld, Session
 from nnlo_torch._batch_statistics import FlatBuffers
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel, named_parameters
 from nnlo_torch._group_options import GroupOptions
+from nnlo_torch._joint import JointTraining
 from nnlo_torch._modules import buffers_of
 
 __all__ = ["join_team", "kinds_of"]
@@ -22,41 +23,47 @@ def kinds_of(optimizer: torch.optim.Optimizer, local: torch.optim.Optimizer | No
 
 
 def join_team(
-    optimizer: torch.optim.Optimizer,
-    algorithm: Algorithm,
-    world: RankWorld,
-    *,
-    servers: int,
-    modules: Sequence[torch.nn.Module],
-    local: torch.optim.Optimizer | None,
-    stall_timeout_s: float | None,
+    joint: JointTraining, world: RankWorld, modules: Sequence[torch.nn.Module]
 ) -> tuple[Session, FlatModel]:
-    """Tie the model to flat vectors and join the training (collective).
+    """Tie the models to flat vectors and join the training (collective).
 
     Args:
-        optimizer: the user's optimizer.
-        algorithm: the algorithm that exchanges it.
+        joint: the training; its wrappers have the same options.
         world: the ranks.
-        servers: the number of servers among them.
         modules: owners of the parameters, for their buffers and names.
-        local: the optimizer for local steps, if the user's optimizer runs on the centre.
-        stall_timeout_s: seconds of silence after which a worker is killed or the job aborts; None: never.
     """
-    named = named_parameters(optimizer, modules)
-    flat_model = FlatModel(named, gradients=algorithm.optimizer_runs != "worker", lag=algorithm.lag)
+    members, algorithm = joint.members, joint.members[0].algorithm
+    optimizers = [one.optimizer for one in members]
+    runs = algorithm.optimizer_runs
+    flat_model = FlatModel(
+        [pair for one in optimizers for pair in named_parameters(one, modules)],
+        gradients=runs != "worker",
+        lag=algorithm.lag,
+        catches=len(members) == 1,
+    )
     buffers = buffers_of(modules)
-    steps = optimizer if algorithm.optimizer_runs == "worker" else local
+    steps = optimizers if runs == "worker" else [one.local for one in members]
+
+    def center_optimizer(place: slice) -> TorchCenterOptimizer:
+        joint.centers[:] = [TorchCenterOptimizer(optimizers, flat_model, place)]
+        return joint.centers[0]
+
+    def local_step() -> None:
+        one = steps[joint.active]
+        if one is not None:
+            one.step()
+
     team = Session(
         algorithm,
         world,
         model=flat_model,
         buffers=FlatBuffers(buffers, modules) if buffers else None,
-        options=GroupOptions(optimizer),
-        center_optimizer=lambda place: TorchCenterOptimizer(optimizer, flat_model, place),
-        local_step=None if steps is None else steps.step,
-        optimizer=kinds_of(optimizer, local),
-        servers=servers,
-        stall_timeout_s=stall_timeout_s,
+        options=GroupOptions(*optimizers),
+        center_optimizer=center_optimizer,
+        local_step=local_step if any(one is not None for one in steps) else None,
+        optimizer=" and ".join(kinds_of(one.optimizer, one.local) for one in members),
+        servers=joint.servers,
+        stall_timeout_s=joint.stall_timeout_s,
     )
     if team.member.threads is not None:
         torch.set_num_threads(team.member.threads)

@@ -13,7 +13,8 @@ import torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
 from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
-from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._hand_changes import HandChanges, renormed
+from nnlo_torch._joint import joint_training
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._step_weights import checked_weight
@@ -61,7 +62,6 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = False
-    _flat_model: FlatModel | None
 
     def __init__(
         self,
@@ -78,19 +78,34 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self._begin(optimizer, algorithm, local)
         self._model = model
         world = world or launched()
-        if world is not None and world.size > 1:
-            modules = self._modules()
-            self._team, self._flat_model = join_team(
-                *(optimizer, algorithm, world),
-                servers=servers,
-                modules=modules,
-                local=local,
-                stall_timeout_s=stall_timeout_s,
-            )
-            self.rank, self.size, self.role = world.rank, world.size, self._team.member.role
-            self._forget_end = world.at_end(self.close)  # the training ends with the script
+        several = world is not None and world.size > 1
+        self._joint = joint_training(
+            self, world if several else None, servers=servers, stall_timeout_s=stall_timeout_s
+        )
+        self._joint.members.append(self)
+        self._joint.found = None
+        if world is not None and several:
+            self._join(world)
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
+
+    def _join(self, world: RankWorld) -> None:
+        """Join the training, with the wrappers made before (collective)."""
+        joint = self._joint
+        if joint.team is not None:  # the others have joined without this one
+            joint.release()
+            joint.team.member.abandon()
+            joint.forget_end()
+            joint.team = None
+        modules = self._modules()
+        joint.team, joint.flat_model = join_team(joint, world, modules)
+        for one in joint.members:
+            one.rank, one.size, one.role = world.rank, world.size, joint.team.member.role
+        if self.algorithm.optimizer_runs != "worker" and not self.serves:
+            joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
+        joint.end = self._end_for_another
+        joint.forget_end = world.at_end(self.close)  # the training ends with the script
+        self._follow_commits()
 
     def _begin(
         self,
@@ -99,7 +114,6 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: torch.optim.Optimizer | None = None,
     ) -> None:
         self._begin_participation()
-        self._flat_model = None
         super().__init__([{"params": []}], optimizer.defaults)  # your optimizer has checked its groups
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
@@ -164,12 +178,14 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         return result
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._agreed = False
+        self._agreed, self._joint.trained = False, True
         if self._team is None:
             self._steps += 1
-            if self._watch is not None:
-                self._watch.look()
-            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            if self._watching is not None:
+                self._watching.look()
+            result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+            self._run(self._after_commit)
+            return result
         if self.serves:
             if self._epochs_begun:
                 raise ConfigurationError(
@@ -181,13 +197,28 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
                 "sampler=nnlo_torch.ShardSampler(dataset), which serves on this rank instead, or loop over "
                 "optimizer.epoch(loader)"
             )
+        changes = self._joint.hand_changes
+        if changes is not None:
+            changes.check()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._take_turn()
         samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
+        if changes is not None:
+            changes.keep(self._epochs_begun)
         return loss
+
+    def _take_turn(self) -> None:
+        """Let the next step use this wrapper's gradients and move its parameters, of all in the training."""
+        joint = self._joint
+        if joint.flat_model is not None and len(joint.members) > 1:
+            sizes = [sum(len(group["params"]) for group in one.param_groups) for one in joint.members]
+            joint.active = joint.members.index(self)
+            first = sum(sizes[: joint.active])
+            joint.flat_model.chosen = range(first, first + sizes[joint.active])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""

@@ -36,6 +36,7 @@ class Server:
         stopping: every reply from now on asks its worker to stop.
         rate: the learning rate that replies send to workers; 0: none.
         pauses: pauses of all workers together; set `pauses.wanted` to request one.
+        after_commit: called after each commit, before its replies are made; it may change the centre.
         handled: with `record`, the ranks whose requests were handled, in order. A replay needs only these
             lists of all shards.
 
@@ -67,6 +68,7 @@ class Server:
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
+        self.after_commit: Callable[[], object] | None = None
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._waiting = WaitingRequests(self.peers)
@@ -385,6 +387,8 @@ class Server:
             peer = self.peers[event.message.sender]
             peer.commits += 1
             peer.last_commit = self.rule.clock
+        if self.after_commit is not None:
+            self.after_commit()
 
     def _reply_to_contribution(self, event: Received) -> Send:
         if event.message.kind is Kind.PUSH:

@@ -65,6 +65,11 @@ class Member:
     server: Server | None = None
     disengage: Callable[[], None] = field(repr=False)
 
+    def abandon(self) -> None:
+        """Leave before the part was started (collective)."""
+        self.part.abandon()
+        self.disengage()
+
 
 _inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
 

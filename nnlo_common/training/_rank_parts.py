@@ -88,6 +88,9 @@ class RankPart(Protocol):
 class TeamPart(RankPart, Protocol):
     """Interface of the roles in a training with several ranks."""
 
+    def abandon(self) -> None:
+        """Leave without having started."""
+
     def look(self, into: Vector) -> None:
         """Copy the current centre into `into`."""
 

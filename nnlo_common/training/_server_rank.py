@@ -12,6 +12,7 @@ from nnlo_common.algorithms._noise_scale import NoiseScale
 from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common.base._state_tree import State, require
+from nnlo_common.base._warnings import warn
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,
@@ -89,6 +90,8 @@ class ServerRank:
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
         self._in_view = False  # between epochs, waiting for all workers to view the centre
+        self._leaving = self._told_of_leaving = False
+        self._left_after = math.inf  # the number of epochs of the worker that left first
         self._stall_detector, self._drop = stall_detector, drop
         self._dropped: set[int] = set()
         self._losses: list[str] = []
@@ -100,6 +103,10 @@ class ServerRank:
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
         self.wait_until(lambda: self._server.peers.gathered)
+
+    def abandon(self) -> None:
+        """Leave without having started."""
+        self._endpoint.close()
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:  # noqa: ARG002
         """Raise: a server gets no batches."""
@@ -245,6 +252,7 @@ class ServerRank:
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Serve until every worker has left; call `last` while this rank can still be asked."""
+        self._leaving = True
         self.ask(LeaveQuery())
         self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
@@ -314,6 +322,7 @@ class ServerRank:
         if event.message.shard == self._server.shard:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
+            self._warn_of_leaving(event.message)
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
             if event.message.kind is Kind.LEAVE and self.service is not None:
@@ -356,6 +365,33 @@ class ServerRank:
                     f"rank {self._server.rank} waits for all ranks in evaluate() or mean() after epoch "
                     f"{self._epochs}, but rank {message.sender} continued training; {ALIKE}"
                 )
+
+    def _warn_of_leaving(self, message: Message) -> None:
+        """Warn, once, that a worker trains in an epoch for which another rank's loop is over."""
+        peers, sender = self._server.peers, message.sender
+        if message.kind is Kind.LEAVE:
+            self._left_after = min(self._left_after, peers[sender].epochs)
+        if message.kind not in _OF_STEPS or self._told_of_leaving or self._server.stopping:
+            return
+        done = peers[sender].epochs
+        if self._leaving and done >= self._epochs:
+            gone, epochs = self._server.rank, self._epochs
+            found = (
+                "A server gets no batch in its loop: that is not the end of the training, and what it has "
+                "evaluated or saved since is not the trained model"
+            )
+        elif done >= self._left_after:
+            gone = min(rank for rank, peer in peers.items() if peer.standing is Standing.LEFT)
+            epochs, found = peers[gone].epochs, "It takes no part in what follows"
+        else:
+            return
+        self._told_of_leaving = True
+        if self.service is not None:  # one server tells
+            warn(
+                f"rank {gone} has left the training after epoch {epochs}, but rank {sender} trains in epoch "
+                f"{done + 1}. {found}. Loop over as many epochs on all ranks, or end the training on all of "
+                "them with optimizer.stop()"
+            )
 
     def _epoch_over(self) -> bool:
         if self.service is not None:

@@ -34,6 +34,10 @@ class WorkerRank:
         """Join; return once the centre has arrived."""
         self._work(self._worker.join())
 
+    def abandon(self) -> None:
+        """Leave without having started."""
+        self._endpoint.close()
+
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step, with the exchange due in it."""
         self._worker.set_weight(weight)

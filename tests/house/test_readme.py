@@ -123,19 +123,42 @@ def test_the_torch_block_runs_on_three_ranks(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def of_pytorch(number, ranks, tmp_path, capsys):
+    """What a block of the guide to PyTorch prints."""
+    block = code("python", "docs/pytorch.md")[number]
+    if ranks == 1:
+        exec(compile(block, "pytorch.md", "exec"), {})
+        return capsys.readouterr().out
+    program = tmp_path / "train.py"
+    program.write_text(block)
+    done = mpiexec(ranks, program)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
+def test_the_guide_to_pytorch_trains_two_networks(ranks, tmp_path, capsys):
+    told = of_pytorch(2, ranks, tmp_path, capsys)
+    assert told.startswith("20 averages, {'steps': ")
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
+def test_the_guide_to_pytorch_averages_what_is_clipped(ranks, tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+    monkeypatch.chdir(tmp_path)
+    told = of_pytorch(1, ranks, tmp_path, capsys)
+    assert len(re.findall(r"{'averaged': -?[0-9.e-]+}", told)) == 2
+    saved = torch.load(tmp_path / "critic.pt", weights_only=True)
+    assert saved["averages"]["n_averaged"] == 20
+    assert max(float(weight.abs().max()) for weight in saved["model"].values()) < 0.0501
+
+
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
 def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
-    (block,) = code("python", "docs/pytorch.md")
-    if ranks == 1:
-        exec(compile(block, "pytorch.md", "exec"), {})
-        told = capsys.readouterr().out
-    else:
-        program = tmp_path / "train.py"
-        program.write_text(block)
-        done = mpiexec(ranks, program)
-        assert done.returncode == 0, done.stderr
-        told = done.stdout
+    told = of_pytorch(0, ranks, tmp_path, capsys)
     losses = [float(value) for value in re.findall(r"epoch \d: {'loss': ([0-9.e-]+)}", told)]
     assert len(losses) == 5
     assert losses[-1] < losses[0]

@@ -408,7 +408,7 @@ def one_common(name):
 def second_wrapper():
     first = wrapped(network())
     ready()
-    wrapped(network())
+    wrapped(network(), nt.EASGD)
     first.close()
 
 
@@ -628,6 +628,25 @@ def loaders():
         optimizer, _, seen = train(loader=mine, epochs=2)
         optimizer.close()
         report(f"{context} {persistent}", optimizer, seen)
+    print("done", flush=True)
+
+
+def adversaries():
+    """Two optimizers in one training, then, without a word, another training of both networks."""
+    for wrap in (nt.Downpour, nt.LocalSGD):
+        first, second = network(), network()
+        of_first, of_second = wrapped(first, wrap), wrapped(second, wrap, make=torch.optim.Adam)
+        data = Samples(60)
+        seen = 0
+        for _ in range(2):
+            for batch in DataLoader(data, 5, sampler=nt.ShardSampler(data)):
+                for model, optimizer in ((first, of_first), (second, of_second)):
+                    optimizer.zero_grad()
+                    loss_of(model, batch).backward()
+                    optimizer.step()
+                seen += len(batch[1])
+        losses = [evaluate(of_first, model, data) for model in (first, second)]
+        report(wrap.__name__, of_second, seen, json.dumps([losses, of_first.report().steps]))
     print("done", flush=True)
 
 

@@ -1,0 +1,178 @@
+"""Joint training of several wrappers, as a GAN has them: what they share, and which belong together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Periodic, RankWorld, Session
+from nnlo_torch._center import TorchCenterOptimizer
+from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._hand_changes import HandChanges
+from nnlo_torch._step_weights import StepWeights
+
+__all__ = ["AveragedWeights", "JointTraining", "collective", "joint_training"]
+
+#: The latest training of each world; of processes with MPI, and of those alone, under `_HERE`.
+_latest: weakref.WeakKeyDictionary[Any, weakref.ref[JointTraining]] = weakref.WeakKeyDictionary()
+
+#: Why optimizers that take turns cannot share a training with these algorithms.
+_ONE_ONLY = {
+    "GEM": "its momentum moves all parameters in each step",
+    "EAMSGD": "its momentum moves all parameters in each step",
+    "AGN": "its mean gradient would count the steps of the other optimizer",
+}
+
+
+def collective(text: str) -> ConfigurationError:
+    """Return an error that all ranks raise alike."""
+    error = ConfigurationError(text)
+    error.collective = True
+    return error
+
+
+class _Here:
+    """Key of this process."""
+
+
+_HERE = _Here()
+
+
+class AveragedWeights(torch.nn.Module):
+    """A second model that only the server moves."""
+
+    def bring(self, team: Session) -> None:
+        """Give all ranks the server's (collective)."""
+        raise NotImplementedError
+
+
+class JointTraining:
+    """What the wrappers of one training share.
+
+    Attributes:
+        members: the wrappers, in the order in which they were made.
+        options: the algorithm and the other options that its wrappers have in common, as text.
+        servers: the number of servers.
+        stall_timeout_s: seconds of silence after which a worker is given up.
+        trained: whether the training has begun.
+        settled: the name of what relies on the members as they are; empty: another may still join.
+        active: the member that makes the step.
+        seen: the numbers of steps and samples when the last epoch began.
+        all_evaluating: whether all modules were in `eval()` mode then.
+        centers: the centre's optimizers, on a server.
+        end: ends the training for another one (collective).
+        forget_end: cancels the call of `close` at the script's end.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Any] = []  # wrappers; their module imports this one
+        self.options, self.servers = "", 1
+        self.stall_timeout_s: float | None = None
+        self.trained, self.settled, self.active = False, "", 0
+        self.team: Session | None = None
+        self.flat_model: FlatModel | None = None
+        self.hand_changes: HandChanges | None = None
+        self.centers: list[TorchCenterOptimizer] = []
+        self.found: list[torch.nn.Module] | None = None
+        self.watching: Periodic | None = None
+        self.stopping = self.agreed = self.looping = self.evaluating = False
+        self.steps = self.samples = self.samplers = self.epochs_begun = 0
+        self.asides: list[Future[Any]] = []
+        self.seen, self.all_evaluating = (0, 0), False
+        self.after_serving: list[Callable[[], object]] = []
+        self.averages: list[AveragedWeights] = []
+        self.step_weights = StepWeights()
+        self.end: Callable[[], None] = lambda: None
+        self.forget_end: Callable[[], None] = lambda: None
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has ended."""
+        return self.team is not None and (self.team.over or self.team.broken)
+
+    @property
+    def moved(self) -> list[Any]:
+        """The members whose parameters the last commit has moved, on a server."""
+        if not self.centers:
+            return self.members
+        return [self.members[index] for index in self.centers[0].stepped]
+
+    def release(self) -> None:
+        """Let go of the parameters, before another training takes them."""
+        if self.flat_model is not None:
+            self.flat_model.release()
+        for center in self.centers:
+            center.release()
+        self.centers.clear()
+
+    def accept(self, wrapper: Any, options: str) -> None:
+        """Refuse a wrapper that cannot join these members."""
+        name = type(wrapper).__name__
+        if self.options != options:
+            raise collective(
+                f"a training with {self.options} is open on this rank, and {options} was made: the wrappers "
+                "of one training must be of one kind with the same options. If the other one is over, call "
+                "optimizer.close() on its wrapper first"
+            )
+        if name in _ONE_ONLY:
+            raise collective(
+                f"a training with several optimizers cannot use {name}: {_ONE_ONLY[name]}; use Downpour, "
+                "Synchronous, DynSGD, EASGD, LocalSGD or DiLoCo, or call optimizer.close() on the first "
+                "wrapper if its training is over"
+            )
+        if self.settled:
+            raise collective(
+                f"{self.settled} uses the training of a wrapper, and another wrapper was made after it; make "
+                "all wrappers of the training first"
+            )
+        if self.overlaps(wrapper):
+            raise collective(
+                f"this {name} was given parameters of another wrapper in the same training; give each "
+                "parameter to one of them, or call optimizer.close() on the first if its training is over"
+            )
+
+    def overlaps(self, wrapper: Any) -> bool:
+        """Return whether a wrapper has parameters of these members."""
+        taken = {id(tensor) for one in self.members for tensor in _parameters(one)}
+        return any(id(tensor) in taken for tensor in _parameters(wrapper))
+
+
+def joint_training(
+    wrapper: Any, world: RankWorld | None, *, servers: int, stall_timeout_s: float | None
+) -> JointTraining:
+    """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
+
+    An earlier training that has begun is ended, as if its wrapper had been closed (collective).
+
+    Args:
+        wrapper: the new wrapper.
+        world: the ranks; None: alone.
+        servers: the number of servers.
+        stall_timeout_s: seconds of silence after which a worker is given up.
+    """
+    options = f"{wrapper.algorithm.describe()}, servers={servers}"
+    options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
+    key: Any = _HERE if world is None or world.own_process else world
+    known = _latest.get(key)
+    joint = None if known is None else known()
+    if joint is not None and not joint.over:
+        if joint.trained and joint.team is not None:
+            joint.end()
+        elif not joint.trained and joint.team is not None:
+            joint.accept(wrapper, options)
+            return joint
+        elif not joint.trained and world is None and joint.options == options and not joint.overlaps(wrapper):
+            return joint
+    joint = JointTraining()
+    joint.options, joint.servers, joint.stall_timeout_s = options, servers, stall_timeout_s
+    _latest[key] = weakref.ref(joint)
+    return joint
+
+
+def _parameters(wrapper: Any) -> list[torch.Tensor]:
+    return [tensor for group in wrapper.param_groups for tensor in group["params"]]
