@@ -22,6 +22,7 @@ from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole
+from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
@@ -96,6 +97,7 @@ __all__ = [
     "EpochLog",
     "EpochMeanQuery",
     "EXIT_CODE",
+    "explain",
     "FileBatches",
     "Files",
     "HDF5Source",

@@ -44,8 +44,13 @@ def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> 
     They are not put back: the list belongs to this `fit` or, if the user made it, to trainings of this rank.
     """
     container.callbacks = [
-        one for one in container.callbacks if isinstance(one, but) or not isinstance(one, _FOR_THE_CENTRE)
+        one for one in container.callbacks if isinstance(one, but) or not _is_for_the_centre(one)
     ]
+
+
+def _is_for_the_centre(callback: Any) -> bool:
+    # Optuna's prunes by a metric, too; its package need not be installed.
+    return isinstance(callback, _FOR_THE_CENTRE) or type(callback).__name__ == "KerasPruningCallback"
 
 
 def refuse_loading(container: Any, servers: int) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "MADE_AT_ONCE",
     "OptimizerInside",
     "add_all",
+    "arguments_of_fit",
     "away",
     "begin_with",
     "build_metrics",
@@ -36,6 +37,7 @@ __all__ = [
     "made_to_be_trained",
     "memory_of_tensor",
     "module_of_back_end",
+    "parts_of_dataset",
     "put_value",
     "samples_counted",
     "schedule_of",
@@ -74,12 +76,28 @@ def callbacks_of_fit() -> Any:
     return None
 
 
-def data_of_fit() -> Any:
-    """Return the epoch iterator of the `fit` on the call stack; None if there is none."""
+def arguments_of_fit() -> dict[str, Any]:
+    """Return the arguments of the `fit` on the call stack, and its own names; empty if there is none."""
     frame = inspect.currentframe()
     while frame is not None and "epoch_iterator" not in frame.f_locals:
         frame = frame.f_back
-    return None if frame is None else frame.f_locals["epoch_iterator"]
+    return {} if frame is None else dict(frame.f_locals)
+
+
+def data_of_fit() -> Any:
+    """Return the epoch iterator of the `fit` on the call stack; None if there is none."""
+    return arguments_of_fit().get("epoch_iterator")
+
+
+# Attributes of a `tf.data.Dataset` that tell its samples, or which of them it has.
+_OF_TF_DATASET = ("_input_dataset", "_tensors", "_filenames", "_num_shards", "_index")
+
+
+def parts_of_dataset(data: Any) -> list[Any]:
+    """Return what a data set consists of, as far as that can be seen without loading a sample."""
+    if type(data).__module__.startswith("tensorflow."):
+        return [getattr(data, name, None) for name in _OF_TF_DATASET]
+    return [*getattr(data, "__dict__", {}).values()]
 
 
 def sequence_of(data: Any) -> Any:

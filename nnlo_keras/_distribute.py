@@ -14,8 +14,16 @@ from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
 from nnlo_keras._callback_lists import drop_center_callbacks, refuse_loading, restored_first, undisturbed
 from nnlo_keras._callbacks._rank_callback import RankCallback
-from nnlo_keras._compat import begin_with, callbacks_of_fit, first_epoch, strategy_of, unvalidated
+from nnlo_keras._compat import (
+    begin_with,
+    callbacks_of_fit,
+    first_epoch,
+    is_spread,
+    strategy_of,
+    unvalidated,
+)
 from nnlo_keras._exchanges import Exchanges
+from nnlo_keras._given_data import warn_of_data
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._rates import Rates
 from nnlo_keras._sequence_feed import SequenceFeed
@@ -245,6 +253,14 @@ class Distribute(keras.callbacks.Callback):
                 "this model was made in a TensorFlow distribution strategy; remove the strategy: nnlo "
                 "distributes the training itself, with one replica on each rank"
             )
+        around = keras.distribution.distribution()
+        if around is not None or any(map(is_spread, self.model.variables)):
+            kind = "a keras.distribution" if around is None else f"keras.distribution.{type(around).__name__}"
+            raise ConfigurationError(
+                f"{kind} is around this model; leave it out, or make the model after "
+                "keras.distribution.set_distribution(None): nnlo distributes the training itself, with one "
+                "device on each rank"
+            )
         first = wrappers[0]
         local = first.algorithm.optimizer_runs == "worker"
         if not local and any(wrapper.sum is None for wrapper in wrappers):
@@ -278,6 +294,7 @@ class Distribute(keras.callbacks.Callback):
         self._refuse_to_wait_at_start(first.algorithm)
         # Before `start`, which may keep a worker waiting.
         self._agree_on_first_epoch(team)
+        warn_of_data(team)
         team.start()
         return team, weights
 

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RankWorld, assigned, launched
+from nnlo_common.plugin import RankWorld, assigned, explain, launched
+from nnlo_keras._given_data import VALIDATE
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["shard"]
@@ -42,6 +43,8 @@ def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
     if world is not None and world.size > 1:
         assignment = assigned(world, servers)
         worker = -1 if assignment.worker is None else assignment.worker
+        if worker < 0:  # Keras cannot split its one sample, and says so before it calls any callback
+            explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
         data = tuple(_part(one, worker, world.size - servers) for one in data)
     return data[0] if len(data) == 1 else data

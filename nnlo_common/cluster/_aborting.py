@@ -23,7 +23,7 @@ from typing import ClassVar, NoReturn, Protocol
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
 
-__all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "guard"]
+__all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "explain", "guard"]
 
 # Time for the launcher to print the report; MPI_Abort may discard output in transit.
 _DELIVERY_S = 0.2
@@ -69,6 +69,11 @@ def guard(world: GuardedWorld) -> None:
 def advise(call: Callable[[], str]) -> None:
     """Register `call`, which returns the advice to print when the job ends because a rank was lost."""
     _Guard.advice = call
+
+
+def explain(words: str, advice: str) -> None:
+    """Register advice to print when the job ends because of an error whose message has these words."""
+    _Guard.explanations[words] = advice
 
 
 def end_within(seconds: float = _DEADLINE_S) -> None:
@@ -137,6 +142,8 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     advice = ""
     if isinstance(error, PeerLostError) and _Guard.advice is not None:
         advice = f"nnlo: {_Guard.advice()}\n"
+    for words, text in _Guard.explanations.items():
+        advice += f"nnlo: {text}\n" if words in str(error) else ""
     return f"{who} failed{where}; ending the job\n{_traced(error)}{advice}"
 
 
@@ -158,6 +165,7 @@ class _Guard:
     engaged: ClassVar[bool] = False
     at_exit: ClassVar[Callable[[], None] | None] = None
     advice: ClassVar[Callable[[], str] | None] = None
+    explanations: ClassVar[dict[str, str]] = {}
 
     def __init__(self, world: GuardedWorld) -> None:
         self.world = world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import optuna
 
     from nnlo_common.search.block._block import Objective
+    from nnlo_common.search.coordinator._study_trials import StudyCallback
 
 __all__ = ["optimize"]
 
@@ -39,6 +41,7 @@ def optimize(
     until: float | str | datetime.datetime | None = None,
     journal: str | Path | None = None,
     export: str | Path | None = None,
+    callbacks: Sequence[StudyCallback] | None = None,
     world: DivisibleWorld | None = None,
 ) -> optuna.Study:
     """Search for the best parameters: `study.optimize` over blocks of ranks.
@@ -72,6 +75,8 @@ def optimize(
             begins that would take longer, judging by the trials so far.
         journal: a file from which a rerun of the same command resumes.
         export: a file, .db (SQLite) or .log, that mirrors the study, for Optuna's dashboard.
+        callbacks: functions that the first rank calls with the study and each trial that has ended for good,
+            as `Study.optimize` does; `study.stop()` in one ends the search after the running trials.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Returns:
@@ -115,6 +120,7 @@ def optimize(
         until=until,
         journal=journal,
         export=export,
+        callbacks=callbacks or (),
         lockstep=lockstep,
         elastic=elastic,
         search_ranks=search_ranks,

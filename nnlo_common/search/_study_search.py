@@ -24,7 +24,7 @@ from nnlo_common.search.block._block import Objective, attempt, run_block
 from nnlo_common.search.block._trial_links import LocalLink
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
 from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
-from nnlo_common.search.coordinator._study_trials import StudyTrials, known_to_all
+from nnlo_common.search.coordinator._study_trials import StudyCallback, StudyTrials, known_to_all
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
@@ -62,6 +62,7 @@ class StudySearch:
     lockstep: bool = False
     elastic: bool = False
     search_ranks: int = 0
+    callbacks: Sequence[StudyCallback] = ()
     clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
@@ -80,6 +81,12 @@ class StudySearch:
             raise ConfigurationError(
                 f"target_objective={target!r} with {len(study.directions)} objectives: it needs a single "
                 "one; leave it out"
+            )
+        listed = self.callbacks if isinstance(self.callbacks, Sequence) else [None]
+        if not all(map(callable, listed)):
+            raise ConfigurationError(
+                f"callbacks={self.callbacks!r}: give a list of functions that take a study and a trial, as "
+                "for Study.optimize"
             )
         chosen = self._chosen
         refuse_conflicts(
@@ -212,6 +219,7 @@ class StudySearch:
             failures=self._failures,
             record=record,
             known=self._known,
+            callbacks=self.callbacks,
         )
         return Coordinator(
             source,

@@ -48,6 +48,8 @@ class SamplerOracle(keras_tuner.Oracle):
         seed: int | None = None,
         **options: Any,
     ) -> None:
+        if (known := options.get("hyperparameters")) is not None:
+            options["hyperparameters"] = known.copy()  # an oracle adds entries to the object that it gets
         super().__init__(objective=objective, max_trials=max_trials, seed=seed, **options)
         if seed is not None:
             set_seed(self, seed)

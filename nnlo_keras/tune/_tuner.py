@@ -56,6 +56,14 @@ from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
 
 __all__ = ["MPITuner"]
 
+# Arguments of keras-tuner's tuners that are their oracle's.
+_ORACLE_OPTIONS = (
+    "hyperparameters",
+    "tune_new_entries",
+    "allow_new_entries",
+    "max_retries_per_trial",
+    "max_consecutive_failed_trials",
+)
 _HOOKS = ("on_batch_begin", "on_batch_end", "on_epoch_begin", "on_epoch_end")
 
 
@@ -126,7 +134,13 @@ class MPITuner(HookedTuner):
             whole_number("folds", folds, 1)
         if lockstep and seed is None and not isinstance(oracle, keras_tuner.Oracle):
             raise ConfigurationError("MPITuner(lockstep=True) without seed= would not repeat; give a seed")
-        oracle = _made(oracle, objective=objective, max_trials=max_trials, seed=seed)
+        if hypermodel is None and type(self).run_trial is MPITuner.run_trial:
+            raise ConfigurationError(
+                "Received `hypermodel=None`: give MPITuner a function that builds a model, or a HyperModel; "
+                "only a subclass with a run_trial of its own goes without"
+            )
+        own = {name: options.pop(name) for name in _ORACLE_OPTIONS if name in options}
+        oracle = _made(oracle, {"objective": objective, "max_trials": max_trials, "seed": seed, **own})
         self._lockstep, self._until, self._time_left = lockstep, until, TimeLeft(end_of(until, time.time()))
         self._world = world
         self.has_directory = (ranks := world or launched()) is None or ranks.rank == 0
@@ -351,9 +365,8 @@ def _first_of_block() -> bool:
     return world is None or world.rank == 0
 
 
-def _made(oracle: Any, *, objective: Any, max_trials: int | None, seed: int | None) -> Any:
-    """Return the oracle, or make one from a sampler."""
-    given = {"objective": objective, "max_trials": max_trials, "seed": seed}
+def _made(oracle: Any, given: dict[str, Any]) -> Any:
+    """Return the oracle, or make one from a sampler and the arguments given for it."""
     if isinstance(oracle, keras_tuner.Oracle):
         if named := [name for name, value in given.items() if value is not None]:
             raise ConfigurationError(

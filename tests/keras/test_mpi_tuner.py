@@ -41,6 +41,16 @@ def test_rounds_of_hyperband_go_on_from_their_checkpoints_and_folds_train_side_b
 
 
 @pytest.mark.extended
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_twenty_searches_that_overwrite_each_other_all_end(ranks, tmp_path):
+    program = PROGRAM.with_name("tune_overwrite.py")
+    done = mpiexec(ranks, program, str(tmp_path), "20", timeout_s=360, env=KERAS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("searched") == 20
+
+
+@pytest.mark.extended
 @pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
 def test_a_search_outlives_a_rank_that_is_killed():
     program = PROGRAM.with_name("tune_keras_deaths.py")

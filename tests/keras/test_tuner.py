@@ -587,9 +587,61 @@ def test_what_cannot_be_is_refused_by_name(tmp_path):
         ({"folds": 0}, "folds"),
         ({"until": "noon"}, "until='noon': give seconds"),
         ({"oracle": "tpe", "lockstep": True}, "MPITuner(lockstep=True) without seed="),
+        ({"hypermodel": None}, "Received `hypermodel=None`: give MPITuner a function that builds"),
+        ({"oracle": oracle, "tune_new_entries": False}, "MPITuner(tune_new_entries=...) with an oracle"),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(problem)):
-            MPITuner(lambda hp: None, **({"directory": tmp_path} | options))
+            MPITuner(**({"hypermodel": lambda hp: None, "directory": tmp_path} | options))
+
+
+def spaces(size, folder, **options):
+    """The tuners of all ranks, whose build finds `x` and `y`, by a sampler's name."""
+
+    class Found(Formula):
+        def _declare_first(self, hp):
+            hp.Float("x", -1, 1)
+            hp.Int("y", 1, 9)
+
+        _declare = _declare_first
+
+    def program(world):
+        tuner = Found("random", directory=folder, world=world, objective="loss", max_trials=4, **options)
+        tuner.search(verbose=0)
+        return tuner
+
+    with ranks(size) as cluster:
+        return cluster.run(program, timeout_s=60)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_given_space_is_searched_as_keras_tuner_does(tmp_path, size):
+    given = keras_tuner.HyperParameters()
+    given.Float("x", 0.25, 0.5)
+    for tuner in spaces(size, tmp_path / "fixed", seed=1, hyperparameters=given, tune_new_entries=False):
+        values = [found for _, found, _ in found(tuner).values()]
+        assert len({one["x"] for one in values}) == 4
+        assert all(0.25 <= one["x"] <= 0.5 for one in values)
+        assert all(one.get("y", 1) == 1 for one in values), "a new entry was tuned"
+    assert [one.name for one in given.space] == ["x"], "the given object has got entries of the search"
+    for tuner in spaces(size, tmp_path / "open", seed=1, hyperparameters=given):
+        assert len({one["y"] for _, one, _ in found(tuner).values()}) > 1
+
+
+def test_entries_that_may_not_come_are_an_error(tmp_path):
+    given = keras_tuner.HyperParameters()
+    given.Float("x", 0.25, 0.5)
+    with pytest.raises(RuntimeError, match="`allow_new_entries` is `False`"):
+        spaces(1, tmp_path, hyperparameters=given, allow_new_entries=False)
+
+
+def test_retries_of_a_sampler_are_those_of_its_oracle(tmp_path):
+    tuner = Formula("random", objective="loss", directory=tmp_path, max_retries_per_trial=2)
+    assert tuner.oracle.max_retries_per_trial == 2
+
+
+def test_searches_that_begin_at_once_do_not_take_their_directory_from_each_other(tmp_path):
+    first, *_ = searched(3, tmp_path, rounds=5, overwrite=True)
+    assert len(found(first)) == 8
 
 
 def test_ranks_without_the_directory_do_not_empty_it(tmp_path):

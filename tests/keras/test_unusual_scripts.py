@@ -89,6 +89,7 @@ EXCEPTIONS = {
     "server_raises_in_validation": ([], ["rank 0 of 3", "ValueError: no such sample"]),
     "dataset_raises": ([], ["rank 1 of 3", "ValueError: no such sample", "in __getitem__"]),
     "dataset_raises in a thread": (["4"], ["rank 1 of 3", "ValueError: no such sample"]),
+    "split_of_a_share": ([], ["rank 0 of 3", "validation_split", "validation_data=(x[n:], y[n:])"]),
     "metric_raises": ([], ["rank 1 of 3", "ValueError: no such sample"]),
     "interrupted_and_caught": ([], ["rank 1 of 3", "ended in the middle of a training"]),
     "interrupted_and_again": ([], ["rank 1 of 3", "a training is open on this rank already"]),

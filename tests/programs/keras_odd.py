@@ -109,6 +109,10 @@ def server_raises_in_validation():
     train(None, On(0, "on_test_batch_end", raises), validation_data=(X, Y))
 
 
+def split_of_a_share():
+    train(data={"x": nk.shard(X), "y": nk.shard(Y), "batch_size": 5}, validation_split=0.2)
+
+
 class Batches(keras.utils.PyDataset):
     """Batches of five, of which one worker's third is not to be had."""
 

@@ -51,7 +51,23 @@ def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
     survive(0, 3, tmp_path)
 
 
-def test_the_guide_to_searches_runs():
+def test_the_guide_to_searches_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = code("python", "docs/optimisation.md")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})
+
+
+@pytest.mark.framework("torch")
+def test_the_trainings_of_the_guide_save_on_several_ranks(tmp_path):
+    setup, *_, elastic, _ = code("python", "docs/optimisation.md")
+    program = tmp_path / "search.py"
+    begin = f"import os\n\nos.chdir({str(tmp_path)!r})\n"
+    search = elastic.replace("block_size=3", "block_size=2")  # one block of three ranks
+    assert search != elastic
+    program.write_text(begin + setup.partition("study =")[0] + search)
+    done = mpiexec(3, program)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeWarning" not in done.stderr
+    for trial in range(4):
+        assert [*tmp_path.glob(f"search/{trial:04}/checkpoint-*")], f"trial {trial} has saved nothing"

@@ -50,12 +50,9 @@ TOOLS = {
     "visualization": "a study for plots",
 }
 
-ONE = "refuses several objectives when a trial begins, which it does not in this test"
 STEP = "asks for a number without a step, of which a grid has no end: refused by name"
 #: Tests that fail, and why.
 EXCEPTIONS = {
-    ("TestEvolutionary", "test_raise_error_for_samplers_during_multi_objectives"): ONE,
-    ("TestSeededEvolutionary", "test_raise_error_for_samplers_during_multi_objectives"): ONE,
     ("TestGrid", "test_combination_of_different_distributions_objective"): STEP,
     ("TestGrid", "test_conditional_parameter_objective"): STEP,
     ("TestGrid", "test_dynamic_range_objective"): STEP,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import optuna
 from optuna.distributions import json_to_distribution
 from optuna.pruners import WilcoxonPruner
 from optuna.study import StudyDirection
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search._compat import (
@@ -52,7 +53,10 @@ from nnlo_common.search.messages._search_messages import (
 from nnlo_common.search.messages._team_events import Death, TeamMessage
 from nnlo_common.search.samplers._seeding import seed_of
 
-__all__ = ["RETRY_OF", "StudyTrials", "known_to_all"]
+__all__ = ["RETRY_OF", "StudyCallback", "StudyTrials", "known_to_all"]
+
+#: A function called after each trial, as those of `Study.optimize`.
+StudyCallback: TypeAlias = Callable[[optuna.Study, FrozenTrial], object]
 
 _LOG = optuna.logging.get_logger("optuna.study")
 #: The user attribute that names the failed trial that a trial repeats.
@@ -83,6 +87,7 @@ class StudyTrials(TrialSource):
         failures: what the sampler learns of a failed trial; None: nothing.
         record: records what happens, for a resume.
         known: how many trials of the study all ranks already have; None: `known_to_all(study)`.
+        callbacks: called after each trial that ended for good.
     """
 
     def __init__(
@@ -100,7 +105,9 @@ class StudyTrials(TrialSource):
         failures: FailurePolicy | None = None,
         record: SearchRecord | None = None,
         known: int | None = None,
+        callbacks: Sequence[StudyCallback] = (),
     ) -> None:
+        self._callbacks, self._called_off = tuple(callbacks), False  # called off: by one of them
         self._study, self._folds, self._seed = study, folds, seed
         self._retries, self._target = retries, target
         self._failures, self._record = failures or FailurePolicy(study), record or SearchRecord()
@@ -225,17 +232,30 @@ class StudyTrials(TrialSource):
             if ending.state == "failed":
                 trial.set_user_attr(FAILURE, ending.failure or "error")
                 _LOG.warning("trial %d failed:\n%s", trial.number, ending.error)
-                again = (interrupted or not stopped) and self._queue_retry(trial)
+                open_to_retry = interrupted or not (stopped or self._called_off)
+                again = open_to_retry and self._queue_retry(trial)
         # A trial to retry has not failed for good: the sampler learns nothing of it yet.
         tell(self._study, trial, "halted" if again else ending.state, ending.values, self._failures)
         if ending.state != "halted" or not interrupted:
             self._record.finished(self._study.get_trials(deepcopy=False)[trial.number])
+        if ending.state != "halted" and not again:
+            self._call_back(trial)
         self.chooser.to_begin += again and not interrupted
         if self._reached(ending):
             self.stop_reason = f"trial {trial.number} has reached {ending.values[0]}"
         if self.stop_reason or was_stopped(self._study):  # e.g. a grid has no combinations left
             self.chooser.to_begin = 0
         self.chooser.told(trial.number)
+
+    def _call_back(self, trial: Trial) -> None:
+        """Call the user's callbacks; if one stops the study, begin no trial that was chosen ahead."""
+        # A sampler that has nothing left stops the study, too, but wants its last choices trained.
+        spent = was_stopped(self._study)
+        for callback in self._callbacks:
+            callback(self._study, copy.deepcopy(self._study.get_trials(deepcopy=False)[trial.number]))
+        if was_stopped(self._study) and not spent:
+            self._called_off = True
+            self.withdraw("a callback stopped the study")
 
     def _reached(self, ending: Done) -> bool:
         if self._target is None or ending.state != "complete":

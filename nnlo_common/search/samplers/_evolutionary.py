@@ -90,14 +90,11 @@ class EvolutionarySampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return nothing."""
+        _refuse_several(study)
         return {}
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        if len(study.directions) > 1:
-            raise ConfigurationError(
-                "EvolutionarySampler is for one objective; for several use sampler='evolutionary', "
-                "which then selects NSGA-II, or optuna.samplers.NSGAIISampler"
-            )
+        _refuse_several(study)
         trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         if len(trials) < self._startup:
             return
@@ -117,6 +114,7 @@ class EvolutionarySampler(BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
+        _refuse_several(study)
         parents = self._parents.get(trial.number)
         known = [] if parents is None else _values(parents, param_name, param_distribution)
         if isinstance(param_distribution, CategoricalDistribution):
@@ -173,6 +171,15 @@ class _ParameterRange:
             value = of.low + round((value - of.low) / of.step) * of.step
         value = min(max(value, of.low), of.high)
         return int(value) if isinstance(of, IntDistribution) else float(value)
+
+
+def _refuse_several(study: optuna.Study) -> None:
+    """Refuse several objectives wherever Optuna lets a sampler choose."""
+    if len(study.directions) > 1:
+        raise ConfigurationError(
+            "EvolutionarySampler is for one objective; for several use sampler='evolutionary', "
+            "which then selects NSGA-II, or optuna.samplers.NSGAIISampler"
+        )
 
 
 def _values(parents: _Parents, name: str, distribution: BaseDistribution) -> list[Any]:

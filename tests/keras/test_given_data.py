@@ -1,0 +1,63 @@
+"""Data that a script gives to `fit` on several ranks: all of it on every worker, or split there, is told."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import PROGRAMS
+
+pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+from nnlo_keras import _given_data
+
+pytestmark = pytest.mark.framework("keras")
+X = np.arange(60, dtype="f4").reshape(20, 3)
+
+
+class Holder:
+    """A data set of one's own."""
+
+    def __init__(self, data):
+        self.data, self.itself, self.transform = data, self, str.lower
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda x: x, lambda x: [x, x], lambda x: {"x": x}, Holder, lambda x: Holder([Holder(x)])]
+)
+def test_a_mark_tells_data_apart(wrapped):
+    mark = _given_data._mark
+    assert mark(wrapped(X), None) == mark(wrapped(X.copy()), None) > 0
+    others = [X[::2], X[1::2], X + 1, X.astype("f8"), X.reshape(-1)]
+    assert len({mark(wrapped(one), None) for one in [X, *others]}) == 1 + len(others)
+
+
+def test_what_cannot_be_seen_has_no_mark():
+    unseen = [None, iter([X]), (x for x in [X]), object(), Holder("a file"), np.array([object()] * 3)]
+    assert [_given_data._mark(one, None) for one in unseen] == [0] * len(unseen)
+
+
+SAME = "fit() was given the same data on all 2 workers"
+SPLIT = "validation_split=0.5: every rank sets its own samples apart"
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_what_all_workers_have_is_said_once_and_a_distribution_is_refused(tmp_path):
+    backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = mpiexec(3, PROGRAMS / "keras_given.py", str(tmp_path), timeout_s=180, env=backend)
+    assert done.returncode == 0, done.stderr
+    server, *workers = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    for name, told in server.items():
+        wanted = [SAME] if name.startswith("all") else [SPLIT] if "split" in name else []
+        wanted = (
+            ["keras.distribution.DataParallel is around this model"] if name == "distribution" else wanted
+        )
+        assert [line[: len(want)] for line, want in zip(told, wanted, strict=True)] == wanted, name
+    for worker in workers:
+        assert worker.pop("distribution") == server["distribution"]
+        assert not any(worker.values())
