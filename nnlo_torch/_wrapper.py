@@ -82,9 +82,9 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self._joint = joint_training(
             self, world if several else None, servers=servers, stall_timeout_s=stall_timeout_s
         )
-        self._joint.members.append(self)
-        self._joint.found = None
         if world is not None and several:
+            self._joint.members.append(self)
+            self._joint.found = None
             self._join(world)
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)

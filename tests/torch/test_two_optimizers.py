@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -353,12 +355,25 @@ def test_a_wrapper_made_inside_a_loop_over_batches_is_refused():
     assert "made within the loop over the batches" in refusal(program)
 
 
-def test_alone_wrappers_of_different_kinds_stay_apart():
-    first, second, third = (cases.model_of() for _ in range(3))
-    one, other = nt.Downpour(sgd_of(first)), nt.EASGD(sgd_of(second))
-    again = nt.Downpour(sgd_of(first))
-    one.stop()
-    assert (one.stopped, other.stopped, again.stopped) == (True, False, False)
-    partner = nt.Downpour(sgd_of(third))
-    again.stop()
-    assert partner.stopped
+def test_alone_wrappers_of_one_kind_stop_together_and_others_do_not():
+    first, second, third = (nt.Downpour(sgd_of(cases.model_of())) for _ in range(3))
+    other = nt.EASGD(sgd_of(cases.model_of()))
+    first.stop()
+    assert [one.stopped for one in (first, second, third, other)] == [True, True, True, False]
+    later = nt.EASGD(sgd_of(cases.model_of()))
+    list(other.epoch(range(1)))
+    last = nt.EASGD(sgd_of(cases.model_of()))
+    other.stop()
+    assert [one.stopped for one in (other, later, last)] == [True, True, False]
+    assert [one.report().steps for one in (first, other)] == [0, 0]
+
+
+def test_alone_a_wrapper_that_is_not_used_any_more_is_freed_at_once():
+    optimizer = nt.Downpour(sgd_of(cases.model_of()))
+    gone = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()
