@@ -125,12 +125,14 @@ class JointTraining:
         return [self.members[index] for index in self.centers[0].stepped]
 
     def release(self) -> None:
-        """Let go of the parameters, before another training takes them."""
+        """Let go of the parameters and of the wrappers: samplers look for a wrapper that still exists."""
         if self.flat_model is not None:
             self.flat_model.release()
         for center in self.centers:
             center.release()
         self.centers.clear()
+        self.members, self.found = [], None
+        self.end = self.forget_end = lambda: None
 
     def accept(self, wrapper: Any, options: str) -> None:
         """Refuse a wrapper that cannot join these members."""

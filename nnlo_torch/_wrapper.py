@@ -93,10 +93,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         """Join the training, with the wrappers made before (collective)."""
         joint = self._joint
         if joint.team is not None:  # the others have joined without this one
-            joint.release()
             joint.team.member.abandon()
             joint.forget_end()
-            joint.team = None
+            members = joint.members
+            joint.release()
+            joint.team, joint.members = None, members
         modules = self._modules()
         joint.team, joint.flat_model = join_team(joint, world, modules)
         for one in joint.members:

@@ -368,6 +368,28 @@ def test_alone_wrappers_of_one_kind_stop_together_and_others_do_not():
     assert [one.report().steps for one in (first, other)] == [0, 0]
 
 
+@pytest.mark.parametrize("name", ["Downpour", "EASGD"])
+def test_after_a_training_a_sampler_without_a_wrapper_is_that_of_a_plain_loop(name):
+    """A wrapper that was closed and dropped is gone, at once."""
+
+    def program(world):
+        model = cases.model_of()
+        optimizer = getattr(nt, name)(sgd_of(model), world=world)
+        nt.EMA(optimizer, model)
+        gone = weakref.ref(optimizer)
+        for index in nt.ShardSampler(range(BATCHES), optimizer=optimizer):
+            step_of(model, optimizer, index)
+        optimizer.close()
+        del optimizer
+        return gone() is None
+
+    gc.disable()
+    try:
+        assert on_ranks(2, program) == [True, True]
+    finally:
+        gc.enable()
+
+
 def test_alone_a_wrapper_that_is_not_used_any_more_is_freed_at_once():
     optimizer = nt.Downpour(sgd_of(cases.model_of()))
     gone = weakref.ref(optimizer)
