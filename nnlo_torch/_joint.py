@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -55,11 +56,13 @@ class JointTraining:
     """What the wrappers of one training share.
 
     Attributes:
-        members: the wrappers, in the order in which they were made.
+        members: the wrappers, in the order in which they were made; none in a process alone, where each
+            trains by itself.
+        halt: set once the training is stopped; alone, wrappers that would be members share both events.
+        beginning: set once the training has begun.
         options: the algorithm and the other options that its wrappers have in common, as text.
         servers: the number of servers.
         stall_timeout_s: seconds of silence after which a worker is given up.
-        trained: whether the training has begun.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
         seen: the numbers of steps and samples when the last epoch began.
@@ -73,14 +76,15 @@ class JointTraining:
         self.members: list[Any] = []  # wrappers; their module imports this one
         self.options, self.servers = "", 1
         self.stall_timeout_s: float | None = None
-        self.trained, self.settled, self.active = False, "", 0
+        self.settled, self.active = "", 0
         self.team: Session | None = None
         self.flat_model: FlatModel | None = None
         self.hand_changes: HandChanges | None = None
         self.centers: list[TorchCenterOptimizer] = []
         self.found: list[torch.nn.Module] | None = None
         self.watching: Periodic | None = None
-        self.stopping = self.agreed = self.looping = self.evaluating = False
+        self.halt, self.beginning = threading.Event(), threading.Event()
+        self.agreed = self.looping = self.evaluating = False
         self.steps = self.samples = self.samplers = self.epochs_begun = 0
         self.asides: list[Future[Any]] = []
         self.seen, self.all_evaluating = (0, 0), False
@@ -89,6 +93,24 @@ class JointTraining:
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this rank has stopped the training."""
+        return self.halt.is_set()
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        (self.halt.set if stopping else self.halt.clear)()
+
+    @property
+    def trained(self) -> bool:
+        """Whether the training has begun."""
+        return self.beginning.is_set()
+
+    @trained.setter
+    def trained(self, trained: bool) -> None:
+        (self.beginning.set if trained else self.beginning.clear)()
 
     @property
     def over(self) -> bool:
@@ -103,12 +125,14 @@ class JointTraining:
         return [self.members[index] for index in self.centers[0].stepped]
 
     def release(self) -> None:
-        """Let go of the parameters, before another training takes them."""
+        """Let go of the parameters and of the wrappers: samplers look for a wrapper that still exists."""
         if self.flat_model is not None:
             self.flat_model.release()
         for center in self.centers:
             center.release()
         self.centers.clear()
+        self.members, self.found = [], None
+        self.end = self.forget_end = lambda: None
 
     def accept(self, wrapper: Any, options: str) -> None:
         """Refuse a wrapper that cannot join these members."""
@@ -166,9 +190,9 @@ def joint_training(
         elif not joint.trained and joint.team is not None:
             joint.accept(wrapper, options)
             return joint
-        elif not joint.trained and world is None and joint.options == options and not joint.overlaps(wrapper):
-            return joint
-    joint = JointTraining()
+    before, joint = joint, JointTraining()
+    if world is None and before is not None and not before.trained and before.options == options:
+        joint.halt, joint.beginning = before.halt, before.beginning
     joint.options, joint.servers, joint.stall_timeout_s = options, servers, stall_timeout_s
     _latest[key] = weakref.ref(joint)
     return joint

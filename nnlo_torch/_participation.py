@@ -399,10 +399,12 @@ class Participation:
             return
         self._joint.trained = True
         self._team.close()
-        self._joint.release()
-        self._joint.forget_end()
         if self.serves:
             self._run(self._after_serving)
+        if self._team.member.server is not None:
+            self._team.member.server.after_commit = None
+        self._joint.forget_end()
+        self._joint.release()
 
     # -- inside ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -48,8 +49,12 @@ def join_team(
         joint.centers[:] = [TorchCenterOptimizer(optimizers, flat_model, place)]
         return joint.centers[0]
 
+    turn = weakref.ref(joint)  # which holds the session
+
     def local_step() -> None:
-        one = steps[joint.active]
+        training = turn()
+        assert training is not None  # its wrapper makes the step
+        one = steps[training.active]
         if one is not None:
             one.step()
 

@@ -82,9 +82,9 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self._joint = joint_training(
             self, world if several else None, servers=servers, stall_timeout_s=stall_timeout_s
         )
-        self._joint.members.append(self)
-        self._joint.found = None
         if world is not None and several:
+            self._joint.members.append(self)
+            self._joint.found = None
             self._join(world)
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
@@ -93,10 +93,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         """Join the training, with the wrappers made before (collective)."""
         joint = self._joint
         if joint.team is not None:  # the others have joined without this one
-            joint.release()
             joint.team.member.abandon()
             joint.forget_end()
-            joint.team = None
+            members = joint.members
+            joint.release()
+            joint.team, joint.members = None, members
         modules = self._modules()
         joint.team, joint.flat_model = join_team(joint, world, modules)
         for one in joint.members:

@@ -109,7 +109,7 @@ def test_the_samples_of_a_batch_are_counted(name):
 UNKNOWN = [None, 3, "text", object(), [], {}, [1, 2], Sized(torch.Size([]))]
 
 
-@pytest.mark.parametrize("batch", UNKNOWN, ids=lambda batch: type(batch).__name__)
+@pytest.mark.parametrize("batch", UNKNOWN, ids=lambda one: type(one).__name__)
 def test_an_unknown_number_is_refused_by_evaluate_and_is_one_in_an_epoch(batch):
     optimizer = nt.Downpour(torch.optim.SGD(cases.model_of().parameters(), lr=0.1))
     with pytest.raises(ConfigurationError, match=r"samples in a batch of type .* is unknown.*pass samples="):

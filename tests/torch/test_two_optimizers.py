@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -353,12 +355,47 @@ def test_a_wrapper_made_inside_a_loop_over_batches_is_refused():
     assert "made within the loop over the batches" in refusal(program)
 
 
-def test_alone_wrappers_of_different_kinds_stay_apart():
-    first, second, third = (cases.model_of() for _ in range(3))
-    one, other = nt.Downpour(sgd_of(first)), nt.EASGD(sgd_of(second))
-    again = nt.Downpour(sgd_of(first))
-    one.stop()
-    assert (one.stopped, other.stopped, again.stopped) == (True, False, False)
-    partner = nt.Downpour(sgd_of(third))
-    again.stop()
-    assert partner.stopped
+def test_alone_wrappers_of_one_kind_stop_together_and_others_do_not():
+    first, second, third = (nt.Downpour(sgd_of(cases.model_of())) for _ in range(3))
+    other = nt.EASGD(sgd_of(cases.model_of()))
+    first.stop()
+    assert [one.stopped for one in (first, second, third, other)] == [True, True, True, False]
+    later = nt.EASGD(sgd_of(cases.model_of()))
+    list(other.epoch(range(1)))
+    last = nt.EASGD(sgd_of(cases.model_of()))
+    other.stop()
+    assert [one.stopped for one in (other, later, last)] == [True, True, False]
+    assert [one.report().steps for one in (first, other)] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["Downpour", "EASGD"])
+def test_after_a_training_a_sampler_without_a_wrapper_is_that_of_a_plain_loop(name):
+    """A wrapper that was closed and dropped is gone, at once."""
+
+    def program(world):
+        model = cases.model_of()
+        optimizer = getattr(nt, name)(sgd_of(model), world=world)
+        nt.EMA(optimizer, model)
+        gone = weakref.ref(optimizer)
+        for index in nt.ShardSampler(range(BATCHES), optimizer=optimizer):
+            step_of(model, optimizer, index)
+        optimizer.close()
+        del optimizer
+        return gone() is None
+
+    gc.disable()
+    try:
+        assert on_ranks(2, program) == [True, True]
+    finally:
+        gc.enable()
+
+
+def test_alone_a_wrapper_that_is_not_used_any_more_is_freed_at_once():
+    optimizer = nt.Downpour(sgd_of(cases.model_of()))
+    gone = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()
