@@ -367,20 +367,23 @@ class ServerRank:
                 )
 
     def _warn_of_leaving(self, message: Message) -> None:
-        """Warn, once, that a worker trains in an epoch for which another rank's loop is over."""
+        """Warn, once, that a worker trains in an epoch for which another rank's loop is over.
+
+        Without epochs nobody can tell: in a loop of its own each rank leaves when it is done.
+        """
         peers, sender = self._server.peers, message.sender
         if message.kind is Kind.LEAVE:
             self._left_after = min(self._left_after, peers[sender].epochs)
         if message.kind not in _OF_STEPS or self._told_of_leaving or self._server.stopping:
             return
         done = peers[sender].epochs
-        if self._leaving and done >= self._epochs:
+        if self._leaving and 0 < self._epochs <= done:
             gone, epochs = self._server.rank, self._epochs
             found = (
                 "A server gets no batch in its loop: that is not the end of the training, and what it has "
                 "evaluated or saved since is not the trained model"
             )
-        elif done >= self._left_after:
+        elif 0 < done >= self._left_after:
             gone = min(rank for rank, peer in peers.items() if peer.standing is Standing.LEFT)
             epochs, found = peers[gone].epochs, "It takes no part in what follows"
         else:

@@ -571,6 +571,9 @@ class Folded(Formula):
 
     run_trial = MPITuner.run_trial
 
+    def __init__(self, *args, **options):
+        MPITuner.__init__(self, lambda hp: None, *args, **options)
+
     def _executed(self, trial, fold, checkpoint, args, options):
         (x,), options = held_out(args, options, self._folds, fold, int(self.oracle.seed))
         return {"loss": float(x.sum() + trial.hyperparameters.Float("x", -1, 1, step=0.5))}
