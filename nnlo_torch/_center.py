@@ -37,7 +37,7 @@ class TorchCenterOptimizer:
         self._optimizers, self._flat_model, self._place = list(optimizers), flat_model, place
         self._options = GroupOptions(*optimizers)
         self.stepped = [*range(len(self._optimizers))]
-        self._replaced: list[tuple[torch.optim.Optimizer, list[Any], int, torch.Tensor]] = []
+        self._replaced: list[tuple[list[Any], int, torch.Tensor]] = []
         self._mine = flat_model.parameters.layout.inside(place)
         self._marks = flat_model.marks[self._mine] - place.start
         self._masters = self._float32_masters()
@@ -92,10 +92,13 @@ class TorchCenterOptimizer:
 
     def release(self) -> None:
         """Give the optimizers the model's parameters back, before another centre is made of them."""
-        for optimizer, params, position, tensor in self._replaced:
-            master, params[position] = params[position], tensor
-            if master in optimizer.state:
-                optimizer.state[tensor] = optimizer.state.pop(master)
+        tensors: dict[Any, torch.Tensor] = {}
+        for params, position, tensor in self._replaced:
+            tensors[params[position]], params[position] = tensor, tensor
+        for optimizer in self._optimizers:
+            states = list(optimizer.state.items())
+            optimizer.state.clear()
+            optimizer.state.update({tensors.get(key, key): state for key, state in states})
 
     def _gradients(self, vector: Any) -> list[torch.Tensor]:
         # Messages arrive in the same few buffers, so their views are cached.
@@ -121,7 +124,7 @@ class TorchCenterOptimizer:
                 if self._flat_model.storages[index] is not Storage.VIEW:
                     master = torch.nn.Parameter(self._flat_model.views[index], tensor.requires_grad)
                     group["params"][position] = master
-                    self._replaced.append((optimizer, group["params"], position, tensor))
+                    self._replaced.append((group["params"], position, tensor))
                     if tensor in optimizer.state:
                         optimizer.state[master] = _as_master(optimizer.state.pop(tensor))
                 masters[index] = group["params"][position]
