@@ -19,8 +19,15 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 
 
-def finish(speaks: bool = True, **metrics: float) -> None:
-    """Print the last line, on one rank."""
+def finish(speaks: bool | torch.optim.Optimizer, **metrics: float) -> None:
+    """Print the last line, on the rank that has the centre.
+
+    Args:
+        speaks: whether this rank prints; or the optimizer, whose wrapper knows.
+        metrics: what is compared.
+    """
+    if isinstance(speaks, torch.optim.Optimizer):
+        speaks = getattr(speaks, "role", "alone") in ("alone", "server 0")
     if speaks:
         print(json.dumps({name: round(float(value), 6) for name, value in metrics.items()}), flush=True)
 
