@@ -18,7 +18,7 @@ warnings.filterwarnings("ignore", module="torch_geometric")
 
 
 def graphs(count: int, seed: int) -> list[Data]:
-    """Rings and stars of 5 to 12 nodes, whose features are noise."""
+    """Paths and stars of 5 to 12 nodes, whose features are the number of neighbours, and noise."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for number in range(count):
@@ -27,7 +27,8 @@ def graphs(count: int, seed: int) -> list[Data]:
         if number % 2:
             first = torch.zeros(nodes - 1, dtype=torch.long)
         edges = torch.cat([torch.stack([first, last]), torch.stack([last, first])], dim=1)
-        features = torch.cat([torch.ones(nodes, 1), torch.randn(nodes, 3, generator=generator)], dim=1)
+        neighbours = torch.bincount(edges[0], minlength=nodes).float().unsqueeze(1)
+        features = torch.cat([neighbours, torch.randn(nodes, 3, generator=generator)], dim=1)
         made.append(Data(x=features, edge_index=edges, y=torch.tensor([number % 2])))
     return made
 
