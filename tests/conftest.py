@@ -7,11 +7,14 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.helpers.frameworks import FRAMEWORKS
+
+CLIENTS = Path(__file__).with_name("clients")
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,16 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     _Imported.spare()
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the tests with other packages' loops, which have an environment of their own."""
+    return True if collection_path == CLIENTS and "clients" not in FRAMEWORKS else None
+
+
+def pytest_report_header() -> str:
+    what = "run" if "clients" in FRAMEWORKS else "left out; they run in `make test-clients`"
+    return f"tests/clients: {what}"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

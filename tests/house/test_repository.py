@@ -28,7 +28,8 @@ PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user ha
 # The rooms of the core, lowest first: each imports only those before it.
 ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "training", "search", "commands")
 # Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
-FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Monitor", "Timeline", "Wrapper"}
+# `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
+FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Monitor", "Timeline", "Trainer", "Wrapper"}
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
 

@@ -1,0 +1,12 @@
+"""Adapter for Hugging Face: its `Trainer`, and loops written with accelerate.
+
+Import `Trainer` and `TrainingArguments` from here; before an `accelerate.Accelerator` call `begin`. It needs
+`pip install nnlo[huggingface]`.
+"""
+
+from __future__ import annotations
+
+from nnlo_torch.huggingface._arguments import ArgumentsMixin, TrainingArguments, begin
+from nnlo_torch.huggingface._trainer import Trainer, TrainerMixin
+
+__all__ = ["ArgumentsMixin", "begin", "Trainer", "TrainerMixin", "TrainingArguments"]

@@ -1,0 +1,41 @@
+"""Parts shared by the client scripts: what they are called with, and the line that they end with.
+
+A script is called `python SCRIPT plain` for the loop of its framework alone, and otherwise with `python` or
+`mpiexec -n N python` for the same loop with nnlo. Its last line is JSON: the metrics that are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+__all__ = ["WRAPPED", "blobs", "finish"]
+
+WRAPPED = "plain" not in sys.argv[1:]
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+def finish(speaks: bool | torch.optim.Optimizer, **metrics: float) -> None:
+    """Print the last line, on the rank that has the centre.
+
+    Args:
+        speaks: whether this rank prints; or the optimizer, whose wrapper knows.
+        metrics: what is compared.
+    """
+    if isinstance(speaks, torch.optim.Optimizer):
+        speaks = getattr(speaks, "role", "alone") in ("alone", "server 0")
+    if speaks:
+        print(json.dumps({name: round(float(value), 6) for name, value in metrics.items()}), flush=True)
+
+
+def blobs(samples: int = 1024, features: int = 8, classes: int = 4, seed: int = 0):
+    """Return samples around one centre for each class, as inputs and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, features, generator=torch.Generator().manual_seed(99))
+    labels = torch.arange(samples) % classes
+    noise = torch.randn(samples, features, generator=generator)
+    return centres[labels] + 0.8 * noise, labels

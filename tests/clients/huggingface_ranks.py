@@ -1,0 +1,114 @@
+"""Trainings with Hugging Face's Trainer after which every rank tells what it has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+import warnings
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+import nnlo_torch as nt
+import nnlo_torch.huggingface as nh
+from nnlo_common.plugin import launched
+from tests.clients.common import blobs
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+
+
+def common_folder() -> str:
+    """A new folder, the same on all ranks."""
+    world, own = launched(), tempfile.mkdtemp()
+    return own if world is None else world.gather_text(own)[0]
+
+
+class Points(Dataset):
+    def __init__(self, samples: int, seed: int = 0) -> None:
+        self.x, self.y = blobs(samples, seed=seed)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int):
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 4)
+
+    def forward(self, x, labels=None):
+        outputs = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(outputs, labels), "logits": outputs}
+
+
+def train(folder, *, wrap=nt.Downpour, resume=None, patience=None, **options):
+    transformers.set_seed(1)
+    options = {
+        "eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch",
+        "num_train_epochs": 3,
+        "load_best_model_at_end": True, "metric_for_best_model": "loss", "learning_rate": 0.05, **options,
+    }  # fmt: skip
+    arguments = nh.TrainingArguments(
+        folder,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=8,
+        seed=0,
+        **options,
+    )
+    trainer = nh.Trainer(
+        Linear(), arguments, train_dataset=Points(98), eval_dataset=Points(64, 1), wrap=wrap,
+        callbacks=[] if patience is None else [transformers.EarlyStoppingCallback(1, patience)],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    state = trainer.state
+    account = {
+        "sum": [value.double().sum().item() for value in trainer.model.state_dict().values()],
+        "step": state.global_step,
+        "steps": state.max_steps,
+        "epoch": state.epoch,
+        "best": state.best_model_checkpoint,
+        "score": state.best_metric,
+        "loss": trainer.evaluate()["eval_loss"],
+    }
+    schedule = trainer.lr_scheduler
+    return account, {"at": schedule.last_epoch, "rate": schedule.optimizer.param_groups[0]["lr"]}
+
+
+def resumed(folder):
+    train(folder, num_train_epochs=2, lr_scheduler_type="constant_with_warmup", warmup_steps=12)
+    return train(
+        folder, num_train_epochs=4, lr_scheduler_type="constant_with_warmup", warmup_steps=12, resume=True
+    )
+
+
+CASES = {
+    "uneven": train,
+    "accumulate": lambda folder: train(folder, gradient_accumulation_steps=2),
+    "limit": lambda folder: train(folder, max_steps=7),
+    "early": lambda folder: train(folder, num_train_epochs=40, patience=0.02),
+    "steps": lambda folder: train(
+        folder, eval_strategy="steps", save_strategy="steps", eval_steps=2, save_steps=2
+    ),
+    "plateau": lambda folder: train(folder, lr_scheduler_type="reduce_lr_on_plateau"),
+    "rounds": lambda folder: train(folder, wrap=lambda optimizer: nt.LocalSGD(optimizer, every=3)),
+    "resumed": resumed,
+}
+
+
+def main() -> None:
+    for name in sys.argv[1].split(","):
+        account, own = CASES[name](common_folder())
+        print("account " + json.dumps({"case": name, **account, "own": own}, sort_keys=True), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Lightning's loop on several ranks: all end with the same, and what cannot work is refused by name."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch import callbacks
+from torch.utils.data import DataLoader, IterableDataset
+
+import nnlo_torch as nt
+from nnlo_common import ConfigurationError
+from nnlo_torch._foreign_loops import sharded
+from nnlo_torch.lightning._compat import with_sampler
+from nnlo_torch.lightning._refusals import refuse
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import ROOT
+
+PROGRAM = ROOT / "tests" / "clients" / "lightning_ranks.py"
+
+
+def accounts(*cases):
+    """What each rank of one job tells, by case."""
+    run = mpiexec(4, PROGRAM, ",".join(cases), timeout_s=500)
+    assert run.returncode == 0, run.stderr
+    told = [json.loads(part) for line in run.stdout.splitlines() for part in line.split("account ")[1:]]
+    return {case: [one for one in told if one["case"] == case] for case in cases}
+
+
+def shared(ranks):
+    """What all ranks must have alike."""
+    own = [rank.pop("own") for rank in ranks]
+    assert len(ranks) == 4
+    assert all(rank == ranks[0] for rank in ranks), ranks
+    return ranks[0], own
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_all_ranks_end_with_the_same_and_the_counts_of_a_worker():
+    found = accounts("uneven", "decay", "epochs", "plateau", "accumulate", "manual", "unvalidated", "rounds")
+    # 98 samples on 3 workers in batches of 8: two have 5 batches, one has 4.
+    steps = {"accumulate": 9}
+    for case, ranks in found.items():
+        account, own = shared(ranks)
+        assert account["step"] == steps.get(case, 15), case
+        assert account["epoch"] == 3, case
+        assert f"epoch=2-step={account['step']}-loss={account['loss']:.4f}" in account["best"], case
+        if case in ("uneven", "decay", "accumulate", "epochs"):
+            # The server, and the workers with 5 batches, are at one place of their schedules.
+            most = max(one["at"][0] for one in own)
+            rates = {round(one["rate"], 12) for one in own if one["at"] == [most]}
+            assert (sum(one["at"] == [most] for one in own), len(rates)) == (4 if case == "epochs" else 3, 1)
+        if case == "plateau":
+            assert [one["rate"] for one in own] == 4 * [pytest.approx(0.05 * 0.1**3)]
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_all_ranks_stop_together_resume_and_train_twice():
+    found = accounts("limit", "early", "rare", "stopped", "resumed", "twice", "elastic", "processes")
+    ends = {case: shared(ranks)[0] for case, ranks in found.items()}
+    assert (ends["limit"]["step"], ends["limit"]["epoch"]) == (7, 2)
+    assert 1 < ends["early"]["epoch"] < 40
+    assert 1 < ends["rare"]["epoch"] < 40
+    assert ends["rare"]["epoch"] % 2 == 0
+    assert (ends["stopped"]["step"], ends["stopped"]["epoch"]) == (10, 2)
+    assert (ends["resumed"]["step"], ends["resumed"]["epoch"]) == (20, 4)
+    assert ends["twice"]["validated"] == pytest.approx(ends["twice"]["score"])
+    assert ends["processes"]["step"] == 15
+
+
+def trainer(*, more=(), **options):
+    return lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=list(more), **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"val_check_interval": 0.5}, "val_check_interval=0.5"),
+        ({"val_check_interval": 5, "check_val_every_n_epoch": None}, "check_val_every_n_epoch=None"),
+        ({"more": [callbacks.ModelCheckpoint(every_n_train_steps=3)]}, "every_n_train_steps"),
+        (
+            {"more": [callbacks.ModelCheckpoint(train_time_interval=timedelta(1))]},
+            "train_time_interval",
+        ),
+        ({"more": [callbacks.LearningRateMonitor("step")]}, "LearningRateMonitor"),
+        ({"more": [callbacks.DeviceStatsMonitor()]}, "DeviceStatsMonitor"),
+        ({"more": [callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging"),
+        ({"more": [callbacks.BackboneFinetuning()]}, "BackboneFinetuning"),
+        ({"more": [callbacks.BatchSizeFinder()]}, "BatchSizeFinder"),
+        ({"more": [callbacks.LearningRateFinder()]}, "LearningRateFinder"),
+        ({"more": [callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning"),
+        ({"more": [callbacks.EMAWeightAveraging()]}, "EMAWeightAveraging"),
+        ({"more": [callbacks.ThroughputMonitor(len)]}, "ThroughputMonitor"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_work_is_refused_by_name(options, says):
+    with pytest.raises(ConfigurationError, match=says) as found:
+        refuse(trainer(**options))
+    assert found.value.collective
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_other_stock_callbacks_are_taken():
+    taken = [
+        callbacks.EarlyStopping("loss"),
+        callbacks.GradientAccumulationScheduler({0: 2}),
+        callbacks.LambdaCallback(),
+        callbacks.LearningRateMonitor("epoch"),
+        callbacks.ModelCheckpoint(),
+        callbacks.ModelSummary(),
+        callbacks.OnExceptionCheckpoint("."),
+        callbacks.SpikeDetection(),
+        callbacks.Timer("00:01:00:00"),
+    ]
+    refuse(trainer(more=taken))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.fixture
+def wrapper():
+    return nt.Downpour(torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda wrapper: [1, 2], "a list yields the training batches"),
+        (lambda wrapper: DataLoader(Stream()), "Stream"),
+        (
+            lambda wrapper: DataLoader(range(4), sampler=nt.ShardSampler(range(4)), num_workers=1),
+            "leave the sampler out",
+        ),
+        (lambda wrapper: DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler=nnlo_torch"),
+    ],
+)
+def test_a_loader_that_cannot_be_shared_is_refused(wrapper, make, says):
+    with pytest.raises(ConfigurationError, match=says):
+        sharded(make(wrapper), wrapper, with_sampler)
+
+
+def test_a_loader_before_the_wrapper_is_refused():
+    with pytest.raises(ConfigurationError, match="before an optimizer was wrapped"):
+        sharded(DataLoader(range(4)), None, with_sampler)
+
+
+def test_a_loader_keeps_its_order_and_gets_a_share(wrapper):
+    loader = sharded(DataLoader(range(4), batch_size=2), wrapper, with_sampler)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert isinstance(loader.sampler, nt.ShardSampler)
+
+
+def test_a_stream_begins_epochs_by_the_wrapper(wrapper):
+    stream = DataLoader(nt.ShardIterable(range(3)), batch_size=2)
+    loader = sharded(stream, wrapper, with_sampler)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
+    assert wrapper.report().steps == 0
