@@ -19,7 +19,7 @@ from nnlo_torch._step_weights import StepWeights
 
 __all__ = ["AveragedWeights", "JointTraining", "collective", "joint_training"]
 
-#: The latest training of each world; of processes with MPI, and of those alone, under `_HERE`.
+#: The latest training of each world: each trial of a search has one, the whole job has `_HERE`.
 _latest: weakref.WeakKeyDictionary[Any, weakref.ref[JointTraining]] = weakref.WeakKeyDictionary()
 
 #: Why optimizers that take turns cannot share a training with these algorithms.
@@ -181,7 +181,8 @@ def joint_training(
     """
     options = f"{wrapper.algorithm.describe()}, servers={servers}"
     options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
-    key: Any = _HERE if world is None or world.own_process else world
+    apart = world is not None and (world.of_trial or not world.own_process)
+    key: Any = world if apart else _HERE
     known = _latest.get(key)
     joint = None if known is None else known()
     if joint is not None and not joint.over:

@@ -209,7 +209,7 @@ class MemoryWorld:
     # A rank must not change process-wide settings such as the number of compute threads.
     own_process = False
     survives_loss = True
-    recalled = False
+    of_trial = recalled = False
 
     def __init__(self, cluster: MemoryCluster, rank: int) -> None:
         self._cluster = cluster

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import nnlo_keras as nk
 from nnlo_common import ConfigurationError
 from nnlo_common.training._joining import launched
-from tests.programs import only_backend  # noqa: F401 - for what it does
 
 WORLD = launched()
 draw = np.random.default_rng(2)

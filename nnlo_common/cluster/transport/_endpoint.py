@@ -69,6 +69,8 @@ class RankWorld(Protocol):
 
     #: Whether each rank is a process, with process-wide settings of its own.
     own_process: bool
+    #: Whether these are the ranks of one trial of a search: each trial has a world of its own.
+    of_trial: bool
     #: Whether the other ranks survive the death of one.
     survives_loss: bool
 

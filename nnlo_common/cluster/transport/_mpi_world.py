@@ -51,7 +51,7 @@ class MPIWorld:
     """
 
     own_process = True
-    recalled = False
+    of_trial = recalled = False
 
     def __init__(self, world: World, *, watches: bool = True) -> None:
         self.facts, self._watches = world, watches

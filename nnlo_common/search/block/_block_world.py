@@ -40,6 +40,7 @@ class BlockWorld:
         channel: this rank's channel to its partners.
     """
 
+    of_trial = True
     survives_loss = False
 
     def __init__(self, ranks: PartWorld, channel: RankChannel) -> None:
