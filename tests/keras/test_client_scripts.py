@@ -1,0 +1,58 @@
+"""Keras scripts in the style of published examples: plain, wrapped, and on 3 and 5 ranks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.jobs import alone, mpiexec
+from tests.helpers.paths import ROOT
+
+pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+FOLDER = ROOT / "tests" / "clients"
+# All frameworks are in sight: a lookup of strings needs TensorFlow on every back end.
+ENVIRONMENT = {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+
+# For each script the metric that must be reached, plain and on any number of ranks: at least, or at most.
+AIMS = {
+    "keras_convnet": ("accuracy", 0.85, None),
+    "keras_gan": ("radius", 0.7, 1.3),
+    "keras_structured": ("accuracy", 0.85, None),
+    "keras_timeseries": ("mse", None, 0.1),
+    "keras_transformer": ("accuracy", 0.85, None),
+    "keras_vae": ("loss", None, 0.8),
+}
+
+
+def check(script, run):
+    assert run.returncode == 0, run.stderr
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith('{"')]
+    name, least, most = AIMS[script]
+    found = json.loads(line)[name]
+    assert least is None or found >= least, line
+    assert most is None or found <= most, line
+
+
+def test_every_script_has_an_aim():
+    assert {path.stem for path in FOLDER.glob("keras_*.py")} == set(AIMS)
+
+
+@pytest.mark.parametrize("script", AIMS)
+@pytest.mark.parametrize("words", [["plain"], []], ids=["plain", "wrapped"])
+def test_a_script_learns_in_one_process(script, words):
+    check(script, alone(FOLDER / f"{script}.py", *words, env=ENVIRONMENT, timeout_s=200))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [3, 5])
+@pytest.mark.parametrize("script", AIMS)
+def test_a_script_learns_on_several_ranks(script, ranks):
+    check(script, mpiexec(ranks, FOLDER / f"{script}.py", env=ENVIRONMENT, timeout_s=250))
