@@ -1,4 +1,4 @@
-"""Parts shared by the adapters for training loops of other packages: loaders, messages, and the end."""
+"""Parts shared by the adapters for training loops of other packages: loaders and messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from nnlo_common import ConfigurationError
 from nnlo_torch._iterable import ShardIterable
+from nnlo_torch._joint import collective
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
 
@@ -16,10 +16,8 @@ __all__ = [
     "EpochBatches",
     "EpochServer",
     "center_tells",
-    "leave_with_center",
     "most",
     "options_of",
-    "refused",
     "sharded",
 ]
 
@@ -58,13 +56,6 @@ class EpochBatches:
         return self._wrapper.epoch(self._loader)
 
 
-def refused(what: str) -> ConfigurationError:
-    """Return the error for something that every rank refuses alike."""
-    error = ConfigurationError(what)
-    error.collective = True
-    return error
-
-
 def sharded(
     loader: Any,
     wrapper: Wrapper | None,
@@ -80,18 +71,18 @@ def sharded(
         options: those of `ShardSampler`.
     """
     if wrapper is None:
-        raise refused(
+        raise collective(
             "a loader was asked for before an optimizer was wrapped, so its share is unknown; wrap the "
             "optimizer first (nnlo_torch.Downpour(...)), then ask for the number of steps"
         )
     if not isinstance(loader, torch.utils.data.DataLoader):
-        raise refused(
+        raise collective(
             f"a {type(loader).__name__} yields the training batches, but only a DataLoader can be shared "
             "among workers; give one, for a stream one of nnlo_torch.ShardIterable(...)"
         )
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         if not isinstance(loader.dataset, ShardIterable):
-            raise refused(
+            raise collective(
                 f"the data set of the training, a {type(loader.dataset).__name__}, is an IterableDataset, of "
                 "which each worker would get all; wrap it in nnlo_torch.ShardIterable(...)"
             )
@@ -99,12 +90,12 @@ def sharded(
     given = loader.sampler, loader.batch_sampler
     own = next((one for one in given if isinstance(one, ShardSampler)), None)
     if own is not None and loader.num_workers:
-        raise refused(
+        raise collective(
             "the training's DataLoader has a ShardSampler and num_workers, and the loop opens the loader "
             "before the first epoch; leave the sampler out, it is added for you"
         )
     if own is None and type(loader.batch_sampler) not in (torch.utils.data.BatchSampler, type(None)):
-        raise refused(
+        raise collective(
             f"the training's DataLoader has a {type(loader.batch_sampler).__name__}; share its batches by "
             "batch_sampler=nnlo_torch.ShardSampler(your_batch_sampler)"
         )
@@ -140,15 +131,3 @@ def options_of(wrapper: Wrapper) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in group.items() if name != "params"} for group in wrapper.param_groups
     ]
-
-
-def leave_with_center(wrapper: Wrapper) -> None:
-    """Leave the training; afterwards the model of every rank is the centre (collective)."""
-    team = wrapper._team
-    if team is not None and not team.over:
-        team.last_round()
-        if wrapper.serves:
-            team.settle_center(lambda: None)
-        else:
-            team.take_over_center()
-    wrapper.close()

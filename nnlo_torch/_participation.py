@@ -19,7 +19,7 @@ from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
 
-__all__ = ["Participation"]
+__all__ = ["Participation", "leave_with_center"]
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
@@ -457,15 +457,9 @@ class Participation:
                 "rank already: make all its wrappers before its first epoch, or call optimizer.close() after "
                 "its last"
             )
-        if self._team is not None:
-            if self.serves:
-                self._team.last_round()
-                self._team.settle_center(lambda: None)
-            else:
-                self._team.end_epoch()
-                self._team.last_round()
-                self._team.take_over_center()
-        self.close()
+        if self._team is not None and not self.serves:
+            self._team.end_epoch()
+        leave_with_center(self)
 
     def _run(self, calls: Iterable[Callable[[], object]]) -> None:
         with torch.no_grad():
@@ -477,3 +471,15 @@ class Participation:
             if wait or future.done():
                 self._asides.remove(future)
                 future.result()
+
+
+def leave_with_center(part: Participation) -> None:
+    """Leave the training; afterwards the model of every rank is the centre (collective)."""
+    team = part._team
+    if team is not None and not team.over:
+        team.last_round()
+        if part.serves:
+            team.settle_center(lambda: None)
+        else:
+            team.take_over_center()
+    part.close()

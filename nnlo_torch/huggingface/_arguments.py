@@ -10,7 +10,7 @@ import transformers
 from accelerate import PartialState
 
 from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import refused
+from nnlo_torch._joint import collective
 
 __all__ = ["ArgumentsMixin", "TrainingArguments", "begin"]
 
@@ -38,7 +38,7 @@ def begin(*, cpu: bool = False) -> None:
     finally:
         os.environ.update(hidden)
     if state.num_processes != 1:
-        raise refused(
+        raise collective(
             f"accelerate has been set up for {state.num_processes} processes before; call "
             "nnlo_torch.huggingface.begin() first"
         )
@@ -58,14 +58,14 @@ class ArgumentsMixin:
         own: Any = self
         if launched() is not None:
             if own.auto_find_batch_size:
-                raise refused(
+                raise collective(
                     "auto_find_batch_size=True retries with smaller batches on one rank only; find the size "
                     "in a process alone, then set per_device_train_batch_size"
                 )
             begin(cpu=bool(own.use_cpu))
             given = own.accelerator_config
             if given is not None and not isinstance(given, dict):
-                raise refused("accelerator_config must be a dict or None with several ranks")
+                raise collective("accelerator_config must be a dict or None with several ranks")
             own.accelerator_config = {**(given or {}), "use_configured_state": True}
         super().__post_init__()  # type: ignore[misc]
 

@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import center_tells, leave_with_center, most, refused
+from nnlo_torch._foreign_loops import center_tells, most
+from nnlo_torch._joint import collective
+from nnlo_torch._participation import leave_with_center
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
 from nnlo_torch.huggingface._compat import LoopHooks, silence_empty_epochs
@@ -42,12 +44,12 @@ class TrainerMixin(LoopHooks):
         if not self.several:
             return
         if own.args.process_index != launched().rank:  # type: ignore[union-attr]
-            raise refused(
+            raise collective(
                 "the Trainer's arguments know nothing of the other ranks; make them with "
                 "nnlo_torch.huggingface.TrainingArguments"
             )
         if own.args.n_gpu > 1:
-            raise refused(
+            raise collective(
                 f"this rank sees {own.args.n_gpu} GPUs, and the Trainer would use all of them; show each "
                 "rank one, by CUDA_VISIBLE_DEVICES"
             )
@@ -64,12 +66,12 @@ class TrainerMixin(LoopHooks):
         inner = getattr(own.optimizer, "optimizer", None)  # accelerate's wrapper hides ours
         found = next((one for one in (own.optimizer, inner) if isinstance(one, Wrapper)), None)
         if self.several and found is None:
-            raise refused(
+            raise collective(
                 f"the Trainer's optimizer, a {type(own.optimizer).__name__}, is not wrapped; pass e.g. "
                 "wrap=nnlo_torch.Downpour"
             )
         if found is not None and found.share[1] != max(1, found.size - 1):
-            raise refused(
+            raise collective(
                 "nnlo_torch.huggingface needs one server, which evaluates and saves; leave servers= out"
             )
         self.wrapper = found if self.several else None
@@ -89,7 +91,7 @@ class TrainerMixin(LoopHooks):
         if self.wrapper is None:
             return sampler
         if sampler is None:
-            raise refused(
+            raise collective(
                 "the training's data set has no length, so it cannot be shared among workers; give one with "
                 "a length"
             )
@@ -149,7 +151,7 @@ class TrainerMixin(LoopHooks):
     def hyperparameter_search(self, *arguments: Any, **options: Any) -> Any:
         """Search in a process alone; refused with several ranks."""
         if self.several:
-            raise refused(
+            raise collective(
                 "hyperparameter_search() does not work with several ranks: only rank 0 would choose; use "
                 "nnlo_torch.optimize"
             )

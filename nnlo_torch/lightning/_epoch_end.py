@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 
-from nnlo_torch._foreign_loops import center_tells, leave_with_center, most, options_of, refused
+from nnlo_torch._foreign_loops import center_tells, most, options_of
+from nnlo_torch._joint import collective
+from nnlo_torch._participation import leave_with_center
 from nnlo_torch.lightning._compat import count_logged_steps, epoch_means
 
 __all__ = ["Serve", "StopTogether"]
@@ -29,7 +31,7 @@ class Serve(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse several loaders, and leave validation to the server."""
         if isinstance(trainer.train_dataloader, dict | list | tuple):
-            raise refused(
+            raise collective(
                 f"{len(trainer.train_dataloader)} training loaders at once cannot be shared among workers; "
                 "make one loader of a data set that yields all parts of a batch"
             )

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 
-from nnlo_torch._foreign_loops import refused
+from nnlo_torch._joint import collective
 from nnlo_torch.lightning._compat import is_saved_within_epochs
 
 __all__ = ["refuse"]
@@ -30,7 +30,7 @@ _CALLBACKS = {
 def refuse(trainer: Any) -> None:
     """Refuse, by name, what would silently do nothing or hang in a training of several ranks."""
     if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
-        raise refused(
+        raise collective(
             f"Trainer(val_check_interval={trainer.val_check_interval!r}, check_val_every_n_epoch="
             f"{trainer.check_val_every_n_epoch!r}) validates within an epoch, but the centre is validated at "
             "the end of one; leave val_check_interval out, and use check_val_every_n_epoch=1, 2, ..."
@@ -38,14 +38,14 @@ def refuse(trainer: Any) -> None:
     for callback in trainer.callbacks:
         for name, reason in _CALLBACKS.items():
             if isinstance(callback, getattr(callbacks, name, ())):
-                raise refused(f"{type(callback).__name__} does not work with several ranks: {reason}")
+                raise collective(f"{type(callback).__name__} does not work with several ranks: {reason}")
         if isinstance(callback, ModelCheckpoint) and is_saved_within_epochs(callback):
-            raise refused(
+            raise collective(
                 "ModelCheckpoint(every_n_train_steps=..., train_time_interval=...) saves within an epoch, "
                 "but the rank with the centre counts no steps there; use every_n_epochs"
             )
         if isinstance(callback, LearningRateMonitor) and callback.logging_interval == "step":
-            raise refused(
+            raise collective(
                 "LearningRateMonitor(logging_interval='step') does not work with several ranks: "
                 f"{_SEES_BATCHES}; use logging_interval='epoch'"
             )

@@ -13,7 +13,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import refused, sharded
+from nnlo_torch._foreign_loops import sharded
+from nnlo_torch._joint import collective
 from nnlo_torch._wrapper import Wrapper, current
 from nnlo_torch.lightning._compat import with_sampler
 from nnlo_torch.lightning._epoch_end import Serve, StopTogether
@@ -137,13 +138,13 @@ class Strategy(SingleDeviceStrategy):
 
     def _wrapped(self) -> Wrapper:
         if not self.optimizers or not all(isinstance(one, Wrapper) for one in self.optimizers):
-            raise refused(
+            raise collective(
                 f"configure_optimizers returned {[type(one).__name__ for one in self.optimizers]}, but with "
                 "several ranks every optimizer must be wrapped; return e.g. nnlo_torch.Downpour(...)"
             )
         wrapper: Wrapper = self.optimizers[0]
         if wrapper.share[1] != wrapper.size - 1:
-            raise refused(
+            raise collective(
                 f"nnlo_torch.lightning needs one server, which validates and saves, but servers="
                 f"{wrapper.size - wrapper.share[1]}; leave servers= out"
             )

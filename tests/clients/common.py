@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["WRAPPED", "blobs", "finish"]
+from nnlo_common.plugin import launched
+
+__all__ = ["WRAPPED", "blobs", "finish", "run_cases"]
 
 WRAPPED = "plain" not in sys.argv[1:]
 
@@ -39,3 +45,16 @@ def blobs(samples: int = 1024, features: int = 8, classes: int = 4, seed: int = 
     labels = torch.arange(samples) % classes
     noise = torch.randn(samples, features, generator=generator)
     return centres[labels] + 0.8 * noise, labels
+
+
+def run_cases(cases: Mapping[str, Callable[[Path], tuple[dict[str, Any], Any]]]) -> None:
+    """Run the cases that the first argument names, and print this rank's account of each.
+
+    Args:
+        cases: by name; each gets a new folder, the same on all ranks.
+    """
+    for name in sys.argv[1].split(","):
+        world, own = launched(), tempfile.mkdtemp()
+        folder = Path(own if world is None else world.gather_text(own)[0])
+        account, seen = cases[name](folder)
+        print("account " + json.dumps({"case": name, **account, "own": seen}, sort_keys=True), flush=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-import tempfile
 import warnings
 
 import torch
@@ -14,17 +11,10 @@ from torch.utils.data import Dataset
 
 import nnlo_torch as nt
 import nnlo_torch.huggingface as nh
-from nnlo_common.plugin import launched
-from tests.clients.common import blobs
+from tests.clients.common import blobs, run_cases
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-
-
-def common_folder() -> str:
-    """A new folder, the same on all ranks."""
-    world, own = launched(), tempfile.mkdtemp()
-    return own if world is None else world.gather_text(own)[0]
 
 
 class Points(Dataset):
@@ -56,7 +46,7 @@ def train(folder, *, wrap=nt.Downpour, resume=None, patience=None, **options):
         "load_best_model_at_end": True, "metric_for_best_model": "loss", "learning_rate": 0.05, **options,
     }  # fmt: skip
     arguments = nh.TrainingArguments(
-        folder,
+        str(folder),
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
@@ -104,11 +94,5 @@ CASES = {
 }
 
 
-def main() -> None:
-    for name in sys.argv[1].split(","):
-        account, own = CASES[name](common_folder())
-        print("account " + json.dumps({"case": name, **account, "own": own}, sort_keys=True), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(CASES)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 import warnings
-from pathlib import Path
 
 import lightning
 import torch
@@ -16,15 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import nnlo_torch as nt
 import nnlo_torch.lightning as nl
 from nnlo_common.plugin import launched
-from tests.clients.common import blobs
+from tests.clients.common import blobs, run_cases
 
 warnings.filterwarnings("ignore")
-
-
-def common_folder() -> Path:
-    """A new folder, the same on all ranks."""
-    world, own = launched(), tempfile.mkdtemp()
-    return Path(own if world is None else world.gather_text(own)[0])
 
 
 class Small(lightning.LightningModule):
@@ -158,11 +148,5 @@ CASES = {
 }  # fmt: skip
 
 
-def main() -> None:
-    for name in sys.argv[1].split(","):
-        account, own = CASES[name](common_folder())
-        print("account " + json.dumps({"case": name, **account, "own": own}, sort_keys=True), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(CASES)
