@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.protocol import Kind, Received
+from nnlo_common.training._server_rank import ServerRank
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
@@ -297,7 +300,7 @@ def test_a_resumed_training_goes_on_with_its_averages(size, tmp_path):
 # -- a rank whose loop is over before that of the others --------------------------------------------
 
 
-def said(size, epochs_of, *, wrap=nt.Downpour, stop=False, **options):
+def said(size, epochs_of, *, wrap=nt.Downpour, stop=False, before_step=lambda rank, epoch: None, **options):
     """The warnings of a training in which each rank loops over its own number of epochs."""
 
     def program(world):
@@ -305,6 +308,7 @@ def said(size, epochs_of, *, wrap=nt.Downpour, stop=False, **options):
         optimizer = wrap(sgd_of(model), world=world, **options)
         for epoch in range(epochs_of(world.rank)):
             for index in nt.ShardSampler(range(STEPS), optimizer=optimizer):
+                before_step(world.rank, epoch)
                 step_of(model, optimizer, index)
             if stop and epoch == 1:
                 optimizer.stop()
@@ -316,15 +320,39 @@ def said(size, epochs_of, *, wrap=nt.Downpour, stop=False, **options):
     return [str(one.message) for one in caught]
 
 
-def test_a_server_that_leaves_before_the_workers_warns_once():
-    (text,) = said(3, lambda rank: 1 if rank == 0 else 4)
+def steps_from_epoch(first, after):
+    """Hold all steps of epoch `first` and later back until `after` has happened."""
+
+    def wait(rank, epoch):
+        assert epoch < first or after.wait(60), f"rank {rank} waited for ever in epoch {epoch}"
+
+    return wait
+
+
+def test_a_server_that_leaves_before_the_workers_warns_once(monkeypatch):
+    left, finish = threading.Event(), ServerRank.finish
+
+    def finish_and_tell(self, *args):
+        left.set()
+        finish(self, *args)  # nothing is served before it has noted that this rank leaves
+
+    monkeypatch.setattr(ServerRank, "finish", finish_and_tell)
+    (text,) = said(3, lambda rank: 1 if rank == 0 else 4, before_step=steps_from_epoch(1, left))
     assert text.startswith("rank 0 has left the training after epoch 1, but rank ")
     assert "trains in epoch 2. A server gets no batch" in text
     assert "on all ranks" in text
 
 
-def test_a_worker_that_leaves_before_the_others_is_named_once():
-    (text,) = said(3, lambda rank: 2 if rank == 2 else 4)
+def test_a_worker_that_leaves_before_the_others_is_named_once(monkeypatch):
+    left, handle = threading.Event(), ServerRank._handle
+
+    def handle_and_tell(self, event):
+        handle(self, event)
+        if isinstance(event, Received) and event.message.kind is Kind.LEAVE:
+            left.set()
+
+    monkeypatch.setattr(ServerRank, "_handle", handle_and_tell)
+    (text,) = said(3, lambda rank: 2 if rank == 2 else 4, before_step=steps_from_epoch(2, left))
     assert text.startswith("rank 2 has left the training after epoch 2, but rank 1 trains in epoch 3")
 
 
