@@ -30,6 +30,9 @@ framework_env  = NNLO_TEST_FRAMEWORKS=torch,keras KERAS_BACKEND=torch KERAS_HOME
 pytest         = $(test_env) $(framework_env) .venv/bin/python -m pytest
 pytest_tf      = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3,$(pytest))
 pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
+# Programs of tests begin with their framework imported, in a third of the time; `make test-all` starts them as
+# users do.
+warm           = NNLO_TEST_STARTS=warm
 # Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec two at a
 # time, each worker its own half of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
@@ -54,11 +57,11 @@ demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
 	$(say) 'tests, with torch and keras'
-	@$(pytest) $(side_by_side) -m 'not extended and not mpi'
+	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
 	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
-	@$(pytest) $(jobs) -m 'mpi and not extended'
+	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) $(jobs) -m 'mpi and not extended'
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.helpers.paths import ONE_BACKEND, ROOT
+from tests.helpers.warm import warm_start
 
 __all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "starting"]
 
@@ -66,6 +67,7 @@ def mpiexec(
     timeout_s: float = 60,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    framework: Literal["torch", "keras"] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on n ranks and return its outcome, whatever the exit status.
 
@@ -76,15 +78,17 @@ def mpiexec(
         timeout_s: after this the whole job is killed and the test fails with what was printed.
         env: variables to add to, or to replace in, the environment.
         options: options of mpiexec itself, e.g. `["--with-ft", "ulfm"]`.
+        framework: what a module runs on, to start it warm; of a file its imports tell.
     """
-    return _run([launcher(), *options, "-n", str(n), sys.executable, program, *args], timeout_s, env)
+    started = _started(program, env, framework)
+    return _run([launcher(), *options, "-n", str(n), *started, *args], timeout_s, env)
 
 
 def alone(
     program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program as one plain process, in the same way and environment as `mpiexec` does."""
-    return _run([sys.executable, program, *args], timeout_s, env)
+    return _run([*_started(program, env), *args], timeout_s, env)
 
 
 class Running(subprocess.Popen[str]):
@@ -107,7 +111,7 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
         timeout_s: after this the whole job is killed.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        command = [launcher(), "-n", str(n), sys.executable, program, *args]
+        command = [launcher(), "-n", str(n), *_started(program), *args]
         process = _start(command, None, errors, Running)
         process.written, process.overdue = errors, False
 
@@ -141,13 +145,26 @@ def starting(
             process.wait(10)
 
 
-def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the whole environment of a job."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
     # Programs import `tests.helpers`, and no framework that they do not run on.
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ONE_BACKEND)])
+    return kept | _settings() | dict(env or {})
+
+
+def _started(
+    program: str | Path,
+    env: Mapping[str, str] | None = None,
+    framework: Literal["torch", "keras"] | None = None,
+) -> list[str | Path]:
+    return warm_start(program, _environment(env), framework)
+
+
+def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
     return kind(
         command,
-        env=kept | _settings() | dict(env or {}),
+        env=_environment(env),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

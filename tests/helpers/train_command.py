@@ -49,5 +49,5 @@ def refused(capsys, *words):
     return said.err
 
 
-def started(*words, ranks=3, timeout_s=60, env=None):
-    return mpiexec(ranks, "-m", "nnlo_common", "train", *words, timeout_s=timeout_s, env=env)
+def started(*words, ranks=3, **options):
+    return mpiexec(ranks, "-m", "nnlo_common", "train", *words, **options)

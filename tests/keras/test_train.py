@@ -192,7 +192,9 @@ def test_the_example_trains_on_three_ranks(monkeypatch):
     env = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
     words = "--loss categorical_crossentropy --metrics accuracy --batch 20 --epochs 4 --optimizer adam"
     files = ["--model", str(EXAMPLES / "cifar10.json"), "--train", "toy/train.list", "--val", "toy/val.list"]
-    done = started(*files, *words.split(), "--learning-rate", "0.002", timeout_s=110, env=env)
+    done = started(
+        *files, *words.split(), "--learning-rate", "0.002", timeout_s=110, env=env, framework="keras"
+    )
     assert done.returncode == 0, done.stderr
     center = told("runs/cifar10-1")["center"]
     assert center["val_loss"][-1] < center["val_loss"][0]

@@ -59,7 +59,7 @@ def test_trials_of_a_keras_model_train_again():
 def test_idle_blocks_go_on_with_the_last_trial():
     words = [*WORDS[:7], "--batch", "10", "--epochs", "5", "--objective", "loss", "--num-iterations", "1"]
     words += ["--block-size", "2", "--checkpoint", "s", "--elastic"]
-    done = mpiexec(5, "-m", "nnlo_common", "tune", *words, timeout_s=150)
+    done = mpiexec(5, "-m", "nnlo_common", "tune", *words, timeout_s=150, framework="keras")
     assert done.returncode == 0, done.stderr
     (trial,) = json.loads(Path("s/search.json").read_text())["trials"]
     assert [block for block, _ in trial["helpers"]] == [1]
@@ -69,7 +69,19 @@ def test_idle_blocks_go_on_with_the_last_trial():
 
 @pytest.mark.mpi
 def test_blocks_search_by_a_function_of_the_keras_model():
-    done = mpiexec(7, "-m", "nnlo_common", "tune", *WORDS, "--block-size", "3", "--run", "s", timeout_s=110)
+    done = mpiexec(
+        7,
+        "-m",
+        "nnlo_common",
+        "tune",
+        *WORDS,
+        "--block-size",
+        "3",
+        "--run",
+        "s",
+        timeout_s=110,
+        framework="keras",
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(Path("s/search.json").read_text())
     assert found["objective"] == "figure of merit"

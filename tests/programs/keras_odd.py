@@ -140,7 +140,7 @@ def metric_raises():
 
         def reset_state(self):
             self.resets += 1
-            if RANK == 1 and self.resets == 3:
+            if RANK == 1 and self.resets == 2:
                 ready()
                 raises()
             super().reset_state()

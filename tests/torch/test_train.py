@@ -263,7 +263,7 @@ NEW = {
 @pytest.mark.parametrize("words", NEW.values(), ids=NEW)
 def test_three_ranks_train_with_the_options_of_a_mode(words):
     data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10", "--epochs", "3", "--run", "r"]
-    done = started(*torch_net, *data, *words.split())
+    done = started(*torch_net, *data, *words.split(), framework="torch")
     assert done.returncode == 0, done.stderr
     found = told("r")["center"]["val_loss"]
     assert found[-1] < found[0]
@@ -276,7 +276,7 @@ def test_three_ranks_train_with_the_options_of_a_mode(words):
 def test_three_ranks_train_a_torch_module():
     data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10"]
     options = ["--mode", "easgd", "--every", "2", "--epochs", "3", "--checkpoint", "--run", "r"]
-    done = started(*torch_net, *data, *ADAM, *options)
+    done = started(*torch_net, *data, *ADAM, *options, framework="torch")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nnlo train: easgd --every 2, 1 serving, 2 training") == 1
     assert len(re.findall(r"^epoch +\d", done.stdout, re.MULTILINE)) == 3
@@ -309,7 +309,7 @@ def test_three_ranks_train_a_torch_module():
     ],
 )
 def test_what_is_refused_is_told_once_by_three_ranks(words, expected):
-    done = started(*torch_net, "--train", "?.h5", *words)
+    done = started(*torch_net, "--train", "?.h5", *words, framework="torch")
     assert done.returncode == 2
     assert done.stderr.count("nnlo train: ") == 1
     assert expected in done.stderr
@@ -344,11 +344,11 @@ def mean(output, labels):
         "synchronous",
     ]
     words += ["--epochs", "6", "--run", "r", "--checkpoint", *ADAM]
-    done = started(*words, env={"FAIL": "1"})
+    done = started(*words, env={"FAIL": "1"}, framework="torch")
     assert done.returncode == 1
     assert "a broken cable" in done.stderr
     assert not Path("r/history.json").exists()
-    done = started(*words)
+    done = started(*words, framework="torch")
     assert done.returncode == 0, done.stderr
     went_on = len(re.findall(r"^epoch +\d", done.stdout, re.MULTILINE))
     assert 0 < went_on < 6
@@ -366,7 +366,9 @@ def test_what_goes_wrong_in_the_training_ends_all_ranks():
 
     with h5py.File("b.h5", "a") as file:
         file["features"][:] = np.nan
-    done = started(*torch_net, "--train", "?.h5", "--batch", "10", "--check-finite", "--no-shuffle")
+    done = started(
+        *torch_net, "--train", "?.h5", "--batch", "10", "--check-finite", "--no-shuffle", framework="torch"
+    )
     assert done.returncode == 1
     assert "b.h5: sample" in done.stderr
     assert "Traceback" not in done.stderr

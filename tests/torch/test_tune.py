@@ -140,7 +140,7 @@ def test_what_no_training_has_is_refused_before_the_first(words, expected, capsy
 
 
 def started(ranks, *words, timeout_s=60):
-    return mpiexec(ranks, "-m", "nnlo_common", "tune", *WORDS, *words, timeout_s=timeout_s)
+    return mpiexec(ranks, "-m", "nnlo_common", "tune", *WORDS, *words, timeout_s=timeout_s, framework="torch")
 
 
 @pytest.mark.extended

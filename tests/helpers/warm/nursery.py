@@ -1,0 +1,138 @@
+"""Nursery: imports frameworks once, and forks a process for each program that a stand-in asks for."""
+
+import array
+import contextlib
+import ctypes
+import gc
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def import_frameworks(keras):
+    """Import what programs of tests import, and what that imports at its first use."""
+    import torch
+
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    torch.utils.data.DataLoader([1])
+    if keras:
+        import keras as keras_package
+
+        keras_package.Sequential([keras_package.layers.Dense(1)]).compile("adam", "mse")
+        keras_package.backend.clear_session()
+
+
+def nurse(listener):
+    """Fork for each request; return a request in the child that is to run it."""
+    events = selectors.DefaultSelector()
+    events.register(listener, selectors.EVENT_READ)
+    events.register(sys.stdin, selectors.EVENT_READ)
+    while True:
+        key, _ = events.select()[0]  # one at a time: handling it may end another
+        if key.fileobj is sys.stdin:
+            sys.exit()  # the tests are over; forks are killed with this process
+        elif key.fileobj is listener:
+            connection, _ = listener.accept()
+            request, streams = received(connection)
+            child = os.fork()
+            if not child:
+                events.close()
+                listener.close()
+                connection.close()
+                return request, streams
+            for stream in streams:
+                os.close(stream)
+            answer(connection, child)
+            ended = os.pidfd_open(child)
+            events.register(ended, selectors.EVENT_READ, (child, connection))
+            events.register(connection, selectors.EVENT_READ, child)
+        elif isinstance(key.data, int):  # the stand-in was killed, so its program is
+            events.unregister(key.fileobj)
+            os.kill(key.data, signal.SIGKILL)
+        else:
+            child, connection = key.data
+            events.unregister(key.fileobj)
+            os.close(key.fileobj)
+            answer(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            with contextlib.suppress(KeyError):
+                events.unregister(connection)
+            connection.close()
+
+
+def answer(connection, number):
+    """Send a number to a stand-in, unless that was killed."""
+    with contextlib.suppress(OSError):
+        connection.sendall(b"%d\n" % number)
+
+
+def received(connection):
+    """Receive a stand-in's request and its three streams."""
+    size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+    data, extra, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12))
+    streams = array.array("i")
+    for _, _, content in extra:
+        streams.frombytes(content)
+    data += connection.recv(size - 1, socket.MSG_WAITALL)
+    return json.loads(data), list(streams)
+
+
+def become(request, streams):
+    """Give this process the streams, folder, environment and search path of the stand-in."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)
+    for target, stream in enumerate(streams):
+        os.dup2(stream, target)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[:] = request["command"]
+    sys.path[0] = str(Path.cwd() if sys.argv[0] == "-m" else Path(sys.argv[0]).resolve().parent)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        lines = -1 if mode == "r" or (number == 1 and not os.isatty(1)) else 1
+        errors = "backslashreplace" if number == 2 else None
+        stream = open(number, mode, lines, errors=errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    # Each process draws its own numbers, as if started cold.
+    sys.modules["torch"].seed()
+    sys.modules["numpy"].random.seed()
+
+
+def main():
+    """Serve requests; in the child of one, return the program's words."""
+    address, *rest = sys.argv[1:]
+    import_frameworks(keras="keras" in rest)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        print("ready", flush=True)
+        become(*nurse(listener))
+    return sys.argv
+
+
+if __name__ == "__main__":
+    path, *_ = main()
+    if path == "-m":
+        sys.argv.pop(0)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.exit()
+    # The program is the main module itself, as if Python had started it.
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:  # noqa: PTH123
+        code = compile(file.read(), path, "exec")
+    exec(code, module.__dict__)
