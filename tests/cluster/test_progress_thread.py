@@ -26,7 +26,7 @@ class FakeEndpoint:
     leaving = near = False
 
     def __init__(self, wakeup=None):
-        self.wakeup = wakeup or Wakeup()
+        self.wakeup = wakeup or Wakeup(bytes(16))
         self.under_way = 0
         self.ready = deque()
         self.sent = self.taken = 0
@@ -239,7 +239,7 @@ class CountingWakeup(Wakeup):
     """Counts the wake-ups sent through it by this process."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(bytes(16))
         self.woken = threading.Semaphore(0)
 
     def wake(self, address):
@@ -250,7 +250,7 @@ class CountingWakeup(Wakeup):
 def test_a_wake_up_for_the_owner_is_passed_on():
     """Once: the thread must not wake itself again and again while the owner computes."""
     with no_new_threads():
-        inner, other = FakeEndpoint(CountingWakeup()), Wakeup()
+        inner, other = FakeEndpoint(CountingWakeup()), Wakeup(bytes(16))
         here = OverlappedEndpoint(inner)
         here.send(0, None)
         here.flush()

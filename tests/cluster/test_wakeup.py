@@ -23,7 +23,7 @@ def wakeup(request):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
         while not held or held[-1] < 1024:
             held.append(os.dup(0))
-    wakeup = Wakeup()
+    wakeup = Wakeup(bytes(16))
     yield wakeup
     wakeup.close()
     for descriptor in held:
@@ -31,7 +31,7 @@ def wakeup(request):
 
 
 def test_a_wake_up_ends_the_pause(wakeup):
-    other = Wakeup()
+    other = Wakeup(bytes(16))
     other.wake(wakeup.address)
     other.wake(wakeup.address)
     assert wakeup.wait(30)
@@ -50,7 +50,7 @@ def test_short_pauses_are_not_rounded_up(wakeup, monkeypatch):
 
 
 def test_waking_a_closed_socket_does_nothing(wakeup):
-    other = Wakeup()
+    other = Wakeup(bytes(16))
     address = other.address
     other.close()
     wakeup.wake(address)

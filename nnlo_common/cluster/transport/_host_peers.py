@@ -9,18 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import signal
-import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["ProcessAddress", "HostPeers"]
+from nnlo_common.cluster.transport._datagrams import Datagrams
+
+__all__ = ["HostPeers", "ProcessAddress"]
+
+_RANK_BYTES = 4
+# How long a rank that ends waits for a watcher that reads nothing.
+_FAREWELL_S = 1.0
+# More than the kernel holds, so that nothing sent before a death is left unread.
+_ALL = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +49,13 @@ class ProcessAddress:
     wakeup: str = ""
 
     @classmethod
-    def own(cls, host: str, wakeup: str = "") -> Self:
+    def own(cls, host: str, address: str = "", wakeup: str = "") -> Self:
         """Return the address of this process."""
         try:
             space = str(Path("/proc/self/ns/pid").readlink())
         except OSError:  # another operating system
             space = ""
-        return cls(host, space, os.getpid(), f"nnlo-{secrets.token_hex(16)}" if space else "", wakeup)
+        return cls(host, space, os.getpid(), address, wakeup)
 
     def to_text(self) -> str:
         """Encode as JSON."""
@@ -66,16 +73,16 @@ class HostPeers:
     Args:
         rank: the rank of this process.
         addresses: the addresses of all ranks.
+        datagrams: this rank's socket for announced ends, whose address is among them.
     """
 
-    def __init__(self, rank: int, addresses: Sequence[ProcessAddress]) -> None:
+    def __init__(self, rank: int, addresses: Sequence[ProcessAddress], datagrams: Datagrams) -> None:
         mine = addresses[rank]
-        self._rank, self._mine = rank, mine
+        self._rank, self._datagrams = rank, datagrams
         near = {r: one for r, one in enumerate(addresses) if mine.space and one.host == mine.host}
         self._near = {r: one for r, one in near.items() if one.space == mine.space}
         # Two are enough: the second reports the death of the first.
         self._watchers = sorted(self._near)[:2]
-        self._receiver: socket.socket | None = None
 
     def kill(self, rank: int) -> bool:
         """Kill the process of a rank; return False where this process cannot see it."""
@@ -95,38 +102,32 @@ class HostPeers:
         for rank in watched:
             with contextlib.suppress(OSError):  # gone already, or an old kernel
                 descriptors[os.pidfd_open(self._near[rank].pid)] = rank
-        self._receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._receiver.setblocking(False)
-        self._receiver.bind(f"\0{self._mine.address}")
-        args = (self._receiver, descriptors, report)
+        args = (self._datagrams, descriptors, report)
         threading.Thread(target=_watch, args=args, name="nnlo-host-peers", daemon=True).start()
 
     def announce_end(self) -> None:
         """Tell the watchers that this rank ends normally or has reported its own failure."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            for watcher in self._watchers:
-                if self._near[watcher].address:
-                    with contextlib.suppress(OSError):  # the watcher has ended already
-                        sender.sendto(str(self._rank).encode(), f"\0{self._near[watcher].address}")
+        for watcher in self._watchers:
+            if self._near[watcher].address:
+                rank = self._rank.to_bytes(_RANK_BYTES, "big")
+                self._datagrams.send(self._near[watcher].address, rank, patience_s=_FAREWELL_S)
 
 
-def _watch(receiver: socket.socket, descriptors: Mapping[int, int], report: Callable[[int], object]) -> None:
+def _watch(datagrams: Datagrams, descriptors: Mapping[int, int], report: Callable[[int], object]) -> None:
     poll = select.poll()
     ended: set[int] = set()
-    for descriptor in (receiver.fileno(), *descriptors):
+    for descriptor in (datagrams.fileno(), *descriptors):
         poll.register(descriptor, select.POLLIN)
     gone: list[int] = []
-    while not gone and len(ended) < len(descriptors):
+    while not gone and not ended.issuperset(descriptors.values()):
+        time.sleep(datagrams.deaf_s)
         ready = [descriptor for descriptor, _ in poll.poll()]
-        with contextlib.suppress(OSError):  # no more to read
-            while True:
-                ended.add(int(receiver.recv(16)))
+        ended |= {int.from_bytes(rank, "big") for rank in datagrams.received(_ALL)}
         for descriptor in set(ready) & descriptors.keys():
             poll.unregister(descriptor)
             if descriptors[descriptor] not in ended:
                 gone.append(descriptors[descriptor])
     for descriptor in descriptors:
         os.close(descriptor)
-    receiver.close()
     if gone:
         report(min(gone))

@@ -15,6 +15,7 @@ from typing import ClassVar, NoReturn
 from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import engage
 from nnlo_common.cluster._connecting import require_threads
+from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
@@ -70,13 +71,14 @@ class MPIWorld:
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint on a communicator of its own (collective)."""
-        wakeup = Wakeup()
-        mine = ProcessAddress.own(self.host, wakeup.address)
+        token = bytes.fromhex(self.gather_text(new_token().hex())[0])
+        wakeup, ends = Wakeup(token), Datagrams(token)
+        mine = ProcessAddress.own(self.host, ends.address, wakeup.address)
         peers = [ProcessAddress.of_text(text) for text in self.gather_text(mine.to_text())]
         wakeups = {
             rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
         }
-        self._host_peers = HostPeers(self.rank, peers)
+        self._host_peers = HostPeers(self.rank, peers, ends)
         if self._watches and not self.survives_loss:
             self._host_peers.watch(self._report_death)
         with self._all_needed():

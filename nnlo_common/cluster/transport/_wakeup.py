@@ -7,13 +7,11 @@ or operating system) does no harm: the pause runs to its limit.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import select
-import socket
-import sys
 import time
 from collections.abc import Sequence
+
+from nnlo_common.cluster.transport._datagrams import Datagrams
 
 __all__ = ["Wakeup"]
 
@@ -24,11 +22,14 @@ _COARSE_S = 1e-3
 class Wakeup:
     """This rank's wake-up socket.
 
+    Args:
+        token: the job's token; wake-ups without it are dropped.
+
     Attributes:
         address: what other ranks pass to `wake`; empty where the system has no such sockets.
 
     Example:
-        >>> mine, other = Wakeup(), Wakeup()
+        >>> mine, other = Wakeup(bytes(16)), Wakeup(bytes(16))
         >>> other.wake(mine.address)
         >>> mine.wait(60)  # returns at once
         True
@@ -36,41 +37,34 @@ class Wakeup:
         (None, None)
     """
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+    def __init__(self, token: bytes) -> None:
+        self._datagrams = Datagrams(token)
+        self.address = self._datagrams.address
         # select waits for fractions of a millisecond but takes descriptors up to 1023 only; poll takes any,
         # but whole milliseconds only.
-        self._fine = self._socket.fileno() < 1024
+        self._fine = self._datagrams.fileno() < 1024
         self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self.address = ""
-        if sys.platform == "linux":  # an abstract name: no file, removed with the process
-            self.address = f"nnlo-{secrets.token_hex(16)}"
-            self._socket.bind(f"\0{self.address}")
+        self._poll.register(self._datagrams, select.POLLIN)
 
     def wait(self, seconds: float) -> bool:
         """Sleep until another rank wakes this one, or for `seconds`; return whether it was woken."""
         heard: Sequence[object]
+        deaf_s = self._datagrams.deaf_s
+        if deaf_s:
+            time.sleep(min(seconds, deaf_s))
+            return False
         if self._fine:
-            heard, _, _ = select.select([self._socket], [], [], seconds)
+            heard, _, _ = select.select([self._datagrams], [], [], seconds)
         else:
             if seconds < _COARSE_S:
                 time.sleep(seconds)
             heard = self._poll.poll(0 if seconds < _COARSE_S else 1000 * seconds)
-        if heard:
-            try:
-                while True:  # several ranks may have sent one
-                    self._socket.recv(1)
-            except OSError:
-                pass
-        return bool(heard)
+        return bool(heard) and bool(self._datagrams.received())
 
     def wake(self, address: str) -> None:
         """Wake the rank with this address; do nothing if it cannot be reached."""
-        with contextlib.suppress(OSError):
-            self._socket.sendto(b"", f"\0{address}")
+        self._datagrams.send(address)
 
     def close(self) -> None:
         """Close the socket."""
-        self._socket.close()
+        self._datagrams.close()

@@ -1,0 +1,225 @@
+"""Datagram sockets of ranks: what strangers send is dropped and counted, and costs next to nothing."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+
+import pytest
+
+import nnlo_common.cluster.transport._datagrams as module
+from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
+from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
+from nnlo_common.cluster.transport._wakeup import Wakeup
+from tests.helpers.jobs import running
+from tests.helpers.paths import PROGRAMS
+from tests.helpers.strangers import USERS, stranger
+
+SEND = """
+outside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+address, data, times = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3])
+extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", os.pipe()))] if sys.argv[4] else []
+outside.settimeout(0.01)
+for _ in range(times):
+    try:
+        outside.sendmsg([data], extra, 0, "\\0" + address)
+    except TimeoutError:
+        pass
+print("sent", flush=True)
+"""
+LISTED = """
+outside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+outside.setblocking(False)
+print("ready", flush=True)
+told = set()
+while True:
+    for line in open("/proc/net/unix"):
+        name = line.split()[-1]
+        if name.startswith("@nnlo-"):
+            for data in (b"", b"1", b"2", bytes(20), bytes(1000)):
+                try:
+                    outside.sendto(data, "\\0" + name[1:])
+                    if name not in told:
+                        told.add(name)
+                        print("sent", flush=True)
+                except OSError:
+                    pass
+"""
+
+
+def send(address, data, user=None, *, times=1, files=False):
+    words = [address, data.hex(), str(times), "files" if files else ""]
+    with stranger(SEND, *words, user=user) as outside:
+        assert outside.stdout.readline() == "sent\n"
+
+
+@pytest.fixture
+def token():
+    return new_token()
+
+
+@pytest.fixture
+def mine(token):
+    mine = Datagrams(token)
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+def other(token):
+    other = Datagrams(token)
+    yield other
+    other.close()
+
+
+def waiting(datagrams):
+    return bool(select.select([datagrams], [], [], 0)[0])
+
+
+def test_ranks_reach_each_other(mine, other):
+    for content in (b"", b"a", bytes(16)):
+        other.send(mine.address, content)
+    assert mine.received() == [b"", b"a", bytes(16)]
+    assert mine.strays == 0
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("data", [b"", b"1", bytes(16), bytes(1000)], ids=["none", "short", "token", "long"])
+@pytest.mark.parametrize("files", [False, True], ids=["", "with files"])
+def test_what_strangers_send_is_dropped_and_counted(mine, other, user, data, files):
+    send(mine.address, data, user, files=files)
+    other.send(mine.address, b"ours")
+    assert mine.received() == [b"ours"]
+    assert mine.strays == 1
+
+
+@pytest.mark.parametrize("user", [USERS[1]])
+def test_another_user_is_not_believed_even_with_the_token(mine, token, user):
+    send(mine.address, token + b"forged", user)
+    assert mine.received() == []
+    assert mine.strays == 1
+
+
+def test_what_is_longer_than_any_message_is_not_cut_to_one(mine, token):
+    send(mine.address, token + bytes(100))
+    assert mine.received() == []
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_after_the_first_stray_a_flood_wakes_nobody(mine, other, user, caplog):
+    send(mine.address, b"x", user)
+    assert waiting(mine)
+    mine.received()
+    send(mine.address, b"x", user, times=2000)
+    assert not waiting(mine)
+    other.send(mine.address, b"ours")
+    assert mine.received() == [b"ours"]
+    assert (mine.strays, mine.deaf_s) == (1, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "another process of this host sends datagrams to this rank's socket; they are dropped, and harm "
+        "nothing"
+    ]
+
+
+def test_where_the_kernel_cannot_filter_the_socket_is_deaf_for_a_while(monkeypatch, token, other):
+    now = [10.0]
+    mine = Datagrams(token, clock=lambda: now[0])
+    monkeypatch.setattr(module, "_filter", lambda token: b"no program")
+    send(mine.address, b"x", times=5)
+    assert mine.received() == []
+    assert mine.deaf_s == pytest.approx(0.1)
+    now[0] += 0.06
+    assert mine.deaf_s == pytest.approx(0.04)
+    now[0] += 0.05
+    assert mine.deaf_s == 0
+    other.send(mine.address, b"ours")
+    assert mine.received() == [b"ours"]
+    send(mine.address, b"x", times=5)
+    mine.received()
+    assert mine.deaf_s == pytest.approx(0.1)
+    mine.close()
+
+
+def test_a_deaf_rank_sleeps_without_its_socket(monkeypatch, token):
+    wakeup, slept = Wakeup(token), []
+    monkeypatch.setattr(module, "_filter", lambda token: b"no program")
+    send(wakeup.address, b"x")
+    assert not wakeup.wait(30)
+    monkeypatch.setattr("nnlo_common.cluster.transport._wakeup.time.sleep", slept.append)
+    assert not wakeup.wait(0.001)
+    assert not wakeup.wait(30)
+    assert slept[0] == 0.001
+    assert 0 < slept[1] <= 0.1
+    wakeup.close()
+
+
+def test_a_stray_datagram_is_no_wake_up(token):
+    wakeup, other = Wakeup(token), Wakeup(token)
+    send(wakeup.address, b"")
+    assert not wakeup.wait(30)
+    other.wake(wakeup.address)
+    assert wakeup.wait(30)
+    wakeup.close()
+    other.close()
+
+
+# -- deaths ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_forged_farewells_do_not_hide_a_death(token, user):
+    """Nor does nonsense end the thread that watches."""
+    with stranger("print('ready', flush=True); input()", user=None) as rank:
+        rank.stdout.readline()
+        mine, ends, told = ProcessAddress.own("here"), Datagrams(token), threading.Event()
+        addresses = [
+            ProcessAddress(mine.host, mine.space, mine.pid, ends.address),
+            ProcessAddress(mine.host, mine.space, rank.pid, ""),
+        ]
+        HostPeers(0, addresses, ends).watch(lambda dead: dead == 1 and told.set())
+        for data in (b"1", b"x", (1).to_bytes(4, "big"), bytes(16) + (1).to_bytes(4, "big")):
+            send(ends.address, data, user)
+        rank.kill()
+        assert told.wait(30)
+
+
+def test_a_farewell_of_the_job_is_believed(token):
+    with stranger("print('ready', flush=True); input()", user=None) as rank:
+        rank.stdout.readline()
+        mine, ends, told = ProcessAddress.own("here"), Datagrams(token), []
+        addresses = [
+            ProcessAddress(mine.host, mine.space, mine.pid, ends.address),
+            ProcessAddress(mine.host, mine.space, rank.pid, ""),
+        ]
+        HostPeers(0, addresses, ends).watch(told.append)
+        (watching,) = [one for one in threading.enumerate() if one.name == "nnlo-host-peers"]
+        HostPeers(1, addresses, Datagrams(token)).announce_end()
+        rank.kill()
+        watching.join(30)
+        assert not watching.is_alive()
+        assert told == []
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("user", USERS)
+def test_a_job_ends_well_beside_a_stranger_who_writes_to_all_its_sockets(user, tmp_path):
+    with stranger(LISTED, user=user) as outside:
+        assert outside.stdout.readline() == "ready\n"
+        with running(3, PROGRAMS / "neighbour.py", str(tmp_path / "go")) as process:
+            assert process.stdout.readline() == "ready\n"
+            assert outside.stdout.readline() == "sent\n"  # to a socket of this job, which waits for it
+            (tmp_path / "go").touch()
+            ended = process.stdout.read().splitlines()
+            assert process.wait(30) == 0, process.complaints()
+        assert ended == ["center 1.000"]
+        assert "Traceback" not in process.complaints()
+
+
+def test_an_abstract_socket_is_open_to_everybody():
+    """The reason for all this: if it is no longer so, this module may go."""
+    inside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    inside.bind("\0nnlo-open-to-everybody")
+    send("nnlo-open-to-everybody", b"x")
+    assert inside.recv(10) == b"x"
+    inside.close()
