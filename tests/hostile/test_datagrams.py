@@ -116,10 +116,8 @@ def test_after_the_first_stray_a_flood_wakes_nobody(mine, other, user, caplog):
     other.send(mine.address, b"ours")
     assert mine.received() == [b"ours"]
     assert (mine.strays, mine.deaf_s) == (1, 0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "another process of this host sends datagrams to this rank's socket; they are dropped, and harm "
-        "nothing"
-    ]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("they are dropped, and harm nothing")
 
 
 def test_where_the_kernel_cannot_filter_the_socket_is_deaf_for_a_while(monkeypatch, token, other):
@@ -212,8 +210,8 @@ def test_a_job_ends_well_beside_a_stranger_who_writes_to_all_its_sockets(user, t
             (tmp_path / "go").touch()
             ended = process.stdout.read().splitlines()
             assert process.wait(30) == 0, process.complaints()
-        assert ended == ["center 1.000"]
-        assert "Traceback" not in process.complaints()
+            assert "Traceback" not in process.complaints()
+    assert ended == ["center 1.000"]
 
 
 def test_an_abstract_socket_is_open_to_everybody():
