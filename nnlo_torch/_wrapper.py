@@ -105,7 +105,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         if self.algorithm.optimizer_runs != "worker" and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         joint.end = self._end_for_another
-        joint.forget_end = world.at_end(self.close)  # the training ends with the script
+        joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
         self._follow_commits()
 
     def _begin(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import os
 import sys
 import threading
@@ -19,11 +20,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
 
-__all__ = ["GuardedWorld", "advise", "describe_failure", "end_within", "engage", "explain", "guard"]
+__all__ = [
+    "GuardedWorld",
+    "advise",
+    "describe_failure",
+    "end_after_exit",
+    "end_within",
+    "engage",
+    "explain",
+    "guard",
+    "remember_exit",
+]
 
 # Time for the launcher to print the report; MPI_Abort may discard output in transit.
 _DELIVERY_S = 0.2
@@ -123,6 +134,48 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
     _Guard.at_exit = ended_early
     atexit.register(ended_early)
     return disengage
+
+
+def remember_exit(in_middle: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], None]]:
+    """Remember the status of a `sys.exit` in the middle of a training; `atexit` functions do not learn it.
+
+    Args:
+        in_middle: returns whether the training is under way; called when the program calls `sys.exit`.
+
+    Returns:
+        A function that returns the status, None without such an exit; and one that ends this.
+    """
+    earlier, process = sys.exit, os.getpid()
+    found: list[object] = []
+
+    @functools.wraps(earlier)
+    def exit_and_remember(status: Any = None, /) -> NoReturn:
+        of_program = threading.current_thread() is threading.main_thread() and os.getpid() == process
+        if of_program and status not in (None, 0) and in_middle():
+            found[:] = [status]
+        earlier(status)
+
+    def forget() -> None:
+        if sys.exit is exit_and_remember:
+            sys.exit = earlier
+
+    sys.exit = exit_and_remember
+    return lambda: found[0] if found else None, forget
+
+
+def end_after_exit(world: GuardedWorld, status: object) -> NoReturn:
+    """End the job because this rank's script has called `sys.exit` in the middle of a training.
+
+    Args:
+        world: the job.
+        status: what was passed to `sys.exit`.
+    """
+    _say(
+        f"nnlo: rank {world.rank} of {world.size} on {world.host} called sys.exit({status!r}) in the middle "
+        "of an epoch that the other ranks continue; ending the job\n"
+    )
+    time.sleep(_DELIVERY_S)
+    _end(world, status if isinstance(status, int) and 0 < status < 256 else _FAILED)
 
 
 def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:

@@ -9,43 +9,47 @@ A process started by `mpiexec -n 1` or `srun -n 1` trains alone, with MPI instal
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import logging
+import math
 import os
 import shlex
-import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from nnlo_common.base._errors import MissingExtraError, StartupError
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError, StartupError
+from nnlo_common.cluster import _start_watch
 from nnlo_common.cluster._aborting import guard
 from nnlo_common.cluster._launchers import Launch, Launcher, find_launch, is_child
+from nnlo_common.cluster._start_watch import LIMIT
 from nnlo_common.cluster._threads import limit_threads
 
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import MPI, ThreadLevel, World
 
 __all__ = [
-    "START_LIMIT_S",
     "SWITCH",
     "check_together",
     "connect",
     "guard",
     "guard_launched",
     "limit_threads",
-    "limited_start",
     "load_world",
     "require_threads",
+    "start_limit_s",
     "switched_off",
+    "watched_start",
 ]
 
 SWITCH = "NNLO_MPI"
-#: How long a rank may wait in MPI_Init for the others, which may read data first.
-START_LIMIT_S = 600.0
+# How long a rank waits for the others, which may read data first.
+_START_LIMIT_S = 300.0
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
@@ -102,6 +106,18 @@ def guard_launched() -> None:
     launch = None if is_child() else find_launch(os.environ)
     if launch is not None and (launch.size or 0) > 1 and not switched_off(os.environ):
         guard(_Launched(launch.rank or 0, launch.size or 0))
+        start_limit_s(os.environ)
+        atexit.register(_leave_unjoined, launch, os.getpid())
+
+
+def _leave_unjoined(launch: Launch, process: int) -> None:
+    """Say that this rank ends without having met the others; `load_world` unregisters it."""
+    if os.getpid() == process:
+        where = f"rank {launch.rank} of {launch.size} on {socket.gethostname()}"
+        sys.stderr.write(
+            f"nnlo: {where} ends without having taken part in a training; ranks that wait for it in theirs "
+            f"end after {start_limit_s(os.environ):.0f} s ({LIMIT})\n"
+        )
 
 
 class _Launched:
@@ -130,10 +146,11 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
         StartupError: there is no MPI library, or it is not initialised.
     """
     try:
-        with limited_start(os.environ):
+        with watched_start(os.environ):
             from nnlo_common.cluster.transport import _mpi4py
     except (ImportError, RuntimeError) as error:
         raise _no_library(error) from error
+    atexit.unregister(_leave_unjoined)
     if not _mpi4py.MPI.Is_initialized() or _mpi4py.MPI.Is_finalized():
         state = "is finalised" if _mpi4py.MPI.Is_finalized() else "is not initialised"
         raise StartupError(
@@ -143,25 +160,44 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
     return _mpi4py.World(comm)
 
 
-@contextlib.contextmanager
-def limited_start(env: Mapping[str, str]) -> Iterator[None]:
-    """End this process if MPI_Init does not return in time under a launcher that tolerates deaths.
+def start_limit_s(env: Mapping[str, str]) -> float:
+    """Return how long a rank waits for the others to begin the training.
 
-    Under `mpiexec --with-ft ulfm` a rank that dies early leaves the others in MPI_Init, where no Python runs,
-    so a timer of the operating system ends them.
+    Args:
+        env: the environment variables.
+
+    Raises:
+        ConfigurationError: the variable has no positive number.
+    """
+    text = env.get(LIMIT, "").strip() or str(_START_LIMIT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{LIMIT}={text!r} must be a number of seconds above 0, e.g. {LIMIT}=600")
+    return seconds
+
+
+@contextlib.contextmanager
+def watched_start(env: Mapping[str, str]) -> Iterator[None]:
+    """Say for whom MPI_Init waits, and end this process where it waits too long.
+
+    A rank whose script never comes to a training leaves the others in MPI_Init; so does one that dies before
+    it under `mpiexec --with-ft ulfm`.
 
     Args:
         env: the environment variables.
     """
-    tolerant = env.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
-    free = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL and not signal.getitimer(signal.ITIMER_REAL)[0]
-    if tolerant and free:
-        signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-    try:
+    launch, limit_s = find_launch(env), start_limit_s(env)
+    if launch is None or (launch.size or 0) <= 1 or launch.rank is None:
         yield
-    finally:
-        if tolerant and free:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        return
+    variable = launch.found.rpartition(" ")[2].partition("=")[0]  # in which siblings have their rank, too
+    facts = [launch.rank, launch.size, socket.gethostname(), variable, limit_s]
+    words = map(str, [sys.executable, "-I", "-S", _start_watch.__file__, *facts])
+    with subprocess.Popen([*words], stdin=subprocess.PIPE):  # it ends with its input, at the end of the block
+        yield
 
 
 def require_threads(world: World, needed: ThreadLevel, *, why: str = "this way of training") -> None:

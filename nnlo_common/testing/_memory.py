@@ -243,7 +243,11 @@ class MemoryWorld:
     def _disengage(self) -> None:
         self._engaged = False
 
-    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:  # noqa: ARG002
+    def at_end(
+        self,
+        call: Callable[[], object],  # noqa: ARG002
+        in_middle: Callable[[], bool] = lambda: False,  # noqa: ARG002
+    ) -> Callable[[], None]:
         """Do nothing: the end of a thread is not the end of the process."""
         return lambda: None
 

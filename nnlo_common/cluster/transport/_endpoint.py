@@ -99,8 +99,15 @@ class RankWorld(Protocol):
     def engage(self) -> Callable[[], None]:
         """Abort the job if this rank fails or exits before the returned function is called."""
 
-    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Register `call` for the end of the script; the returned function cancels it."""
+    def at_end(
+        self, call: Callable[[], object], in_middle: Callable[[], bool] = lambda: False
+    ) -> Callable[[], None]:
+        """Register `call` for the end of the script; the returned function cancels it.
+
+        Args:
+            call: what to do.
+            in_middle: whether an epoch is under way; then an exit with a status other than 0 ends the job.
+        """
 
     def at_meeting(self, call: Callable[[], object]) -> None:
         """Register `call` for when this rank waits outside of a training; only a search does that."""

@@ -20,15 +20,16 @@ from typing import Literal, NoReturn, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import end_within
+from nnlo_common.cluster._start_watch import ALL_RANKS, LIMIT, REPORT_AFTER_S, listed, waiting_for
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._library import cuda_aware, one_line
+from nnlo_common.cluster.transport._roll_call import RollCall
 
 __all__ = ["MPI", "ThreadLevel", "World"]
 
 _LOG = logging.getLogger(__name__)
-# When the first and the second rank report that they still wait.
-_REPORT_AFTER_S = (10.0, 60.0)
 
 ThreadLevel: TypeAlias = Literal["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
 
@@ -99,36 +100,47 @@ class World:
         """Whether the library accepts addresses of GPU memory; None if it does not say."""
         return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))
 
-    def gather_text(self, text: str) -> list[str]:
+    def gather_text(self, text: str, limit_s: float = math.inf) -> list[str]:
         """Give every rank the texts of all ranks, in the order of the ranks (collective).
 
         Args:
             text: this rank's text, of any length.
+            limit_s: how long to wait for the others.
 
         Returns:
             One text per rank, the same list everywhere.
+
+        Raises:
+            StartupError: others have not come in time.
         """
         mine = np.frombuffer(text.encode(), dtype=np.uint8)
         counts = np.empty(self.size, dtype=np.int64)
-        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts))
+        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts), limit_s)
         everyone = np.empty(int(counts.sum()), dtype=np.uint8)
-        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]))
+        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]), limit_s)
         return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
 
-    def _wait(self, request: MPI.Request) -> None:
-        """Wait without burning the core or blocking Ctrl-C; warn if it takes long."""
-        backoff = Backoff()
-        # Rank 0 reports for all; rank 1 does where rank 0 is the one missing.
-        report_after_s = _REPORT_AFTER_S[self.rank] if self.rank < len(_REPORT_AFTER_S) else math.inf
+    def _wait(self, request: MPI.Request, limit_s: float) -> None:
+        """Wait without burning the core or blocking Ctrl-C; name the missing ranks if it takes long."""
+        backoff, roll_call = Backoff(), RollCall(self.comm, MPI, limit_s)
+        report_after_s = min(REPORT_AFTER_S, limit_s)
         while not request.Test():
             backoff.pause()
-            if backoff.waited_s > report_after_s:
-                _LOG.warning(
-                    "nnlo: rank %d of %d on %s has waited %.0f s for the other ranks; start the same script "
-                    "on each of them, and let each take part in the training",
-                    *(self.rank, self.size, self.host, report_after_s),
-                )
+            waited_s = backoff.waited_s
+            missing = roll_call.missing(waited_s)
+            if missing and waited_s > report_after_s:
+                names = f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not come."
+                text = waiting_for(report_after_s, names[0].upper() + names[1:], limit_s)
+                _LOG.warning("nnlo: rank %d of %d on %s %s", self.rank, self.size, self.host, text)
                 report_after_s *= 10
+            if waited_s > limit_s:
+                names = f": {listed(missing)} did not come" if missing else ""
+                error = StartupError(
+                    f"the other ranks have not come within {limit_s:.0f} s{names}. {ALL_RANKS}, or set "
+                    f"{LIMIT} to a longer time if they come later"
+                )
+                error.collective = True
+                raise error
 
     def abort(self, code: int) -> NoReturn:
         """End every process of the job now, also those outside this communicator."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from nnlo_common.base._errors import StartupError
-from nnlo_common.cluster._aborting import engage
-from nnlo_common.cluster._connecting import require_threads
+from nnlo_common.cluster._aborting import end_after_exit, engage, remember_exit
+from nnlo_common.cluster._connecting import require_threads, start_limit_s
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
@@ -66,8 +67,10 @@ class MPIWorld:
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
+        begun = self._host_peers is not None  # later, ranks may wait for one that saves or validates
+        limit_s = math.inf if begun else start_limit_s(os.environ)
         with self._all_needed():
-            return self.facts.gather_text(text)
+            return self.facts.gather_text(text, limit_s)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint on a communicator of its own (collective)."""
@@ -101,17 +104,33 @@ class MPIWorld:
         """Kill a rank of this host if the rest survive it; return whether it was killed."""
         return self.survives_loss and self._host_peers is not None and self._host_peers.kill(rank)
 
-    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Register `call` for the end of the program; its failure is reported like any other."""
+    def at_end(
+        self, call: Callable[[], object], in_middle: Callable[[], bool] = lambda: False
+    ) -> Callable[[], None]:
+        """Register `call` for the end of the program; its failure is reported like any other.
+
+        Args:
+            call: what to do.
+            in_middle: whether an epoch is under way; if the program then calls `sys.exit` with a status other
+                than 0, the job ends with this status instead.
+        """
+        exit_status, forget_exits = remember_exit(in_middle)
 
         def last() -> None:
+            status = exit_status()
+            if status is not None:
+                end_after_exit(self, status)
             try:
                 call()
             except Exception as error:  # atexit only prints it, and the other ranks would wait
                 sys.excepthook(type(error), error, error.__traceback__)
 
+        def forget() -> None:
+            forget_exits()
+            atexit.unregister(last)
+
         atexit.register(last)
-        return lambda: atexit.unregister(last)
+        return forget
 
     def at_meeting(self, call: Callable[[], object]) -> None:
         """Do nothing: without a search no rank waits outside of a training."""

@@ -93,7 +93,11 @@ class BlockWorld:
 
         return disengage
 
-    def at_end(self, call: Callable[[], object]) -> Callable[[], None]:
+    def at_end(
+        self,
+        call: Callable[[], object],
+        in_middle: Callable[[], bool] = lambda: False,  # noqa: ARG002 - a block ends with its objective
+    ) -> Callable[[], None]:
         """Register a call for when the objective has returned; return a function that cancels it."""
         self._last_calls.append(call)
 

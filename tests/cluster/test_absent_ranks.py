@@ -1,0 +1,95 @@
+"""Ranks that never come to a training: who waits names them, who leaves says so, and the job ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from nnlo_common import ConfigurationError
+from nnlo_common.cluster._connecting import start_limit_s
+from nnlo_common.cluster._start_watch import listed
+from tests.helpers.jobs import mpiexec, running_mpi
+from tests.helpers.paths import PROGRAMS
+
+ENDS = "This rank ends after 4 s of waiting; NNLO_START_LIMIT_S changes that"
+ADVICE = "no `if rank == 0:` around a training"
+
+
+def run(case, trains, folder, *, limit="4", **options):
+    env = {"NNLO_START_LIMIT_S": limit}
+    return mpiexec(3, PROGRAMS / "absent.py", case, str(trains), str(folder), env=env, **options)
+
+
+def spoke(done, words):
+    return [line for line in done.stderr.splitlines() if line.startswith("nnlo: ") and words in line]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("trains", [0, 2])
+def test_ranks_that_stay_away_are_named_by_the_one_that_waits(trains, tmp_path):
+    done = run("stay", trains, tmp_path)
+    assert done.returncode != 0
+    others = listed({0, 1, 2} - {trains})
+    (line,) = spoke(done, "has waited 4 s for the other ranks")
+    assert line.startswith(f"nnlo: rank {trains} of 3 on ")
+    assert f"R{others[1:]} of this host have not begun" in line
+    assert ADVICE in line
+    assert ENDS in line
+    (end,) = spoke(done, "ends: the other ranks have not come within 4 s")
+    assert end.startswith(f"nnlo: rank {trains} of 3 on ")
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.mpi
+def test_ranks_that_have_left_say_so_and_are_named(tmp_path):
+    done = run("leave", 0, tmp_path)
+    assert done.returncode != 0
+    left = spoke(
+        done, "ends without having taken part in a training; ranks that wait for it in theirs end after 4 s"
+    )
+    assert sorted(line.split(" of 3")[0] for line in left) == ["nnlo: rank 1", "nnlo: rank 2"]
+    (line,) = spoke(done, "has waited 4 s for the other ranks")
+    assert "Ranks 1 and 2 have ended, or run on other hosts" in line
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("trains", [0, 1, 2])
+def test_a_program_that_has_begun_mpi_itself_is_told_the_same(trains, tmp_path):
+    """MPI waits for nobody then, but the first call of all ranks does."""
+    done = run("own mpi", trains, tmp_path)
+    assert done.returncode != 0
+    others = listed({0, 1, 2} - {trains})
+    (line,) = spoke(done, "has waited 4 s for the other ranks")
+    assert f"R{others[1:]} have not come" in line
+    assert f"StartupError: the other ranks have not come within 4 s: {others} did not come." in done.stderr
+    assert len(spoke(done, "ends without having taken part")) == 2
+
+
+@pytest.mark.mpi
+def test_ranks_that_die_before_mpi_begins_are_not_waited_for_for_ever(tmp_path):
+    """Only a launcher that tolerates deaths lets the others wait."""
+    if running_mpi() != "Open MPI":
+        pytest.skip("only Open MPI's launcher tolerates deaths")
+    done = run("die", 0, tmp_path, options=["--with-ft", "ulfm"])
+    assert spoke(done, "Ranks 1 and 2 have ended, or run on other hosts")
+    assert spoke(done, "ends: the other ranks have not come within 4 s")
+
+
+@pytest.mark.mpi
+def test_a_wrong_limit_is_refused_at_once(tmp_path):
+    done = run("leave", 0, tmp_path, limit="soon")
+    assert done.returncode != 0
+    assert "ConfigurationError: NNLO_START_LIMIT_S='soon' must be a number of seconds above 0" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf"])
+def test_a_limit_is_a_positive_number(text):
+    with pytest.raises(ConfigurationError, match="NNLO_START_LIMIT_S="):
+        start_limit_s({"NNLO_START_LIMIT_S": text})
+    assert start_limit_s({"NNLO_START_LIMIT_S": " 7.5 "}) == 7.5
+    assert start_limit_s({}) == 300
+
+
+def test_many_ranks_are_named_shortly():
+    assert listed({3}) == "rank 3"
+    assert listed({3, 1}) == "ranks 1 and 3"
+    assert listed(range(9)) == "ranks 0, 1, 2, 3, 4, 5 and 3 more"
