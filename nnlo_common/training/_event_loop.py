@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, Event, Lost, Received, Release, Send, Wait
+from nnlo_common.training._server_watch import ServerWatch
+from nnlo_common.training._stall_detector import LOOK_EVERY_S
 
 __all__ = ["Periodic", "perform", "serve", "work"]
 
@@ -52,22 +54,24 @@ def work(
     deliver: Callable[[Received], Iterable[Action]],
     activity: Activity,
     servers: Collection[int],
+    watch: ServerWatch,
 ) -> None:
     """Perform an activity of a worker, waiting for replies when it yields `Wait`.
 
     Raises:
-        PeerLostError: one of its servers has died.
+        PeerLostError: one of its servers has died, or was silent too long.
     """
     for action in activity:
         if not isinstance(action, Wait):
             perform(endpoint, (action,))
             continue
-        event = endpoint.receive()
-        if isinstance(event, Lost):
-            if event.rank in servers:
-                raise PeerLostError(event.rank, "a server of the centre has died")
-        elif event is not None:
+        while (event := endpoint.receive(LOOK_EVERY_S)) is None:
+            watch.look()
+        if not isinstance(event, Lost):
+            watch.heard()
             perform(endpoint, deliver(event))
+        elif event.rank in servers:
+            raise PeerLostError(event.rank, "a server of the centre has died")
     # The worker may now compute for long: get its messages out first.
     endpoint.flush()
 

@@ -136,7 +136,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     part: TeamPart
     server: Server | None = None
     if assignment.shard is None:
-        part = _join_as_worker(world, plan, cell, shards)
+        part = _join_as_worker(world, plan, cell, shards, places)
     else:
         part, server = _join_as_server(world, plan, cell, shards, places)
     return Member(
@@ -153,7 +153,9 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     )
 
 
-def _join_as_worker(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> WorkerRank:
+def _join_as_worker(
+    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+) -> WorkerRank:
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
     links.append(_query_link(plan, shards, cell.servers[0], serving=False))
     worker = Worker(
@@ -167,7 +169,14 @@ def _join_as_worker(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: li
         given_sums=plan.given_sums,
     )
     queries = _query_client(world, plan, cell, shards)
-    return WorkerRank(world.open(links), worker, queries)
+    return WorkerRank(
+        world.open(links),
+        worker,
+        queries,
+        {rank: places[rank].host for rank in cell.servers},
+        stall_timeout_s=plan.stall_timeout_s,
+        tells=world.rank == cell.workers[0],
+    )
 
 
 def _join_as_server(

@@ -12,18 +12,18 @@ from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.protocol import Kind, Message
 
-__all__ = ["LOOK_EVERY_S", "StallDetector", "check_stall_timeout"]
+__all__ = ["LOOK_EVERY_S", "PATIENCE", "SHORTEST_S", "UNKNOWN_S", "StallDetector", "check_stall_timeout"]
 
 _LOG = logging.getLogger(__name__)
 
 #: Interval between checks for stalled workers.
 LOOK_EVERY_S = 0.5
-# Warn at twice its longest earlier silence after the same kind of message,
-_PATIENCE = 2.0
-# but never before this.
-_SHORTEST_S = 5.0
-# Used without an earlier silence: a first step compiles, a first epoch may end with a validation.
-_UNKNOWN_S = 60.0
+#: Warn at twice its longest earlier silence after the same kind of message,
+PATIENCE = 2.0
+#: but never before this.
+SHORTEST_S = 5.0
+#: Used without an earlier silence: a first step compiles, a first epoch may end with a validation.
+UNKNOWN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class StallDetector:
 
     def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
         longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]
-        return max(_SHORTEST_S, _PATIENCE * longest_s) if longest_s else _UNKNOWN_S
+        return max(SHORTEST_S, PATIENCE * longest_s) if longest_s else UNKNOWN_S
 
     def _consequence(self) -> str:
         limit_s = self._stall_timeout_s

@@ -12,6 +12,7 @@ from nnlo_common.protocol import Action, Activity, QueryClient, Received, Wait, 
 from nnlo_common.protocol._query_messages import AnswerT, Query
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
+from nnlo_common.training._server_watch import ServerWatch
 
 __all__ = ["WorkerRank"]
 
@@ -23,16 +24,30 @@ class WorkerRank:
         endpoint: this rank's endpoint.
         worker: the state machine.
         queries: sends queries to the query service.
+        hosts: the host of each server.
+        stall_timeout_s: how long the servers wait for a silent worker; see `ServerWatch`.
+        tells: warn of silent servers.
     """
 
-    def __init__(self, endpoint: Endpoint, worker: Worker, queries: QueryClient) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        worker: Worker,
+        queries: QueryClient,
+        hosts: Mapping[int, str],
+        *,
+        stall_timeout_s: float | None = None,
+        tells: bool = True,
+    ) -> None:
         self._endpoint, self._worker, self._queries = endpoint, worker, queries
-        self._servers = {shard_client.shard.server for shard_client in worker.shard_clients}
+        self._servers = set(hosts)
+        self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
         self._steps = self._samples = 0
+        self._first = True  # of an epoch; the servers may validate before they answer this step
 
     def start(self) -> None:
         """Join; return once the centre has arrived."""
-        self._work(self._worker.join())
+        self._work(self._worker.join(), "the begin of the training")
 
     def abandon(self) -> None:
         """Leave without having started."""
@@ -41,13 +56,14 @@ class WorkerRank:
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step, with the exchange due in it."""
         self._worker.set_weight(weight)
-        self._work(self._worker.step(local_step))
+        self._work(self._worker.step(local_step), "the first step of an epoch" if self._first else "a step")
+        self._first = False
         self._steps += 1
 
     def begin_epoch(self) -> bool:
         """Begin an epoch at the end of the last one; return whether that has moved the parameters."""
-        moves = self._worker.refreshes
-        self._work(self._worker.begin_epoch())
+        moves, self._first = self._worker.refreshes, True
+        self._work(self._worker.begin_epoch(), "the begin of an epoch")
         return moves
 
     @property
@@ -70,7 +86,7 @@ class WorkerRank:
 
     def last_round(self) -> None:
         """Contribute the steps since the last round, if the algorithm trains in rounds."""
-        self._work(self._worker.last_round())
+        self._work(self._worker.last_round(), "the last round of an epoch")
 
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector; the current one may still be sending."""
@@ -83,7 +99,7 @@ class WorkerRank:
 
     def end_epoch(self) -> None:
         """Report the end of the epoch to the servers."""
-        self._work(self._worker.finish_epoch())
+        self._work(self._worker.finish_epoch(), "the end of an epoch")
 
     def point(self) -> Vector:
         """Return the parameters, or the point ahead of them."""
@@ -99,15 +115,15 @@ class WorkerRank:
 
     def look(self, into: Vector) -> None:
         """Copy the current centre into `into`; this does not affect the training."""
-        self._work(self._worker.look(into))
+        self._work(self._worker.look(into), "the current centre")
 
     def view(self, into: Vector) -> None:
         """Copy the centre into `into` once all have finished the epoch."""
-        self._work(self._worker.look(into, when_all_are_there=True))
+        self._work(self._worker.look(into, when_all_are_there=True), "the centre at the end of an epoch")
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and wait for the answer."""
-        self._work(self._answered(query))
+        self._work(self._answered(query), f"the answer to {type(query).__name__}")
         answer: Any = self._queries.answer
         return cast("AnswerT", answer)
 
@@ -123,7 +139,7 @@ class WorkerRank:
 
     def pause(self) -> bool:
         """Wait until all workers are at a batch boundary; False: the pause was cancelled."""
-        self._work(self._worker.pause())
+        self._work(self._worker.pause(), "the pause of all workers")
         return self._worker.paused
 
     def state(self) -> State:
@@ -139,7 +155,7 @@ class WorkerRank:
 
     def configure(self, values: Vector) -> None:
         """Send the servers options for this worker's later contributions."""
-        self._work(self._worker.configure(values))
+        self._work(self._worker.configure(values), "new options")
 
     def set_local_rate(self, rate: float) -> None:
         """Set the learning rate of the optimizer that moves this worker's parameters."""
@@ -158,7 +174,7 @@ class WorkerRank:
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave."""
         last()
-        self._work(self._worker.leave())
+        self._work(self._worker.leave(), "the end of the training")
         self._endpoint.close()
 
     def _answered(self, query: Query[Any]) -> Activity:
@@ -166,8 +182,14 @@ class WorkerRank:
         while self._queries.busy:
             yield Wait()
 
-    def _work(self, activity: Activity) -> None:
-        work(self._endpoint, self._deliver, activity, self._servers)
+    def _work(self, activity: Activity, what: str) -> None:
+        self._watch.begin(what)
+        work(self._endpoint, self._deliver, activity, self._servers, self._watch)
+
+    def _awaited(self) -> set[int]:
+        """Return the servers that must answer next."""
+        awaited = {one.shard.server for one in self._worker.shard_clients if one.unanswered}
+        return awaited | ({self._queries.service} if self._queries.busy else set())
 
     def _deliver(self, event: Received) -> list[Action]:
         if event.message.shard == self._queries.shard:

@@ -24,6 +24,7 @@ from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.protocol import Activity, Server, Shard, Worker
 from nnlo_common.training._event_loop import perform, serve, work
+from nnlo_common.training._server_watch import ServerWatch
 
 __all__ = ["run"]
 
@@ -160,6 +161,7 @@ class _Pair:
             Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER]) if serving else None
         )
         self._handled = 0
+        self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])
         self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=1)
         self._perform(self._worker.join)
 
@@ -169,7 +171,7 @@ class _Pair:
     def _perform(self, request: Callable[[], Activity]) -> None:
         """Send one request on the worker, and handle it on the server."""
         if self._server is None:
-            work(self._endpoint, self._worker.deliver, request(), {0})
+            work(self._endpoint, self._worker.deliver, request(), {SERVER}, self._watch)
             return
         server, until = self._server, self._handled + 1
 
