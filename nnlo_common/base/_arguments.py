@@ -1,14 +1,16 @@
-"""Checks of numeric arguments."""
+"""Checks of numeric arguments and settings."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TypeGuard
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["is_number", "is_whole", "whole_number"]
+__all__ = ["is_number", "is_whole", "seconds_from", "whole_number"]
 
 
 def is_whole(value: object, least: int) -> TypeGuard[int]:
@@ -32,3 +34,28 @@ def whole_number(name: str, value: object, least: int) -> int:
     if is_whole(value, least):
         return int(value)
     raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least {least}")
+
+
+def seconds_from(env: Mapping[str, str], name: str, default: float) -> float:
+    """Return the seconds in an environment variable.
+
+    Args:
+        env: the environment variables.
+        name: the variable.
+        default: what it is where the variable is missing or empty.
+
+    Raises:
+        ConfigurationError: it is no positive number.
+
+    Example:
+        >>> seconds_from({"NNLO_START_LIMIT_S": "600"}, "NNLO_START_LIMIT_S", 300)
+        600.0
+    """
+    text = env.get(name, "").strip() or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{name}={text!r} must be a number of seconds above 0, e.g. {name}=600")
+    return seconds

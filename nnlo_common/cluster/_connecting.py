@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import importlib.util
 import logging
-import math
 import os
 import shlex
 import socket
@@ -23,7 +22,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from nnlo_common.base._errors import ConfigurationError, MissingExtraError, StartupError
+from nnlo_common.base._arguments import seconds_from
+from nnlo_common.base._errors import MissingExtraError, StartupError
 from nnlo_common.cluster import _start_watch
 from nnlo_common.cluster._aborting import guard
 from nnlo_common.cluster._launchers import Launch, Launcher, find_launch, is_child
@@ -169,14 +169,7 @@ def start_limit_s(env: Mapping[str, str]) -> float:
     Raises:
         ConfigurationError: the variable has no positive number.
     """
-    text = env.get(LIMIT, "").strip() or str(_START_LIMIT_S)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < math.inf:
-        raise ConfigurationError(f"{LIMIT}={text!r} must be a number of seconds above 0, e.g. {LIMIT}=600")
-    return seconds
+    return seconds_from(env, LIMIT, _START_LIMIT_S)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
+import signal
+import stat
 import subprocess
 import time
 import uuid
@@ -15,13 +18,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from nnlo_common.base._arguments import seconds_from
 from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Staging"]
 
+_LOG = logging.getLogger(__name__)
 _PREFIX = "nnlo-staged-"
 _USERS = "users.lock"
 _TRASH = "trash-"
+# Names to try where others have taken one.
+_NAMES = 10
+#: The environment variable with the seconds that a copy may take without growing.
+_LIMIT = "NNLO_COPY_LIMIT_S"
+_LIMIT_S = 3600.0
+_SAY_AFTER_S = 10.0
+_LOOK_EVERY_S = 0.05
 
 
 class Staging:
@@ -29,7 +41,8 @@ class Staging:
 
     Each user of the copies holds a lock on them; the last to release it deletes them. The system releases the
     locks of a dead process; then another user deletes the copies, or the next process to stage files there.
-    Two jobs of one user with the same files share the copies.
+    Two jobs of one user with the same files share the copies. Nobody else can write to them: the folder
+    belongs to this user alone, and one that somebody else has made under its name is not used.
 
     Args:
         folder: on a disk of this host, e.g. "/tmp" or os.environ["TMPDIR"]; a folder is made in it.
@@ -69,14 +82,11 @@ class Staging:
         self.close()
         try:
             self._base.mkdir(parents=True, exist_ok=True)
+            _refuse_open_folder(self._base)
             _delete_leftovers(self._base)
-            folder = self._base / f"{_PREFIX}{os.getuid()}-{_fingerprint(paths)}"
-            users = _join(folder)
+            folder, users = _join(self._base, _fingerprint(paths))
         except OSError as error:
-            raise ConfigurationError(
-                f"stage_to={str(self._base)!r} cannot be used ({error.strerror}); name a writable folder on "
-                "a disk of this host"
-            ) from None
+            raise self._unusable(error) from None
         # Also runs at the end of the script. A forked process shares the lock; there `_leave` only closes it.
         self._release = weakref.finalize(self, _leave, folder, users, os.getpid())
         copies = [folder / f"{index:05}-{path.rpartition('/')[2]}" for index, path in enumerate(paths)]
@@ -84,10 +94,19 @@ class Staging:
             for wait in (False, True):  # first copy the unlocked files, then wait for those that others copy
                 for path, copy in zip(paths, copies, strict=True):
                     self._copy_once(path, copy, wait=wait)
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from None
         except BaseException:
             self.close()
             raise
         return tuple(map(str, copies))
+
+    def _unusable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"stage_to={str(self._base)!r} cannot be used ({error.strerror}: {error.filename}); name a "
+            "writable folder on a disk of this host"
+        )
 
     def close(self) -> None:
         """Release the copies."""
@@ -96,11 +115,11 @@ class Staging:
             self._release = None
 
     def _copy_once(self, path: str, copy: Path, *, wait: bool) -> None:
-        if copy.exists():
+        if _is_copy(path, copy):
             return
-        with _locked(copy.with_name(f"{copy.name}.lock"), wait=wait) as mine:
-            if mine and not copy.exists():
-                fresh = copy.with_name(f"{copy.name}.part")
+        fresh = copy.with_name(f"{copy.name}.part")
+        with _locked(copy.with_name(f"{copy.name}.lock"), fresh, wait=wait) as mine:
+            if mine and not _is_copy(path, copy):
                 fresh.unlink(missing_ok=True)  # left by a process that died
                 try:
                     self._copy(path, fresh)
@@ -128,13 +147,65 @@ class Staging:
     def _run(self, path: str, fresh: Path, command: Sequence[str]) -> None:
         places = {"{src}": path, "{dst}": str(fresh)}
         line = [re.sub("{src}|{dst}", lambda found: places[found[0]], part) for part in command]
-        done = subprocess.run(
-            line, check=False, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
-        )
-        if done.returncode or not fresh.is_file():
-            said = "; ".join(done.stderr.strip().splitlines()[-3:]) or "no error output"
-            result = f"ended with {done.returncode}" if done.returncode else "did not make the file"
+        growth = _Growth(fresh)
+        with subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            while True:
+                try:
+                    _, complaints = process.communicate(timeout=_LOOK_EVERY_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    if growth.ended():
+                        os.killpg(process.pid, signal.SIGKILL)
+                        raise ConfigurationError(
+                            f"{path}: {line} has not written to the copy for {growth.limit_s:g} s and was "
+                            f"ended; try the command by hand, or set {_LIMIT} to a longer time"
+                        ) from None
+        if process.returncode or not fresh.is_file():
+            said = "; ".join(complaints.strip().splitlines()[-3:]) or "no error output"
+            result = f"ended with {process.returncode}" if process.returncode else "did not make the file"
             raise ConfigurationError(f"{path}: {line} {result} ({said}); try the command by hand")
+
+
+class _Growth:
+    """Watches whether a file grows.
+
+    Args:
+        path: the file; it may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size, self._grown_s = path, -1, time.monotonic()
+        self.limit_s = seconds_from(os.environ, _LIMIT, _LIMIT_S)
+
+    def ended(self) -> bool:
+        """Return whether it has not grown for too long."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            size = -1
+        now_s = time.monotonic()
+        if size != self._size:
+            self._size, self._grown_s = size, now_s
+        return now_s - self._grown_s > self.limit_s
+
+
+def _is_copy(path: str, copy: Path) -> bool:
+    """Return whether a whole copy of a file is there."""
+    try:
+        found = copy.lstat()
+        return stat.S_ISREG(found.st_mode) and (
+            not Path(path).is_file() or found.st_size == Path(path).stat().st_size
+        )
+    except OSError:
+        return False
 
 
 def _fingerprint(paths: Sequence[str]) -> str:
@@ -150,20 +221,73 @@ def _free(folder: Path) -> str:
     return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB are free there"
 
 
-def _join(folder: Path) -> int:
-    """Make a folder if needed, take a shared lock on it, and return the lock's open file."""
+def _refuse_open_folder(base: Path) -> None:
+    """Refuse a folder in which anybody may exchange what others have made."""
+    found = base.stat()
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"stage_to={str(base)!r} is writable by everybody without the sticky bit, so that anybody could "
+            f"exchange the copies; name a folder of your own, or have its owner run chmod +t {base}"
+        )
+
+
+def _join(base: Path, fingerprint: str) -> tuple[Path, int]:
+    """Return this user's folder for these files, made if needed, and its open file with a shared lock."""
+    for index in range(_NAMES):
+        folder = base / "-".join([f"{_PREFIX}{os.getuid()}", fingerprint, *([str(index)] if index else [])])
+        while True:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            if not _is_own(folder):
+                break
+            try:
+                users = _open_lock(folder / _USERS, create=True)
+            except FileNotFoundError:  # another process has just deleted the folder
+                continue
+            _lock(users, fcntl.LOCK_SH, folder / _USERS)
+            if _is_still(users, folder / _USERS):
+                return folder, users
+            os.close(users)
+            time.sleep(0.001)
+    raise ConfigurationError(
+        f"stage_to={str(base)!r}: {folder} and {_NAMES - 1} more of such names belong to other users, or are "
+        "open to them, so that the copies would not be yours; remove them, or name a folder of your own"
+    )
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder belongs to this user alone; true, too, of one that is gone."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _open_lock(path: Path, *, create: bool = False) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return os.open(path, flags | (os.O_CREAT if create else 0), 0o600)
+
+
+def _lock(file: int, kind: int, path: Path, growing: Path | None = None) -> None:
+    """Take a lock; say for whom this process waits, and give up where nothing happens any more."""
+    growth, begun_s, said = _Growth(growing or path), time.monotonic(), False
     while True:
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
         try:
-            users = os.open(folder / _USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # another process has just deleted the folder
-            continue
-        fcntl.flock(users, fcntl.LOCK_SH)
-        if _is_still(users, folder / _USERS):
-            return users
-        os.close(users)
-        time.sleep(0.001)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not said and time.monotonic() - begun_s > _SAY_AFTER_S:
+                said = True
+                _LOG.warning("nnlo: waits for another process of this host that holds %s", path)
+            if growth.ended():
+                raise ConfigurationError(
+                    f"another process of this host has held {path} for {growth.limit_s:g} s, in which "
+                    f"{growing or 'nothing'} has not grown; end that process (fuser {path} names it), or set "
+                    f"{_LIMIT} to a longer time"
+                ) from None
+            time.sleep(_LOOK_EVERY_S)
+        else:
+            return
 
 
 def _is_still(file: int, path: Path) -> bool:
@@ -196,13 +320,15 @@ def _delete_if_unused(folder: Path, users: int) -> None:
 
 
 def _delete_leftovers(base: Path) -> None:
-    """Delete the folders of dead processes; folders of other users cannot be opened, and stay."""
+    """Delete the folders of dead processes; those of other users, whatever their names, stay."""
     for folder in base.glob(f"{_PREFIX}{os.getuid()}-*"):
+        if not _is_own(folder):
+            continue
         if _TRASH in folder.name:
             shutil.rmtree(folder, ignore_errors=True)
             continue
         try:
-            users = os.open(folder / _USERS, os.O_RDWR | os.O_CLOEXEC)
+            users = _open_lock(folder / _USERS)
         except OSError:
             continue
         _delete_if_unused(folder, users)
@@ -210,12 +336,24 @@ def _delete_leftovers(base: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Take a lock and yield True; without `wait`, yield False if another process has it."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
+def _locked(path: Path, growing: Path, *, wait: bool) -> Iterator[bool]:
+    """Take a lock and yield True; without `wait`, yield False if another process has it.
+
+    Args:
+        path: the file to lock.
+        growing: what its holder writes to.
+        wait: wait for the lock.
+    """
+    file = _open_lock(path, create=True)
+    try:
+        if wait:
+            _lock(file, fcntl.LOCK_EX, path, growing)
+        else:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
         yield True
+    finally:
+        os.close(file)
