@@ -20,6 +20,7 @@ Files: TypeAlias = str | Path | Iterable[str | Path]
 _LISTS = (".txt", ".list", ".lst")
 _PATTERN = frozenset("*?[")
 _LONGEST = 4096  # characters in a path, on Linux
+_MOST_FOLDERS = 100_000
 _SHOWN = 200  # characters of an invalid path in a message
 
 
@@ -96,12 +97,38 @@ def _matching(entry: str, where: str) -> list[str]:
         raise ConfigurationError(f"{where}: no such home folder ({error}); write the whole path") from None
     if not _PATTERN & set(path) or os.path.lexists(path):
         return [path]
-    matches = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
+    matches = _matches(path, where)
     if not matches:
         raise ConfigurationError(
             f"{where} matches nothing: no such file as {path}; correct the pattern, or make the files first"
         )
     return matches
+
+
+def _matches(pattern: str, where: str) -> list[str]:
+    """Return the files that a pattern matches, within limits: "/**" would look at the whole machine."""
+    head, recursive, rest = pattern.partition(f"{os.sep}**")
+    if not recursive or rest[:1] not in ("", os.sep):
+        return glob.glob(pattern)  # noqa: PTH207 - Path.glob refuses absolute patterns
+    found: dict[str, None] = {}
+    looked = 0
+    for base in glob.glob(head or os.sep):  # noqa: PTH207
+        folders = [base]
+        while folders:
+            folder = folders.pop()
+            looked += 1
+            if looked > _MOST_FOLDERS:
+                raise ConfigurationError(
+                    f"{where} looks into more than {_MOST_FOLDERS} folders; begin the pattern with a folder "
+                    "that has the data only"
+                )
+            with suppress(OSError), os.scandir(folder) as entries:  # not permitted, or gone
+                inside = [
+                    entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+                ]
+                folders += sorted(inside, reverse=True)
+            found.update(dict.fromkeys(_matches(glob.escape(folder) + (rest or f"{os.sep}*"), where)))
+    return [path for path in found if rest or not os.path.isdir(path)]  # noqa: PTH112
 
 
 def _lines(path: Path) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Field
 from nnlo_common.data.hdf5._opened_files import open_file
+from nnlo_common.data.hdf5._sources import check_sources, is_special
 
 __all__ = ["FileInfo", "inspect_file", "inspect_files"]
 
@@ -20,6 +21,8 @@ _SHOWN = 8  # names in a message
 _REPORTED = 3  # bad files in a message
 _MOST_PROBLEMS = 1000  # bad files, after which inspection stops
 _NUMBERS = "biuf"
+_LARGEST_SAMPLE = 16 * 2**30
+_MANY_ROWS = 1_000_000  # fewer may be zeros on purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +117,13 @@ def _check_links(group: Any, path: str, name: str) -> None:
     parts = [part for part in name.split("/") if part]
     for count in range(1, len(parts) + 1):
         link = group.get("/".join(parts[:count]), getlink=True)
-        if isinstance(link, h5py.ExternalLink) and _is_special(path, link.filename):
+        if isinstance(link, h5py.ExternalLink) and is_special(path, link.filename):
             raise ConfigurationError(
                 f"{path}: {name!r} is a link into {link.filename!r}, which is not an ordinary file; correct "
                 "the link"
             )
         if link is None:
             return
-
-
-def _is_special(path: str, name: str) -> bool:
-    """Return whether the name exists beside `path` and is not an ordinary file."""
-    found = Path(path).parent / name
-    return found.exists() and not found.is_file()
 
 
 def _missing(file: Any, name: str) -> str:
@@ -177,7 +174,8 @@ def _field(path: str, dataset: Any) -> Field:
             f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
             "float32 or an integer type, or name another dataset"
         )
-    _check_sources(path, dataset)
+    _check_size(path, dataset)
+    check_sources(path, dataset)
     _check_filters(path, dataset)
     return Field(name, tuple(map(int, dataset.shape[1:])), dtype.newbyteorder("="))
 
@@ -188,32 +186,21 @@ def _type(dtype: np.dtype[Any]) -> str:
     return str(dtype)
 
 
-def _check_sources(path: str, dataset: Any) -> None:
-    """Refuse data in missing files or datasets: HDF5 would silently read zeros."""
-    folder = Path(path).parent
-    sources = [(name, "") for name, *_ in dataset.external or ()]
-    if dataset.is_virtual:
-        sources += [(one.file_name, one.dset_name) for one in dataset.virtual_sources()]
-    for name, inside in sources:
-        if "%b" in name or name == ".":
-            continue
-        if not (folder / name).exists():
-            raise ConfigurationError(
-                f"{path}: {dataset.name} has its data in {name!r}, which does not exist; HDF5 would read "
-                "zeros, so put that file there"
-            )
-        if _is_special(path, name):
-            raise ConfigurationError(
-                f"{path}: {dataset.name} has its data in {name!r}, which is not an ordinary file; make it "
-                "again"
-            )
-        if inside:
-            with open_file(str(folder / name)) as source:
-                if inside not in source:
-                    raise ConfigurationError(
-                        f"{path}: {dataset.name} has its data in {inside!r} of {name!r}, which does not "
-                        "exist; HDF5 would read zeros, so make one of the two files again"
-                    )
+def _check_size(path: str, dataset: Any) -> None:
+    """Refuse samples that no machine can hold, and rows that nobody has written."""
+    sample = math.prod(map(int, dataset.shape[1:])) * dataset.dtype.itemsize
+    if sample > _LARGEST_SAMPLE:
+        raise ConfigurationError(
+            f"{path}: a sample of {dataset.name}, of shape {dataset.shape[1:]}, has {sample / 2**30:.0f} "
+            f"GiB, more than {_LARGEST_SAMPLE / 2**30:.0f}; are rows and columns exchanged? Make the file "
+            "with a row for each sample"
+        )
+    elsewhere = dataset.is_virtual or dataset.external
+    if dataset.shape[0] > _MANY_ROWS and not elsewhere and dataset.id.get_storage_size() == 0:
+        raise ConfigurationError(
+            f"{path}: {dataset.name} has {dataset.shape[0]} rows, but none was ever written; the program "
+            "that made it has failed: make it again, or name another dataset"
+        )
 
 
 def _check_filters(path: str, dataset: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
@@ -19,6 +20,8 @@ from nnlo_common.data.hdf5._inspection import inspect_files
 from nnlo_common.data.hdf5._opened_files import OpenFiles
 
 __all__ = ["Adaptor", "HDF5Source", "Names", "Reading"]
+
+_MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
 
 Names: TypeAlias = str | Sequence[str]
 Adaptor: TypeAlias = Callable[[Any], Any]
@@ -125,6 +128,13 @@ class HDF5Source:
         self.fields: Sequence[Field] = infos[0].fields
         self.grain = infos[0].grain
         self._starts = list(accumulate(self.lengths, initial=0))
+        if self._starts[-1] > _MANY_SAMPLES:
+            warn(
+                f"{self.files[0]}{' and others' if len(self.files) > 1 else ''}: an epoch has "
+                f"{self._starts[-1]} samples; at a million samples a second it takes "
+                f"{self._starts[-1] / 86400e6:.1f} days. If so many are not meant, look at the files "
+                "with h5ls"
+            )
         self._samples = None if samples is None else _rising(samples, self._starts[-1])
         if self._samples is not None:
             counts = np.diff(np.searchsorted(self._samples, self._starts))
