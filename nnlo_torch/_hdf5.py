@@ -73,7 +73,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         if len(rows) and not (-size <= rows.min() and rows.max() < size):
             raise IndexError(f"sample {indices} is out of range: the files have {size} samples")
         order, places = np.unique(rows % size, return_inverse=True)
-        arrays = [np.empty((len(order), *field.shape), field.dtype) for field in self._source.fields]
+        arrays = [field.empty(len(order)) for field in self._source.fields]
         breaks = [0, *(np.flatnonzero(np.diff(order) != 1) + 1).tolist(), len(order)]
         for at, end in pairwise(breaks):
             first = int(order[at]) if at < end else 0

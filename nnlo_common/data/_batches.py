@@ -172,7 +172,7 @@ class Batches:
     def _read(self, window: _Window) -> list[Any]:
         """Read a window, and return its batches."""
         epoch, (start, stop), (first, last) = window
-        arrays = [np.empty((stop - start, *field.shape), field.dtype) for field in self.source.fields]
+        arrays = [field.empty(stop - start) for field in self.source.fields]
         at = 0
         # Read in the order of the files, so that each file is read once; the permutation comes after.
         for begin, end in Ranges(self._order.ranges(epoch, start, stop)):

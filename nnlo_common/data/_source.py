@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["Array", "Arrays", "Field", "Source"]
 
@@ -35,7 +38,21 @@ class Field:
     @property
     def row_bytes(self) -> int:
         """The bytes of one sample's row."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def empty(self, rows: int) -> Array:
+        """Return an array for some samples.
+
+        Raises:
+            ConfigurationError: there is no memory for it.
+        """
+        try:
+            return np.empty((rows, *self.shape), self.dtype)
+        except (MemoryError, ValueError):  # a ValueError where NumPy cannot count the bytes
+            raise ConfigurationError(
+                f"{rows} samples of {self.name} need {rows * self.row_bytes / 2**30:.1f} GiB of memory, "
+                "which this process does not get; use a smaller batch size, or store smaller samples"
+            ) from None
 
 
 class Source(Protocol):

@@ -112,6 +112,13 @@ def test_a_sample_that_no_machine_holds_is_refused(tmp_path):
         source(tmp_path / "a.h5")
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_named(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (2**30, 2**30), "f4", chunks=(1, 1000))[0, 0] = 1
+    with pytest.raises(ConfigurationError, match=r"1073741824 samples of /x need 4294967296.0 GiB of memory"):
+        source(tmp_path / "a.h5").take(0, 2**30)
+
+
 def test_rows_that_nobody_has_written_are_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (2**40, 3), "f4", chunks=(1000, 3))

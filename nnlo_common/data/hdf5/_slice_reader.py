@@ -73,7 +73,7 @@ class HDF5Source:
         ...         with h5py.File(f"{folder}/{name}.h5", "w") as file:
         ...             file["x"], file["y"] = np.ones((3, 2)), np.arange(3)
         ...     source = HDF5Source(f"{folder}/*.h5", features="x", labels="y")
-        ...     out = [np.empty((2, *field.shape), field.dtype) for field in source.fields]
+        ...     out = [field.empty(2) for field in source.fields]
         ...     source.read(2, 4, out)
         ...     source.close()
         >>> len(source), out[1]
@@ -162,7 +162,7 @@ class HDF5Source:
         wanted = self._samples[start:stop]
         if len(wanted):
             first, last = int(wanted[0]), int(wanted[-1]) + 1
-            whole = [np.empty((last - first, *field.shape), field.dtype) for field in self.fields]
+            whole = [field.empty(last - first) for field in self.fields]
             self._read(first, last, whole)
             for array, into in zip(whole, out, strict=True):
                 into[:] = array[wanted - first]
@@ -186,7 +186,7 @@ class HDF5Source:
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
-        arrays = [np.empty((stop - start, *field.shape), field.dtype) for field in self.fields]
+        arrays = [field.empty(stop - start) for field in self.fields]
         self.read(start, stop, arrays)
         return self.assemble(arrays)
 
