@@ -15,6 +15,7 @@ from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, spea
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._given_data import warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
@@ -106,6 +107,8 @@ class Participation:
         self.begin_epoch()
         if self.serves:
             return
+        if self._team is not None and self._epochs_begun == 1:
+            warn_of_same_data(self._team, batches)
         self._looping = True
         try:
             for batch in batches:
