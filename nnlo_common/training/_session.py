@@ -131,6 +131,7 @@ class Session:
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
+        self._shown_commits = -1  # of the centre that a server's model shows
         self._final: Vector | None = None  # the final centre that a worker has taken over
         world.at_meeting(self.end_epoch)
         if world.own_process:
@@ -196,6 +197,14 @@ class Session:
         self._part = self._collectives.part = observed
         if self._worker is not None:
             self._worker = observed
+
+    def take_changes(self) -> None:
+        """Take over what a script has changed by hand in a model that it may change.
+
+        These are a server's, between epochs, and those of workers whose own optimizer moves them.
+        """
+        if self._shows_center if self.serves else self._runs == "worker":
+            self.model.absorb_changes()
 
     # -- the course of a training ---------------------------------------------------------------------
 
@@ -330,7 +339,7 @@ class Session:
             self.before_close()
         self.last_round()
         self.over = True
-        self._part.finish(self._publish if self.serves else self.model.publish)
+        self._part.finish(self._publish if self.serves else self._show_vector)
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._parameters.vector)
         if self._final is not None:  # leaving absorbs late replies, which may have overwritten it
@@ -373,7 +382,12 @@ class Session:
 
         It is exact in a pause: `load` on the same rank of a new training resumes to the bit.
         """
-        self.model.absorb()
+        if self.serves:
+            self.take_changes()
+        elif self._moved_outside:
+            self.model.absorb()
+        else:
+            self.model.absorb_changes()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # The servers have not heard of options that a scheduler has set since the last step.
         state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
@@ -403,7 +417,7 @@ class Session:
             self.serving.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
-        self.model.publish()
+        self._show_vector()
 
     # -- the centre on any rank -----------------------------------------------------------------------
 
@@ -478,7 +492,20 @@ class Session:
         """Put the point of the next gradient into the model."""
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._part.point())
+        self._show_vector()
+
+    def _show_vector(self) -> None:
         self.model.publish()
+        self._shown_commits = self._commits
+
+    @property
+    def _commits(self) -> int:
+        return 0 if self.member.server is None else self.member.server.rule.clock
+
+    @property
+    def _shows_center(self) -> bool:
+        """Whether a server's model shows the centre; workers move it on while the server serves."""
+        return self._shown_commits == self._commits
 
     def _send_options(self) -> None:
         """Send the servers the options that a scheduler has changed since the last step."""
@@ -494,5 +521,5 @@ class Session:
 
     def _publish(self) -> None:
         """On a server, put the centre into the model."""
-        self.model.publish()
+        self._show_vector()
         self._collectives.take_buffers()
