@@ -447,13 +447,8 @@ class Participation:
                 "with scores = optimizer.evaluate(lambda batch: {...}, loader)"
             )
 
-    def _settle(self, what: str, *, alone: bool = False) -> None:
+    def _settle(self, what: str) -> None:
         """Let no other wrapper join this training any more: `what` relies on it as it is."""
-        if alone and len(self._joint.members) > 1:
-            raise collective(
-                f"{what} saves one optimizer, but this training has {len(self._joint.members)} wrappers; "
-                "save models and optimizers with optimizer.save(...)"
-            )
         self._joint.settled = self._joint.settled or what
 
     def _end_for_another(self) -> None:
