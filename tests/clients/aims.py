@@ -12,6 +12,7 @@ AIMS = {
     "huggingface_bert": ("accuracy", 0.97, None),
     "accelerate_loop": ("accuracy", 0.95, None),
     "geometric": ("accuracy", 0.8, None),
+    "geometric_nodes": ("accuracy", 0.7, None),
     "torch_digits": ("accuracy", 0.74, None),
     "torch_vae": ("bound", None, 290.0),
     "torch_adversarial": ("off_ring", None, 0.6),
