@@ -137,7 +137,7 @@ class Participation:
         self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
-            self._team.take_changes()
+            self._team.shown.take_changes()
             self._team.begin_epoch()
             if self.serves:
                 for one in self._joint.members:
@@ -174,7 +174,7 @@ class Participation:
             yield
             return
         self._joint.trained = True
-        self._team.take_changes()
+        self._team.shown.take_changes()
         with self._team.center(when_all_are_there=False):
             yield
 
@@ -190,7 +190,7 @@ class Participation:
                 yield
                 return
             self._joint.trained = True
-            self._team.take_changes()
+            self._team.shown.take_changes()
             with self._team.center(when_all_are_there=True):
                 for one in self._averages:
                     one.bring(self._team)
@@ -404,7 +404,7 @@ class Participation:
         if self._team is None or self._team.over or self._team.broken:
             return
         self._joint.trained = True
-        self._team.take_changes()
+        self._team.shown.take_changes()
         self._team.close()
         if self.serves:
             self._run(self._after_serving)
@@ -479,7 +479,7 @@ def leave_with_center(part: Participation) -> None:
     """Leave the training; afterwards the model of every rank is the centre (collective)."""
     team = part._team
     if team is not None and not team.over:
-        team.take_changes()
+        team.shown.take_changes()
         team.last_round()
         if part.serves:
             team.settle_center(lambda: None)

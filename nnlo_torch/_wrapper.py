@@ -208,7 +208,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._take_turn()
-        self._team.take_changes()
+        self._team.shown.take_changes()
         samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:
