@@ -37,6 +37,7 @@ from nnlo_common.data import (
     portion,
     share,
 )
+from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
@@ -76,7 +77,9 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
+    "all_same",
     "AnswerT",
+    "as_values",
     "assigned",
     "BatchOptions",
     "brief",
@@ -111,6 +114,7 @@ __all__ = [
     "Lease",
     "LeasedBatches",
     "LedgerClient",
+    "mark_of",
     "Meter",
     "mixins",
     "Moves",

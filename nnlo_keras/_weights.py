@@ -98,6 +98,15 @@ class Weights:
         """Copy the weights into their vector."""
         self._flat_variables.read()
 
+    def absorb_changes(self) -> None:
+        """Copy the weights into their vector, which keeps its values for those of 16 bits."""
+        vector = self.parameters.vector
+        rounded = [segment.place for segment in self.layout.segments if segment.dtype != "float32"]
+        kept = [vector[place].copy() for place in rounded]
+        self._flat_variables.read()
+        for place, values in zip(rounded, kept, strict=True):
+            vector[place] = values
+
     def publish(self) -> None:
         """Copy the vector into the weights."""
         self._flat_variables.write()
@@ -113,13 +122,9 @@ class Weights:
     def changed_since(self, before: Vector) -> str | None:
         """Return the name of a weight that differs from `before`, if there is one."""
         vector = self.parameters.vector
-        # The vector has more precision than 16-bit weights: it keeps its values, and they are not compared.
+        # The vector has more precision than 16-bit weights: they are not compared.
         exact = [segment for segment in self.layout.segments if segment.dtype == "float32"]
-        rounded = [segment.place for segment in self.layout.segments if segment.dtype != "float32"]
-        kept = [vector[place].copy() for place in rounded]
-        self._flat_variables.read()
-        for place, values in zip(rounded, kept, strict=True):
-            vector[place] = values
+        self.absorb_changes()
         changed = next((s.name for s in exact if not _same(vector[s.place], before[s.place])), None)
         if changed is not None:
             np.copyto(vector, before)

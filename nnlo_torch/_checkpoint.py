@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import CheckpointManager, whole_number
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
+from nnlo_torch._joint import collective
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
     layout_of,
@@ -47,7 +48,7 @@ class Checkpoint:
 
     Args:
         folder: the run's folder; created if missing.
-        optimizer: the wrapper.
+        optimizer: the wrapper; if the training has several, as that of a GAN, a list of them all.
         also: other objects to save, by name: a scheduler, a `GradScaler`, an `EarlyStopping`.
         epochs: epochs between two checkpoints; 0: none at the end of epochs.
         batches: batches of the first worker between two checkpoints; 0: none inside epochs.
@@ -80,7 +81,7 @@ class Checkpoint:
     def __init__(
         self,
         folder: str | Path,
-        optimizer: Wrapper,
+        optimizer: Wrapper | Sequence[Wrapper],
         *,
         also: Mapping[str, Any] | None = None,
         epochs: int = 1,
@@ -89,8 +90,10 @@ class Checkpoint:
         keep: int = 3,
         better: Literal["min", "max"] = "min",
     ) -> None:
-        optimizer._settle("Checkpoint", alone=True)
-        self._optimizer, self._team, self._also = optimizer, optimizer._team, dict(also or {})
+        self._wrappers = _all_of_training(optimizer)
+        self._optimizer = self._wrappers[0]
+        self._optimizer._settle("Checkpoint")
+        self._team, self._also = self._optimizer._team, dict(also or {})
         for name, one in self._also.items():
             if not (hasattr(one, "load_state_dict") or hasattr(one, "load")):
                 raise ConfigurationError(
@@ -191,19 +194,30 @@ class Checkpoint:
             self._manager.save(last=last or self._optimizer.stopped)
 
     def _collect(self) -> dict[str, Any]:
-        optimizer, team = self._optimizer, self._team
-        with_center = team is not None and team.serves and optimizer.algorithm.optimizer_runs == "center"
+        team = self._team
+        first, *others = map(self._of_wrapper, self._wrappers)
         return {
             "team": None if team is None else team.state(),
-            "modules": saved_modules(optimizer._modules(), parameters=team is None),
-            "optimizer": None if with_center else optimizer.optimizer.state_dict(),
-            "local": None if optimizer.local is None else optimizer.local.state_dict(),
+            "modules": saved_modules(self._modules(), parameters=team is None),
+            **first,
+            **({"others": others} if others else {}),
             "also": {name: _state(one) for name, one in self._also.items()},
             "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
             "random": random_states(),
             "position": [self._epoch, self._batch, self._samples, self._inside],
-            "counts": [optimizer._steps, optimizer._samples, optimizer._epochs_begun],
         }
+
+    def _of_wrapper(self, one: Wrapper) -> dict[str, Any]:
+        with_center = one.serves and one.algorithm.optimizer_runs == "center"
+        return {
+            "optimizer": None if with_center else one.optimizer.state_dict(),
+            "local": None if one.local is None else one.local.state_dict(),
+            "counts": [one._steps, one._samples, one._epochs_begun],
+        }
+
+    def _modules(self) -> list[torch.nn.Module]:
+        """Return the modules of all wrappers; a process alone finds those of each by itself."""
+        return list({id(part): part for one in self._wrappers for part in one._modules()}.values())
 
     def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
         if isinstance(sampler, H5Batches):
@@ -229,13 +243,13 @@ class Checkpoint:
         return state
 
     def _facts(self) -> dict[str, Any]:
-        optimizer, member = self._optimizer, None if self._team is None else self._team.member
+        member = None if self._team is None else self._team.member
         return {
-            "algorithm": optimizer.algorithm.describe(),
-            "optimizer": kinds_of(optimizer.optimizer, optimizer.local),
+            "algorithm": self._optimizer.algorithm.describe(),
+            "optimizer": " and ".join(kinds_of(one.optimizer, one.local) for one in self._wrappers),
             "servers": 0 if member is None else member.servers,
             "workers": 0 if member is None else member.workers,
-            "model": layout_of(optimizer, optimizer._modules())
+            "model": layout_of(self._wrappers, self._modules())
             if self._team is None
             else self._team.model.parameters.layout.to_json(),
             "epoch": self._epoch,
@@ -247,15 +261,16 @@ class Checkpoint:
 
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
-        optimizer = self._optimizer
-        load_modules(optimizer._modules(), tree["modules"])
-        if tree["optimizer"] is not None:
-            optimizer.load_state_dict(tree["optimizer"])
-        if optimizer.local is not None:
-            optimizer.local.load_state_dict(tree["local"])
+        load_modules(self._modules(), tree["modules"])
+        saved = [tree, *tree.get("others", [])]
+        for one, state in zip(self._wrappers, saved, strict=True):
+            if state["optimizer"] is not None:
+                one.load_state_dict(state["optimizer"])
+            if one.local is not None:
+                one.local.load_state_dict(state["local"])
         self._manager.load_team(tree, facts, anew=anew)
-        # Loading has replaced the inner optimizer's groups and state.
-        optimizer.param_groups, optimizer.state = optimizer.optimizer.param_groups, optimizer.optimizer.state
+        for one in self._wrappers:  # loading has replaced the inner optimizer's groups and state
+            one.param_groups, one.state = one.optimizer.param_groups, one.optimizer.state
         self._load_also(tree["also"])
         if anew:
             self._epoch = self._first_epoch = facts["epoch"]
@@ -264,7 +279,8 @@ class Checkpoint:
         if not self._was_inside:
             load_random(tree["random"])
         self._manager.count_batches_from(self._batch)
-        optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
+        for one, state in zip(self._wrappers, saved, strict=True):
+            one._steps, one._samples, one._epochs_begun = state["counts"]
         self._saved = tree
 
     def _load_also(self, states: Mapping[str, Any]) -> None:
@@ -278,7 +294,8 @@ class Checkpoint:
             load(states[name])
 
     def _leave(self) -> None:
-        self._optimizer.close()
+        for one in self._wrappers:
+            one.close()
 
     def _find_sampler(self, loader: object) -> None:
         """Find the sampler or `H5Batches` behind a loader: it knows its position."""
@@ -291,6 +308,18 @@ class Checkpoint:
             if isinstance(sampler, ShardSampler):
                 self._sampler, self._of_batches = sampler, name == "batch_sampler"
         self._ahead = bool(getattr(loader, "num_workers", 0))
+
+
+def _all_of_training(given: Wrapper | Sequence[Wrapper]) -> list[Wrapper]:
+    """Return the wrappers of a training in the order in which they were made; refuse some of them."""
+    wrappers = [given] if isinstance(given, Wrapper) else list(given)
+    members: list[Wrapper] = wrappers[0]._joint.members if wrappers else []
+    if not wrappers or (members and {*map(id, wrappers)} != {*map(id, members)}):
+        raise collective(
+            f"Checkpoint was given {len(wrappers)} wrappers, but this training has {len(members) or 1}; give "
+            "it a list of all wrappers of the training: nnlo_torch.Checkpoint(folder, [first, second])"
+        )
+    return list(members or wrappers)
 
 
 def _state(one: Any) -> Any:

@@ -6,7 +6,9 @@ without it. `tests/torch/test_compat.py` fails on the changed part before a user
 
 from __future__ import annotations
 
+import functools
 import inspect
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -29,6 +31,7 @@ __all__ = [
     "parameters_of",
     "saved_buffers",
     "stepped",
+    "watch_saves",
     "without_hooks",
 ]
 
@@ -138,6 +141,66 @@ def stepped(optimizer: torch.optim.Optimizer) -> None:
 def copy_all(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     """Copy tensors into others in one call."""
     torch._foreach_copy_(places, tensors)
+
+
+# -- torch.save, which has no hook -------------------------------------------------------------------------
+
+
+class _Saves:
+    """Replaces `torch.save` while somebody watches it, and restores it afterwards.
+
+    Whatever replaces it meanwhile stays: the function below then only passes calls on.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: a garbage collection within it may end another watch.
+        self._lock = threading.RLock()
+        self._looks: list[Callable[[Any, str], object]] = []
+        self._ours: Any = None
+        self._before: Any = None
+        self._module: Any = torch
+
+    def watch(self, look: Callable[[Any, str], object]) -> Callable[[], None]:
+        with self._lock:
+            self._looks.append(look)
+            if self._ours is None or self._module.save is not self._ours:
+                self._before = self._module.save
+                self._ours = self._module.save = self._looking(self._before)
+        return functools.partial(self._forget, look)
+
+    def _forget(self, look: Callable[[Any, str], object]) -> None:
+        with self._lock:
+            self._looks = [one for one in self._looks if one is not look]
+            if self._looks or self._ours is None:
+                return
+            if self._module.save is self._ours:
+                self._module.save = self._before
+            self._ours = self._before = None
+
+    def _looking(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(before)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self._ours is save:  # else it is inside another one of these, or nobody watches
+                frame = inspect.currentframe()
+                caller = None if frame is None else frame.f_back
+                module = "" if caller is None else str(caller.f_globals.get("__name__", ""))
+                for look in self._looks:
+                    look(args[1] if len(args) > 1 else kwargs.get("f"), module)
+            return before(*args, **kwargs)
+
+        return save
+
+
+_saves = _Saves()
+
+
+def watch_saves(look: Callable[[Any, str], object]) -> Callable[[], None]:
+    """Call `look` before each `torch.save`, in its thread; the returned function ends this.
+
+    Args:
+        look: gets the file that is written to, and the name of the calling module.
+    """
+    return _saves.watch(look)
 
 
 # -- modules ----------------------------------------------------------------------------------------------

@@ -190,6 +190,8 @@ class FlatModel:
 
         A parameter of 16 bits cannot hold the vector's number, so only other numbers are taken.
         """
+        if self._all_are_views:
+            return
         with torch.no_grad():
             for index in self._copied:
                 tensor, view = self.tensors[index].detach(), self.views[index]

@@ -70,6 +70,7 @@ class JointTraining:
         centers: the centre's optimizers, on a server.
         end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
+        forget_saves: ends the watch over `torch.save`.
     """
 
     def __init__(self) -> None:
@@ -93,6 +94,7 @@ class JointTraining:
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
+        self.forget_saves: Callable[[], None] = lambda: None
 
     @property
     def stopping(self) -> bool:
@@ -131,8 +133,9 @@ class JointTraining:
         for center in self.centers:
             center.release()
         self.centers.clear()
+        self.forget_saves()
         self.members, self.found = [], None
-        self.end = self.forget_end = lambda: None
+        self.end = self.forget_end = self.forget_saves = lambda: None
 
     def accept(self, wrapper: Any, options: str) -> None:
         """Refuse a wrapper that cannot join these members."""

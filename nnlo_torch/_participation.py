@@ -15,6 +15,7 @@ from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, spea
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._given_data import warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._step_weights import Draws, StepWeights
@@ -106,6 +107,8 @@ class Participation:
         self.begin_epoch()
         if self.serves:
             return
+        if self._team is not None and self._epochs_begun == 1:
+            warn_of_same_data(self._team, batches)
         self._looping = True
         try:
             for batch in batches:
@@ -134,6 +137,7 @@ class Participation:
         self._epochs_begun += 1
         self._collect_aside(wait=False)
         if self._team is not None:
+            self._team.shown.take_changes()
             self._team.begin_epoch()
             if self.serves:
                 for one in self._joint.members:
@@ -170,6 +174,7 @@ class Participation:
             yield
             return
         self._joint.trained = True
+        self._team.shown.take_changes()
         with self._team.center(when_all_are_there=False):
             yield
 
@@ -185,6 +190,7 @@ class Participation:
                 yield
                 return
             self._joint.trained = True
+            self._team.shown.take_changes()
             with self._team.center(when_all_are_there=True):
                 for one in self._averages:
                     one.bring(self._team)
@@ -398,6 +404,7 @@ class Participation:
         if self._team is None or self._team.over or self._team.broken:
             return
         self._joint.trained = True
+        self._team.shown.take_changes()
         self._team.close()
         if self.serves:
             self._run(self._after_serving)
@@ -440,13 +447,8 @@ class Participation:
                 "with scores = optimizer.evaluate(lambda batch: {...}, loader)"
             )
 
-    def _settle(self, what: str, *, alone: bool = False) -> None:
+    def _settle(self, what: str) -> None:
         """Let no other wrapper join this training any more: `what` relies on it as it is."""
-        if alone and len(self._joint.members) > 1:
-            raise collective(
-                f"{what} saves one optimizer, but this training has {len(self._joint.members)} wrappers; "
-                "save models and optimizers with optimizer.save(...)"
-            )
         self._joint.settled = self._joint.settled or what
 
     def _in_epoch(self) -> bool:
@@ -481,6 +483,7 @@ def leave_with_center(part: Participation) -> None:
     """Leave the training; afterwards the model of every rank is the centre (collective)."""
     team = part._team
     if team is not None and not team.over:
+        team.shown.take_changes()
         team.last_round()
         if part.serves:
             team.settle_center(lambda: None)

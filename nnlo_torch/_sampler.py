@@ -17,8 +17,10 @@ from nnlo_common.plugin import (
     check_position,
     epoch_order,
     share,
+    speaks,
     whole_number,
 )
+from nnlo_torch._partial_sums import warn_of_partial_sums
 from nnlo_torch._participation import Participation
 from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
@@ -100,6 +102,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self.set_epoch(self.epoch + 1)
         self._running = True
         self._name(training)
+        if training.size > 1 and speaks(training.role):
+            warn_of_partial_sums(self)
         training.begin_epoch()
         if training.serves:
             return

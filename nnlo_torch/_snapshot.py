@@ -82,11 +82,12 @@ def load_random(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def layout_of(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> str:
-    """Return the names, shapes and types of an optimizer's parameters, for comparison."""
+def layout_of(optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]) -> str:
+    """Return the names, shapes and types of the parameters of optimizers, for comparison."""
     return laid_out(
         (name, tensor.shape, str(tensor.dtype).removeprefix("torch."), id(tensor))
-        for name, tensor in named_parameters(optimizer, modules)
+        for one in optimizers
+        for name, tensor in named_parameters(one, modules)
     ).to_json()
 
 

@@ -17,6 +17,7 @@ from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import joint_training
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import local_of, momentum_of, refuse
+from nnlo_torch._saved_files import warn_of_saves
 from nnlo_torch._step_weights import checked_weight
 from nnlo_torch._team import join_team
 
@@ -106,6 +107,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         joint.end = self._end_for_another
         joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
+        joint.forget_saves = warn_of_saves(joint, own_process=world.own_process)
         self._follow_commits()
 
     def _begin(
@@ -206,6 +208,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._take_turn()
+        self._team.shown.take_changes()
         samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:

@@ -45,6 +45,12 @@ class Model(Protocol):
     def absorb(self) -> None:
         """Copy the parameters into their vector."""
 
+    def absorb_changes(self) -> None:
+        """Copy into the vector what was changed in the parameters since `publish`; keep its bits elsewhere.
+
+        Parameters of 16 bits cannot hold the vector's numbers.
+        """
+
     def publish(self) -> None:
         """Copy the vector into the parameters."""
 

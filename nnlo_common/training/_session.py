@@ -24,6 +24,7 @@ from nnlo_common.training._observer import Observed, See
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
+from nnlo_common.training._shown_model import ShownModel
 from nnlo_common.training._stall_detector import check_stall_timeout
 from nnlo_common.training._worker_rank import WorkerRank
 
@@ -52,6 +53,7 @@ class Session:
         size: the number of ranks.
         member: this rank's membership.
         model: its model.
+        shown: the same model, and what it shows of its vector.
         algorithm: how workers and centre exchange.
         world: the ranks.
         serving: its part, if it is a server.
@@ -99,7 +101,7 @@ class Session:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world = algorithm, world
         self._runs, self._options = algorithm.optimizer_runs, options
-        self._move, self._moved_outside = local_step, moved_outside
+        self._move = local_step
         ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
         plan = TrainingPlan(
             algorithm=algorithm,
@@ -131,6 +133,8 @@ class Session:
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
+        here = self._runs == "worker"
+        self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=moved_outside)
         self._final: Vector | None = None  # the final centre that a worker has taken over
         world.at_meeting(self.end_epoch)
         if world.own_process:
@@ -251,7 +255,7 @@ class Session:
             self.model.collect()
             change_gradient()
         if local_step is None:
-            self._take_up()
+            self.shown.take_up()
         self.broken = True  # until the step is done: after a step that fails half-way, do not leave normally
         if self._runs == "center":
             self._send_options()
@@ -295,7 +299,7 @@ class Session:
             self._bring_buffers()
             contributes = self._runs != "worker"  # then the epoch's end exchanges and moves the parameters
             if contributes:
-                self._take_up()
+                self.shown.take_up()
             self._part.end_epoch()
             if contributes:
                 self._show()
@@ -317,7 +321,7 @@ class Session:
             self._part.last_round()
             self._publish()
             return
-        self._take_up()
+        self.shown.take_up()
         self._part.last_round()
         self._show()
         self._collectives.end_last_round()
@@ -330,7 +334,7 @@ class Session:
             self.before_close()
         self.last_round()
         self.over = True
-        self._part.finish(self._publish if self.serves else self.model.publish)
+        self._part.finish(self._publish if self.serves else self.shown.publish)
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._parameters.vector)
         if self._final is not None:  # leaving absorbs late replies, which may have overwritten it
@@ -373,7 +377,7 @@ class Session:
 
         It is exact in a pause: `load` on the same rank of a new training resumes to the bit.
         """
-        self.model.absorb()
+        self.shown.take_changes()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # The servers have not heard of options that a scheduler has set since the last step.
         state = {"part": self._part.state(), "known_options": list(self._known_options), **counts}
@@ -403,7 +407,7 @@ class Session:
             self.serving.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
-        self.model.publish()
+        self.shown.publish()
 
     # -- the centre on any rank -----------------------------------------------------------------------
 
@@ -417,7 +421,7 @@ class Session:
         self.start()
         if when_all_are_there:
             self.end_epoch()
-        self._take_up()
+        self.shown.take_up()
         center = np.empty_like(self.model.parameters.vector)
         if when_all_are_there:
             self._part.view(center)
@@ -469,16 +473,11 @@ class Session:
         self._move()
         self.model.absorb()
 
-    def _take_up(self) -> None:
-        """Copy the parameters into their vector if the framework moves them by itself."""
-        if self._moved_outside:
-            self.model.absorb()
-
     def _show(self) -> None:
         """Put the point of the next gradient into the model."""
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._part.point())
-        self.model.publish()
+        self.shown.publish()
 
     def _send_options(self) -> None:
         """Send the servers the options that a scheduler has changed since the last step."""
@@ -494,5 +493,5 @@ class Session:
 
     def _publish(self) -> None:
         """On a server, put the centre into the model."""
-        self.model.publish()
+        self.shown.publish()
         self._collectives.take_buffers()

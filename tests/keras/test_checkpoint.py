@@ -164,10 +164,10 @@ def test_averaged_weights_are_swapped_as_without_an_interruption(tmp_path, optio
     assert np.array_equal(fit(tmp_path / "run", 4, swap(), **ema), straight)
 
 
-def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
+def run(tmp_path, ranks, name, *options, stop_at=0, how="raise", backend=None):
     (tmp_path / name).mkdir(exist_ok=True)
     folders = [str(tmp_path / f"run-{name}"), str(tmp_path / name)]
-    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env = {"KERAS_BACKEND": backend or keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=110, env=env)
 
 
@@ -200,3 +200,18 @@ def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, file, ranks, 
         assert rank == 0 or not TORCH or np.array_equal(one["drawn"][-4:], other["drawn"][-4:]), rank
         assert other["epochs"].tolist() == [0, 1, 2]
         assert rank == 0 or 0 < other["done"] < one["done"]
+
+
+@pytest.mark.mpi
+@pytest.mark.extended  # the same on torch: tests/torch/test_16_bit_weights.py
+@pytest.mark.timeout(250)
+def test_checkpoints_within_epochs_do_not_change_the_training(tmp_path, file):
+    """On TensorFlow the variables of a server are no views: they show the centre of the last epoch."""
+    options = ["wrapper=EASGD", "every=4"]
+    for name, minutes in (("straight", "0"), ("saved", "1e-6")):
+        done = run(tmp_path, 2, name, *options, f"minutes={minutes}", backend="tensorflow")
+        assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "saved"))
+        assert np.array_equal(one["weights"], other["weights"]), rank
+        assert np.array_equal(one["loss"], other["loss"]), rank

@@ -100,11 +100,13 @@ def train(
 if __name__ == "__main__":
     folder, result, stop_at, how, *rest = sys.argv[1:]
     options = dict(item.split("=") for item in rest)
+    minutes = float(options.pop("minutes", 0))
     weights, history, stop = train(
         folder,
         Path(result).parent / "samples.h5",
         stop_at=int(stop_at) or None,
         how=how,
+        minutes=minutes,
         **{name: int(value) if value.isdecimal() else value for name, value in options.items()},
     )
     from nnlo_common.cluster._connecting import connect

@@ -304,11 +304,118 @@ def test_what_relies_on_one_wrapper_comes_after_all_wrappers(what, tmp_path):
     assert f"{what} uses the training of a wrapper" in refusal(two(downpour, downpour, between=between))
 
 
-def test_a_checkpoint_of_two_optimizers_is_refused(tmp_path):
+@pytest.mark.parametrize("given", [lambda pair: pair.of_critic, lambda pair: [pair.of_generator] * 2, list])
+def test_a_checkpoint_of_some_of_the_optimizers_is_refused(tmp_path, given):
     def program(world):
-        nt.Checkpoint(tmp_path, Pair(nt.Downpour, world=world).of_critic)
+        pair = Pair(nt.Downpour, world=world)
+        nt.Checkpoint(tmp_path, given(pair) if given is not list else [])
 
-    assert "this training has 2 wrappers" in refusal(program)
+    said = refusal(program)
+    assert "this training has " in said
+    assert "nnlo_torch.Checkpoint(folder, [first, second])" in said
+
+
+# -- checkpoints --------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """The training is interrupted here."""
+
+
+def checkpointed(
+    world, folder, wrap, *, stop_at=None, epochs=3, momentum=False, turned=False, averages=False, **options
+):
+    """Train with a checkpoint after each 3 batches and each epoch, perhaps up to a batch; all that counts."""
+    pair = Pair(wrap, sgd_of if momentum else adam_of, world=world, **options)
+    wrappers = [pair.of_generator, pair.of_critic]
+    also = {"schedule": torch.optim.lr_scheduler.StepLR(pair.of_critic, 2)}
+    if averages:
+        also["averages"] = nt.EMA(pair.of_generator, pair.generator, decay=0.5)
+    sampler = nt.ShardSampler(range(4 * BATCHES), shuffle=False, optimizer=pair.of_critic)
+    loader = torch.utils.data.DataLoader(range(4 * BATCHES), batch_size=2, sampler=sampler)
+    checkpoint = nt.Checkpoint(folder, wrappers[::-1] if turned else wrappers, also=also, batches=3)
+    done = 0
+    for _ in checkpoint.epochs(epochs):
+        for batch in checkpoint.batches(loader):
+            # Other ranks write their parts when they get to it.
+            if stop_at is not None and done >= stop_at and list(folder.glob("checkpoint-*/manifest.json")):
+                raise Broken
+            pair.batch(int(batch[0]) // 4)
+            done += 1
+        also["schedule"].step()
+    steps = pair.of_critic.report().steps
+    pair.of_generator.close()
+    averaged = cases.values(also["averages"].module) if averages and pair.of_critic.serves else []
+    return done, [pair.values(), pair.states(), steps, averaged]
+
+
+def resumed(size, folder, stop_at, **options):
+    """What the ranks have after a training that was interrupted, and their batches since."""
+
+    def program(world, **more):
+        return checkpointed(world if size > 1 else None, folder, **options, **more)
+
+    with pytest.raises(Broken):
+        on_ranks(size, lambda world: program(world, stop_at=stop_at))
+    return on_ranks(size, program)
+
+
+KINDS = [
+    (1, "Downpour", {}),
+    (1, "EASGD", {"every": 2}),
+    (2, "Downpour", {}),
+    (2, "Downpour", {"every": 3, "momentum": True}),
+    (2, "Downpour", {"averages": True}),
+    (2, "EASGD", {"every": 3}),
+    (2, "LocalSGD", {"every": 3}),
+    (3, "Synchronous", {}),
+    (4, "Synchronous", {"momentum": True}),
+    (4, "Synchronous", {"servers": 2}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:this is the optimizer's state of one of several parts")
+@pytest.mark.parametrize("stop_at", [3, 7, 12])
+@pytest.mark.parametrize(("size", "name", "options"), KINDS, ids=str)
+def test_two_optimizers_go_on_bit_for_bit(tmp_path, size, name, options, stop_at):
+    options = {**options, "wrap": getattr(nt, name)}
+    straight = on_ranks(
+        size, lambda world: checkpointed(world if size > 1 else None, tmp_path / "straight", **options)
+    )
+    again = resumed(size, tmp_path / "run", stop_at, **options)
+    for (whole, expected), (rest, found) in zip(straight, again, strict=True):
+        assert cases.same(found, expected)
+        assert whole == 0 or 0 < rest < whole
+
+
+def test_with_other_workers_two_optimizers_go_on_at_the_centre(tmp_path):
+    options = {"wrap": nt.EASGD, "every": 2}
+    for size, epochs, batches in ((3, 1, 8), (4, 2, 6)):
+        _, *workers = on_ranks(
+            size, lambda world, epochs=epochs: checkpointed(world, tmp_path, epochs=epochs, **options)
+        )
+        assert {done for done, _ in workers} <= {batches, batches - 1}
+
+
+def test_the_order_of_the_list_does_not_matter_among_ranks(tmp_path):
+    first = on_ranks(2, lambda world: checkpointed(world, tmp_path, nt.Downpour, epochs=1))
+    again = on_ranks(2, lambda world: checkpointed(world, tmp_path, nt.Downpour, epochs=1, turned=True))
+    assert [done for done, _ in again] == [0, 0]
+    assert cases.same([seen[:2] for _, seen in again], [seen[:2] for _, seen in first])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_checkpoint_of_one_optimizer_is_not_that_of_two(tmp_path, size):
+    def alone(world):
+        pair = Pair()
+        optimizer = nt.Downpour(pair.of_critic, world=world if size > 1 else None)
+        for _ in nt.Checkpoint(tmp_path, optimizer).epochs(1):
+            pass
+        optimizer.close()
+
+    on_ranks(size, alone)
+    with pytest.raises(ConfigurationError, match="the optimizer is Adam there, but Adam and Adam here"):
+        on_ranks(size, lambda world: checkpointed(world if size > 1 else None, tmp_path, nt.Downpour))
 
 
 # -- one training after another -----------------------------------------------------------------------
