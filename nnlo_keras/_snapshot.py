@@ -14,7 +14,7 @@ from nnlo_common.plugin import packed_tree, random_numbers
 from nnlo_keras._compat import EMA_SWAPPED, global_seeds
 from nnlo_keras._variable_layout import memory_of
 
-__all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
+__all__ = ["Decisions", "assign", "check_random", "load_random", "random_states", "untrained", "values_of"]
 
 #: Attributes of Keras's own callbacks on which their later decisions depend.
 _SEEN = (
@@ -86,6 +86,23 @@ def load_random(states: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(torch.from_numpy(states["torch"]))
+
+
+def check_random(states: Mapping[str, Any]) -> None:
+    """Refuse states that the generators cannot have; change none.
+
+    Raises:
+        ValueError: there is one.
+        TypeError: there is one.
+        RuntimeError: there is one.
+    """
+    random_numbers.check_random(states)
+    if states["keras"] is not None and not all(isinstance(one, np.ndarray) for one in states["keras"]):
+        raise TypeError("the seeds of Keras are no arrays")
+    if "torch" in states and keras.backend.backend() == "torch":
+        import torch
+
+        torch.Generator().set_state(torch.from_numpy(states["torch"]))
 
 
 class Decisions:

@@ -11,11 +11,19 @@ import torch
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import CheckpointManager, whole_number
+from nnlo_common.plugin import (
+    CheckpointManager,
+    DamagedError,
+    check_entries,
+    check_weights,
+    checked_count,
+    whole_number,
+)
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
+    check_random,
     layout_of,
     load_modules,
     load_random,
@@ -31,6 +39,18 @@ __all__ = ["Checkpoint"]
 
 _Batch = TypeVar("_Batch")
 _END = object()
+_MOST = 2**53  # samples and steps
+_ENTRIES = (
+    "team",
+    "modules",
+    "optimizer",
+    "local",
+    "also",
+    "sampler",
+    "random",
+    "position",
+    "counts",
+)
 
 
 class Checkpoint:
@@ -248,6 +268,7 @@ class Checkpoint:
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
         optimizer = self._optimizer
+        self._check(tree, facts, anew=anew)
         load_modules(optimizer._modules(), tree["modules"])
         if tree["optimizer"] is not None:
             optimizer.load_state_dict(tree["optimizer"])
@@ -266,6 +287,28 @@ class Checkpoint:
         self._manager.count_batches_from(self._batch)
         optimizer._steps, optimizer._samples, optimizer._epochs_begun = tree["counts"]
         self._saved = tree
+
+    def _check(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Refuse a state that no training can have, before any of it is loaded."""
+        check_entries(tree, _ENTRIES)
+        for module, state in zip(self._optimizer._modules(), tree["modules"], strict=False):
+            weights = (state[name] for name, _ in module.named_parameters() if name in state)
+            check_weights("its weights", (one.float().numpy() for one in weights if one.is_floating_point()))
+        epoch, batch, samples, inside = tree["position"]
+        position = {"epoch": checked_count("its epoch", epoch), "batch": checked_count("its batch", batch)}
+        checked_count("its samples", samples, _MOST)
+        if not isinstance(inside, bool) or (position["batch"] and not inside):
+            raise DamagedError(f"its position is {list(tree['position'])!r:.100}")
+        if self._team is None and position != {name: facts.get(name) for name in position}:
+            raise DamagedError(f"its position is {position}, but the manifest's is another")
+        for count in tree["counts"]:
+            checked_count("a count of its optimizer", count, _MOST)
+        if (sampler := tree["sampler"]) is not None:
+            check_entries(sampler, ("epoch", "taken"))
+            for name in ("epoch", "taken"):
+                checked_count(f"{name} of its sampler", sampler[name])
+        if not anew:
+            check_random(tree["random"])
 
     def _load_also(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._also.keys():

@@ -103,7 +103,7 @@ def new_file(path: str | Path, *, folder: int | None = None) -> BinaryIO:
         try:
             descriptor = os.open(path, flags, 0o666, dir_fd=folder)
         except FileExistsError:
-            os.unlink(path, dir_fd=folder)  # noqa: PTH108 - relative to the folder
+            os.unlink(path, dir_fd=folder)
         else:
             return _stream(descriptor, "wb")
     raise OSError(errno.EEXIST, "another process creates it again and again", str(path))
@@ -198,7 +198,7 @@ def _regular(path: str | Path, flags: int, folder: int | None = None) -> int:
 
 def _stream(descriptor: int, mode: str) -> BinaryIO:
     try:
-        return open(descriptor, mode)  # type: ignore[return-value]  # noqa: PTH123 - a descriptor
+        return open(descriptor, mode)  # type: ignore[return-value]
     except BaseException:
         os.close(descriptor)
         raise

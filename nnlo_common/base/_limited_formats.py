@@ -24,6 +24,7 @@ __all__ = [
     "DEEPEST",
     "LARGEST_JSON",
     "LARGEST_OPTIONS",
+    "LARGEST_TOML",
     "LARGEST_YAML",
     "MOST_DIGITS",
     "check_stored",
@@ -37,8 +38,8 @@ __all__ = [
 DEEPEST = 100
 #: Digits of a whole number; more do not fit into a float.
 MOST_DIGITS = 308
-#: Bytes of a JSON file, and of files of options. PyYAML takes a second for each 100 kB.
-LARGEST_JSON, LARGEST_OPTIONS, LARGEST_YAML = 100_000_000, 1_000_000, 300_000
+#: Bytes of a JSON or TOML file, and of files of options. PyYAML takes a second for each 100 kB.
+LARGEST_JSON, LARGEST_TOML, LARGEST_OPTIONS, LARGEST_YAML = 100_000_000, 10_000_000, 1_000_000, 300_000
 _LONGEST_HEADER = 10_000  # bytes of an array's header in an npz, as in NumPy
 # Tomllib takes time and memory by the square of the parts in one dotted name.
 _DOTTED = re.compile(
@@ -74,7 +75,7 @@ def parsed_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: it is not TOML, or beyond a limit.
     """
-    _check_size(len(text), LARGEST_OPTIONS)
+    _check_size(len(text), LARGEST_TOML)
     if _DOTTED.search(text):
         raise ValueError(f"a name has more than {DEEPEST} parts with dots between them")
     with _value_errors():

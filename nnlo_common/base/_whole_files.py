@@ -36,7 +36,7 @@ def usable(asked: str, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         problem = _obstacle(path)
     except OSError as error:
-        problem = error.strerror
+        problem = str(error.strerror)
     if not problem:
         return path
     raise ConfigurationError(f"{asked} cannot write {path} ({problem}); name a file in a writable folder")

@@ -109,7 +109,8 @@ class Manifest:
         """Describe what no writer of checkpoints would have written; None if all is right."""
         if not is_whole(self.number, 1):
             return f"has the number {self.number!r:.60}"
-        if not isinstance(self.facts, Mapping):
+        facts: object = self.facts  # JSON may hold anything
+        if not isinstance(facts, Mapping):
             return "has no facts about its training"
         if self.score is not None and not is_number(self.score):
             return f"has the score {self.score!r:.60}"

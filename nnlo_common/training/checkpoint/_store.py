@@ -256,7 +256,7 @@ def _remove(checkpoint: SavedCheckpoint) -> None:
         with opened_folder(checkpoint.folder) as here:
             for name in (MANIFEST, *checkpoint.manifest.files):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=here)  # noqa: PTH108 - relative to the folder
+                    os.unlink(name, dir_fd=here)
         checkpoint.folder.rename(checkpoint.folder.with_name(f"{checkpoint.folder.name}.left"))
         return
     part = checkpoint.folder.with_name(f"{checkpoint.folder.name}.part")
