@@ -12,6 +12,7 @@ from typing import Any, Literal
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
+from nnlo_common.base._warnings import warn
 from nnlo_common.cluster._aborting import advise
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
@@ -162,9 +163,12 @@ class CheckpointManager:
             ConfigurationError: it belongs to another training, or all are damaged; raised on all ranks.
         """
         unusable: dict[int, _UnusableError] = {}
+        warnings: list[str] = []
         while True:
+            warnings.clear()
             try:
-                number = max(int(one) for one in self._agreed(lambda: self._find(unusable)))
+                found = self._agreed(lambda: self._find(unusable, warnings.append if unusable else warn))
+                number = max(map(int, found))
             except ConfigurationError:
                 first = next(iter(unusable.values()), None)
                 if first is None or not first.refusal:
@@ -178,6 +182,8 @@ class CheckpointManager:
             except _UnusableError as error:
                 unusable[number] = error
                 continue
+            for text in warnings:
+                warn(text)
             return facts
 
     def _take(self, number: int, facts: dict[str, Any]) -> str:
@@ -219,12 +225,12 @@ class CheckpointManager:
         else:
             self._team.load(tree["team"])
 
-    def _find(self, unusable: Mapping[int, DamagedError]) -> str:
+    def _find(self, unusable: Mapping[int, DamagedError], tell: Callable[[str], object]) -> str:
         if not self._speaks:
             return "0"
         wait_for_all()
         hold(self.store.folder)
-        newest = self.store.newest({number: str(error) for number, error in unusable.items()})
+        newest = self.store.newest({number: str(error) for number, error in unusable.items()}, tell)
         return "0" if newest is None else str(newest.manifest.number)
 
     def _check(self, saved: Mapping[str, Any]) -> bool:

@@ -161,7 +161,9 @@ class Store:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def newest(self, unusable: Mapping[int, str] | None = None) -> SavedCheckpoint | None:
+    def newest(
+        self, unusable: Mapping[int, str] | None = None, tell: Callable[[str], object] = warn
+    ) -> SavedCheckpoint | None:
         """Return the newest undamaged checkpoint; None if there is no checkpoint.
 
         Every file is compared with its checksum. If newer checkpoints are damaged, a warning names their
@@ -169,6 +171,7 @@ class Store:
 
         Args:
             unusable: problems of checkpoints that could not be loaded, by number; they are passed over.
+            tell: called with the warnings.
 
         Raises:
             ConfigurationError: there are checkpoints, but all are damaged.
@@ -186,10 +189,10 @@ class Store:
                 continue
             if found:
                 told = "; ".join(found)
-                warn(f"{self.folder}: {told}; resuming from {_name(number)} instead, which is undamaged")
+                tell(f"{self.folder}: {told}; resuming from {_name(number)} instead, which is undamaged")
             strangers = checkpoint.strangers()
             if strangers:
-                warn(f"{checkpoint.folder}: ignored files that do not belong there: {', '.join(strangers)}")
+                tell(f"{checkpoint.folder}: ignored files that do not belong there: {', '.join(strangers)}")
             return checkpoint
         if found:
             raise ConfigurationError(
