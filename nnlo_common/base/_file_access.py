@@ -37,7 +37,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
-    stat.S_IFDIR: "a folder",
 }
 _LINK = "it is a symbolic link, which nnlo does not follow here; remove it"
 #: Without O_NONBLOCK the opening of a pipe would wait for its other end.
@@ -85,7 +84,9 @@ def read_whole(path: str | Path, largest: int, *, follow: bool = True, folder: i
             size = len(data)
             if size <= largest:
                 return data
-    raise OSError(errno.EFBIG, f"it has {size} bytes, but at most {largest} are read", str(path))
+    raise OSError(
+        errno.EFBIG, f"it has more than {largest} bytes, which nnlo reads at most ({size})", str(path)
+    )
 
 
 def new_file(path: str | Path, *, folder: int | None = None) -> BinaryIO:
@@ -191,9 +192,10 @@ def _regular(path: str | Path, flags: int, folder: int | None = None) -> int:
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    raise OSError(number, f"it is {kind}, not a regular file", str(path))
+    raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
 def _stream(descriptor: int, mode: str) -> BinaryIO:

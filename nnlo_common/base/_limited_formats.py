@@ -60,7 +60,7 @@ def parsed_json(data: bytes | str, largest: int = LARGEST_JSON) -> Any:
     Example:
         >>> parsed_json("[" * 200 + "]" * 200)
         Traceback (most recent call last):
-        ValueError: it is nested more than 100 levels deep
+        ValueError: it is nested too deeply: more than 100 levels
     """
     _check_size(len(data), largest)
     with _value_errors():
@@ -179,7 +179,7 @@ def _whole(text: str) -> int:
 
 def _check_size(size: int, largest: int) -> None:
     if size > largest:
-        raise ValueError(f"it has {size} bytes; at most {largest} are read")
+        raise ValueError(f"it has {size} bytes, and more than {largest} are not read")
 
 
 def _check_depth(found: Any) -> None:
@@ -187,7 +187,7 @@ def _check_depth(found: Any) -> None:
     level, depth = [found], 0
     while level:
         if depth > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+            raise ValueError(f"it is nested too deeply: more than {DEEPEST} levels")
         if any(type(one) is int and abs(one) >= 10**MOST_DIGITS for one in level):
             raise ValueError(f"it has a whole number of more than {MOST_DIGITS} digits")
         level = [item for one in level for item in _items(one)]
@@ -211,7 +211,7 @@ def _value_errors(but: type[Exception] = ValueError) -> Iterator[None]:
     except (ValueError, but):
         raise
     except RecursionError:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+        raise ValueError(f"it is nested too deeply: more than {DEEPEST} levels") from None
     except MemoryError:
         raise ValueError("it needs more memory than there is") from None
     except Exception as error:  # parsers raise errors of many types for what they do not expect
