@@ -49,7 +49,12 @@ from nnlo_common.training._observer import See
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
-from nnlo_common.training.checkpoint._checks import check_entries, check_weights, checked_count
+from nnlo_common.training.checkpoint._checks import (
+    check_entries,
+    check_place_in_data,
+    check_weights,
+    checked_count,
+)
 from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._epoch_log import EpochLog
 from nnlo_common.training.report._terminal import Meter, Screen, is_live, spaced, table
@@ -85,6 +90,7 @@ __all__ = [
     "brief",
     "check_assignment",
     "check_entries",
+    "check_place_in_data",
     "check_position",
     "check_stored",
     "check_weights",

@@ -145,8 +145,14 @@ class Decisions:
         """Refuse the state of other callbacks.
 
         Raises:
-            ConfigurationError: the callbacks with a state_dict() are not the same, in the same order.
+            ConfigurationError: the callbacks with a state_dict() are not the same, in the same order; or the
+                state has attributes that are never saved.
         """
+        if strange := {name for seen in state["seen"] for name in seen} - {*_SEEN}:
+            raise ConfigurationError(
+                f"the saved callbacks have the attributes {sorted(strange)}, which are never saved; is the "
+                "state damaged?"
+            )
         there, here = [name for name, _ in state["own"]], [type(one).__name__ for one in self._own()]
         if there != here:
             raise ConfigurationError(

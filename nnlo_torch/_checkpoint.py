@@ -15,6 +15,7 @@ from nnlo_common.plugin import (
     CheckpointManager,
     DamagedError,
     check_entries,
+    check_place_in_data,
     check_weights,
     checked_count,
     whole_number,
@@ -303,10 +304,8 @@ class Checkpoint:
             raise DamagedError(f"its position is {position}, but the manifest's is another")
         for count in tree["counts"]:
             checked_count("a count of its optimizer", count, _MOST)
-        if (sampler := tree["sampler"]) is not None:
-            check_entries(sampler, ("epoch", "taken"))
-            for name in ("epoch", "taken"):
-                checked_count(f"{name} of its sampler", sampler[name])
+        if tree["sampler"] is not None:
+            check_place_in_data(tree["sampler"])
         if not anew:
             check_random(tree["random"])
 

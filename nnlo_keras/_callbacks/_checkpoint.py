@@ -15,6 +15,7 @@ from nnlo_common.plugin import (
     CheckpointManager,
     DamagedError,
     check_entries,
+    check_place_in_data,
     check_weights,
     checked_count,
     packed_tree,
@@ -308,6 +309,11 @@ class Checkpoint(RankCallback):
             raise DamagedError(f"its position is {tree['position']!r:.100}")
         if self.team is None and facts.get("batch") != (batch if inside else 0):
             raise DamagedError(f"its position is batch {batch}, but the manifest's is another")
+        if tree["data"] is not None:
+            check_place_in_data(tree["data"])
+        if tree["distribute"] is not None:
+            check_entries(tree["distribute"], ("in_epoch", "weight", "gradient"))
+            checked_count("a count of its epoch", tree["distribute"]["in_epoch"])
         if not anew:
             check_random(tree["random"])
 

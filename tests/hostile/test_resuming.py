@@ -138,6 +138,8 @@ OF_TORCH: dict[str, Change] = {
     "counts of nothing": put("counts", value=[None, None, None]),
     "a sampler before the start": put("sampler", "taken", value=-3),
     "a sampler of text": put("sampler", value="sampler"),
+    "a lease of text": put("sampler", "lease", value="abc"),
+    "a lease before the start": put("sampler", "lease", value=[0, -1, 5]),
     "the generator of torch as text": put("random", "torch", value="x"),
 }
 OF_KERAS: dict[str, Change] = {
@@ -151,6 +153,9 @@ OF_KERAS: dict[str, Change] = {
     "an optimizer of text": put("optimizers", value="Adam"),
     "rates of nothing": put("rates", value=None),
     "callbacks of nothing": put("callbacks", value=None),
+    "a callback's method": put("callbacks", "seen", value=[{"on_epoch_end": None}]),
+    "data of text": put("data", value="data"),
+    "exchanges of nothing": put("distribute", value={}),
 }
 
 

@@ -162,7 +162,7 @@ def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def remove_unused(folder: Path) -> None:
     """Remove the folder of a run or a search that has not begun."""
-    if {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
+    if not folder.is_symlink() and {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
         shutil.rmtree(folder)
 
 

@@ -43,7 +43,7 @@ def kept_trials(lines: Sequence[dict[str, Any]], asked: str) -> KeptTrials:
     Raises:
         ConfigurationError: a line is none that a search writes; the message has its number.
     """
-    reading = _Reading()
+    reading = _JournalLines()
     for place, line in enumerate(lines[1:], 2):
         with refusing(asked, f"line {place}"):
             reading.take(line)
@@ -73,7 +73,7 @@ def refusing(asked: str, what: str) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _JournalLines:
     """Lines of a journal that have been read so far."""
 
     finished: dict[int, tuple[dict[str, Any], FrozenTrial]] = field(default_factory=dict)

@@ -15,7 +15,14 @@ from nnlo_common.base._arguments import is_whole
 from nnlo_common.training.checkpoint._identity import IDENTITY
 from nnlo_common.training.checkpoint._manifest import DamagedError
 
-__all__ = ["check_entries", "check_facts", "check_team", "check_weights", "checked_count"]
+__all__ = [
+    "check_entries",
+    "check_facts",
+    "check_place_in_data",
+    "check_team",
+    "check_weights",
+    "checked_count",
+]
 
 #: Epochs, and batches of an epoch; a billionth one is never reached.
 _MOST = 10**9
@@ -23,6 +30,7 @@ _BLOCK = 1 << 22  # numbers that are checked at once
 #: Entries of a session's state, by name: counts, with the numbers that they never reach; and weights.
 _COUNTS = {"epochs": _MOST, "steps": 2**53, "samples": 2**53, "clock": 2**53}
 _WEIGHTS = ("parameters", "center")
+_LEASE = 3  # numbers in a lease: epoch, start, stop
 
 
 def checked_count(what: str, value: object, most: int = _MOST) -> int:
@@ -63,6 +71,24 @@ def check_entries(tree: object, names: Iterable[str]) -> None:
     missing = sorted(set(names) - set(tree)) if isinstance(tree, Mapping) else ["everything"]
     if missing:
         raise DamagedError(f"it has no {', '.join(missing)}")
+
+
+def check_place_in_data(state: Mapping[str, Any]) -> None:
+    """Refuse a position in the samples, of a sampler or a sequence, that none of them returns.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    check_entries(state, ("epoch", "taken"))
+    for name in ("epoch", "taken"):
+        checked_count(f"{name} of its samples", state[name])
+    lease = state.get("lease")
+    leases = [*([] if lease is None else [lease]), *(state.get("leases") or [])]
+    for one in leases:
+        if not isinstance(one, list | tuple) or len(one) != _LEASE:
+            raise DamagedError(f"it leases {one!r:.60}")
+        for number in one:
+            checked_count("a number of a lease", number, 2**53)
 
 
 def check_team(state: Any) -> None:
