@@ -221,6 +221,25 @@ def test_where_no_state_is_usable_all_are_named(
     assert str(caught.value).count("epoch in its facts is None, not a count") == 3
 
 
+@pytest.mark.parametrize("model", ["[" * 100_000, "[]", '{"segments": [{}]}', '{"size": 9}', 7, None])
+def test_a_model_that_cannot_be_compared_is_another(
+    tmp_path: Path, trained: dict[Any, tuple[Path, np.ndarray]], model: Any
+) -> None:
+    folder = copied(trained[with_torch][0], tmp_path)
+    change_newest(folder, facts(model=model))
+    with pytest.raises(ConfigurationError, match="the model is another one: it cannot be compared"):
+        with_torch(folder)
+
+
+def test_what_a_manifest_says_does_not_control_the_terminal(
+    tmp_path: Path, trained: dict[Any, tuple[Path, np.ndarray]]
+) -> None:
+    folder = copied(trained[with_torch][0], tmp_path)
+    change_newest(folder, facts(optimizer="\x1b[2J" + "x" * 5000))
+    with pytest.raises(ConfigurationError, match=r"the optimizer is \?\[2Jx{996} there, but Adam here"):
+        with_torch(folder)
+
+
 def test_many_workers_in_the_facts_are_not_counted_one_by_one(
     tmp_path: Path, trained: dict[Any, tuple[Path, np.ndarray]]
 ) -> None:
