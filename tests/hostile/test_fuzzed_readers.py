@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,7 @@ _LONGEST_S = 5  # of the processor's time, for one content
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Silence Optuna, which logs each study."""
+    optuna = pytest.importorskip("optuna")
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     yield

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import optuna
 import pytest
+
+pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+import optuna
 
 from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
