@@ -14,14 +14,16 @@ from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import laid_out
+from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, parsed_json
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
-from nnlo_common.base._whole_files import usable, whole
+from nnlo_common.base._whole_files import usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
@@ -47,7 +49,13 @@ from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
-from nnlo_common.training.checkpoint import packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint._checks import (
+    check_entries,
+    check_place_in_data,
+    check_weights,
+    checked_count,
+)
 from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._epoch_log import EpochLog
 from nnlo_common.training.report._terminal import Meter, Screen, is_live, spaced, table
@@ -84,12 +92,18 @@ __all__ = [
     "BatchOptions",
     "brief",
     "check_assignment",
+    "check_entries",
+    "check_place_in_data",
     "check_position",
+    "check_stored",
+    "check_weights",
+    "checked_count",
     "CheckpointManager",
     "ConfigurationError",
     "connect_search",
     "Coordinator",
     "cut_teams",
+    "DamagedError",
     "Death",
     "DivisibleWorld",
     "DynSGD",
@@ -110,6 +124,7 @@ __all__ = [
     "is_live",
     "is_number",
     "laid_out",
+    "LARGEST_JSON",
     "launched",
     "Lease",
     "LeasedBatches",
@@ -124,6 +139,7 @@ __all__ = [
     "optimize",
     "OtherProject",
     "packed_tree",
+    "parsed_json",
     "Periodic",
     "portion",
     "PRESENT",
@@ -131,6 +147,7 @@ __all__ = [
     "quoted_samplers",
     "random_numbers",
     "RankWorld",
+    "read_whole",
     "Reading",
     "run_block",
     "run_coordinator",
@@ -164,7 +181,9 @@ __all__ = [
     "vectors_in_turn",
     "warn",
     "whole",
+    "whole_file",
     "whole_number",
+    "write_whole",
 ]
 
 _LATER = {

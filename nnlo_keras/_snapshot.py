@@ -14,7 +14,7 @@ from nnlo_common.plugin import packed_tree, random_numbers
 from nnlo_keras._compat import EMA_SWAPPED, global_seeds
 from nnlo_keras._variable_layout import memory_of
 
-__all__ = ["Decisions", "assign", "load_random", "random_states", "untrained", "values_of"]
+__all__ = ["Decisions", "assign", "check_random", "load_random", "random_states", "untrained", "values_of"]
 
 #: Attributes of Keras's own callbacks on which their later decisions depend.
 _SEEN = (
@@ -88,6 +88,23 @@ def load_random(states: Mapping[str, Any]) -> None:
         torch.set_rng_state(torch.from_numpy(states["torch"]))
 
 
+def check_random(states: Mapping[str, Any]) -> None:
+    """Refuse states that the generators cannot have; change none.
+
+    Raises:
+        ValueError: there is one.
+        TypeError: there is one.
+        RuntimeError: there is one.
+    """
+    random_numbers.check_random(states)
+    if states["keras"] is not None and not all(isinstance(one, np.ndarray) for one in states["keras"]):
+        raise TypeError("the seeds of Keras are no arrays")
+    if "torch" in states and keras.backend.backend() == "torch":
+        import torch
+
+        torch.Generator().set_state(torch.from_numpy(states["torch"]))
+
+
 class Decisions:
     """State of a `fit`'s callbacks: the history, and the values that their decisions depend on.
 
@@ -128,8 +145,14 @@ class Decisions:
         """Refuse the state of other callbacks.
 
         Raises:
-            ConfigurationError: the callbacks with a state_dict() are not the same, in the same order.
+            ConfigurationError: the callbacks with a state_dict() are not the same, in the same order; or the
+                state has attributes that are never saved.
         """
+        if strange := {name for seen in state["seen"] for name in seen} - {*_SEEN}:
+            raise ConfigurationError(
+                f"the saved callbacks have the attributes {sorted(strange)}, which are never saved; is the "
+                "state damaged?"
+            )
         there, here = [name for name, _ in state["own"]], [type(one).__name__ for one in self._own()]
         if there != here:
             raise ConfigurationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,19 @@ import numpy as np
 
 import nnlo_keras
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RunPlan, Trainer, assigned, brief, launched, seed_random, speaks, whole
+from nnlo_common.plugin import (
+    LARGEST_JSON,
+    RunPlan,
+    Trainer,
+    assigned,
+    brief,
+    launched,
+    parsed_json,
+    read_whole,
+    seed_random,
+    speaks,
+    whole,
+)
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["forget", "load", "prepare", "seed"]
@@ -45,7 +56,7 @@ def load(path: Path, trusted: bool) -> Any:
     """
     try:
         if path.suffix == ".json":
-            told = json.loads(path.read_text("utf-8"))
+            told = parsed_json(read_whole(path, LARGEST_JSON))
             model = keras.saving.deserialize_keras_object(told, safe_mode=not trusted)
         else:
             model = keras.models.load_model(path, compile=False, safe_mode=not trusted)

@@ -11,12 +11,21 @@ import torch
 
 import nnlo_common
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import CheckpointManager, whole_number
+from nnlo_common.plugin import (
+    CheckpointManager,
+    DamagedError,
+    check_entries,
+    check_place_in_data,
+    check_weights,
+    checked_count,
+    whole_number,
+)
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._joint import collective
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
+    check_random,
     layout_of,
     load_modules,
     load_random,
@@ -32,6 +41,9 @@ __all__ = ["Checkpoint"]
 
 _Batch = TypeVar("_Batch")
 _END = object()
+_MOST = 2**53  # samples and steps
+_OF_WRAPPER = ("optimizer", "local", "counts")
+_ENTRIES = ("team", "modules", "also", "sampler", "random", "position", *_OF_WRAPPER)
 
 
 class Checkpoint:
@@ -261,6 +273,7 @@ class Checkpoint:
 
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
+        self._check(tree, facts, anew=anew)
         load_modules(self._modules(), tree["modules"])
         saved = [tree, *tree.get("others", [])]
         for one, state in zip(self._wrappers, saved, strict=True):
@@ -282,6 +295,32 @@ class Checkpoint:
         for one, state in zip(self._wrappers, saved, strict=True):
             one._steps, one._samples, one._epochs_begun = state["counts"]
         self._saved = tree
+
+    def _check(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Refuse a state that no training can have, before any of it is loaded."""
+        check_entries(tree, _ENTRIES)
+        others = tree.get("others", [])
+        if not isinstance(others, list) or len(others) != len(self._wrappers) - 1:
+            raise DamagedError(f"its facts name {len(self._wrappers)} optimizers, but it has others")
+        saved = [tree, *others]
+        for other in saved[1:]:
+            check_entries(other, _OF_WRAPPER)
+        for module, state in zip(self._modules(), tree["modules"], strict=False):
+            weights = (state[name] for name, _ in module.named_parameters() if name in state)
+            check_weights("its weights", (one.float().numpy() for one in weights if one.is_floating_point()))
+        epoch, batch, samples, inside = tree["position"]
+        position = {"epoch": checked_count("its epoch", epoch), "batch": checked_count("its batch", batch)}
+        checked_count("its samples", samples, _MOST)
+        if not isinstance(inside, bool) or (position["batch"] and not inside):
+            raise DamagedError(f"its position is {list(tree['position'])!r:.100}")
+        if self._team is None and position != {name: facts.get(name) for name in position}:
+            raise DamagedError(f"its position is {position}, but the manifest's is another")
+        for count in (count for one in saved for count in one["counts"]):
+            checked_count("a count of its optimizer", count, _MOST)
+        if tree["sampler"] is not None:
+            check_place_in_data(tree["sampler"])
+        if not anew:
+            check_random(tree["random"])
 
     def _load_also(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._also.keys():

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, warn, whole
+from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, warn, whole_file
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
@@ -395,8 +395,8 @@ class Participation:
             path: the file.
         """
         if speaks(self.role):
-            with whole(Path(path)) as fresh:
-                torch.save(what, fresh)
+            with whole_file(Path(path)) as file:
+                torch.save(what, file)
 
     def close(self) -> None:
         """Leave the training; a server serves until all workers have left. Runs at script exit, too."""

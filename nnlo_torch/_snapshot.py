@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,19 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import laid_out, random_numbers
+from nnlo_common.plugin import check_stored, laid_out, random_numbers
 from nnlo_torch._flat_model import named_parameters
 
-__all__ = ["layout_of", "load_modules", "load_random", "packed", "random_states", "saved_modules", "unpacked"]
+__all__ = [
+    "check_random",
+    "layout_of",
+    "load_modules",
+    "load_random",
+    "packed",
+    "random_states",
+    "saved_modules",
+    "unpacked",
+]
 
 _ARRAY = "an array of numpy"
 
@@ -33,10 +41,10 @@ def unpacked(data: bytes) -> dict[str, Any]:
         ConfigurationError: the bytes are not such a tree.
     """
     try:
-        tree: dict[str, Any] = _with_arrays(
-            torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        )
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        check_stored(data)
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        tree: dict[str, Any] = dict(_with_arrays(found))
+    except Exception as error:  # torch raises errors of many types for bytes that it has not written
         raise ConfigurationError(
             f"a saved state cannot be read and is probably damaged; use another checkpoint ({error})"
         ) from error
@@ -80,6 +88,20 @@ def load_random(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def check_random(states: Mapping[str, Any]) -> None:
+    """Refuse states that the generators cannot have; change none.
+
+    Raises:
+        ValueError: there is one.
+        TypeError: there is one.
+        RuntimeError: there is one.
+    """
+    random_numbers.check_random(states)
+    torch.Generator().set_state(states["torch"])
+    if not all(isinstance(state, torch.Tensor) for state in states["cuda"]):
+        raise TypeError("the states of the CUDA generators are no tensors")
 
 
 def layout_of(optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]) -> str:

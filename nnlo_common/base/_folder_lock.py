@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import reopened_file
 
 __all__ = ["hold", "hold_lock", "release_lock"]
 
@@ -49,18 +50,22 @@ def hold_lock(lock: Path, doing: str, kind: str) -> None:
     Raises:
         ConfigurationError: another job has locked it.
     """
+    path = _place(lock)
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        path = lock.resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path in _held and path.exists() and os.fstat(_held[path]).st_ino == path.stat().st_ino:
             return
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:
+        descriptor = reopened_file(path, create=True)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL, errno.EISDIR):  # it is no file that nnlo has made
+            raise ConfigurationError(
+                f"the lock {path} cannot be opened ({error.strerror}); remove it, or name another {kind}"
+            ) from None
         return  # the first write there raises a better error
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+        owner = _owner(descriptor)
         os.close(descriptor)
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             return
@@ -69,8 +74,9 @@ def hold_lock(lock: Path, doing: str, kind: str) -> None:
             f"name another {kind}"
         ) from None
     _held[path] = descriptor  # closing it releases the lock
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    if os.fstat(descriptor).st_nlink == 1:  # else the file has another name, and may be anything there
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 def release_lock(lock: Path) -> None:
@@ -78,6 +84,17 @@ def release_lock(lock: Path) -> None:
 
     The file stays: another job may have just opened it, and would then lock a deleted file.
     """
-    descriptor = _held.pop(lock.resolve(), None)
+    descriptor = _held.pop(_place(lock), None)
     if descriptor is not None:
         os.close(descriptor)
+
+
+def _place(lock: Path) -> Path:
+    """Return one name for a lock file; it may itself not be a link."""
+    return lock.parent.resolve() / lock.name
+
+
+def _owner(descriptor: int) -> str:
+    """Return what the other job has written, without characters that would control a terminal."""
+    text = os.pread(descriptor, 200, 0).decode(errors="replace")
+    return "".join(one for one in text if one.isprintable()).strip()

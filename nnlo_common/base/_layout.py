@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._limited_formats import parsed_json
 
 __all__ = ["Layout", "Segment", "described", "laid_out"]
 
@@ -138,10 +139,17 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """Read what `to_json` wrote."""
-        table = json.loads(text)
-        rows = [Segment(**{**row, "shape": tuple(row["shape"])}) for row in table["segments"]]
-        return cls(tuple(rows), table["size"])
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        table = parsed_json(text)
+        try:
+            rows = [Segment(**{**row, "shape": tuple(row["shape"])}) for row in table["segments"]]
+            return cls(tuple(rows), table["size"])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"it is no layout ({error})") from error
 
     def fingerprint(self) -> str:
         """Return a hash of 16 hexadecimal digits, equal for equal layouts."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["load_random", "random_states", "seed_random"]
+__all__ = ["check_random", "load_random", "random_states", "seed_random"]
 
 
 def seed_random(number: int) -> None:
@@ -34,8 +34,32 @@ def random_states() -> dict[str, Any]:
 
 
 def load_random(states: Mapping[str, Any]) -> None:
-    """Restore what `random_states` returned."""
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))  # noqa: NPY002 - user code draws from it
+    """Restore what `random_states` returned.
+
+    Raises:
+        ValueError: see `check_random`; nothing has changed then.
+    """
+    of_python, of_numpy = check_random(states)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)  # noqa: NPY002 - user code draws from it
+
+
+def check_random(states: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the states for Python's and NumPy's generators, after trying them on generators of its own.
+
+    Raises:
+        ValueError: a generator cannot have such a state.
+    """
+    try:
+        version, numbers, gauss = states["python"]
+        of_python = version, tuple(numbers), gauss
+        random.Random().setstate(of_python)
+        kind, keys, place, has_gauss, cached = states["numpy"]
+        # NumPy does not check the place, and would read beyond its numbers.
+        if type(place) is not int or not 0 <= place <= len(keys):
+            raise ValueError(f"the place {place!r:.60} in NumPy's random numbers")
+        of_numpy = kind, np.array(keys, np.uint32), place, has_gauss, float(cached)
+        np.random.RandomState().set_state(of_numpy)
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ValueError(f"a random state in it cannot be one ({error})") from error
+    return of_python, of_numpy

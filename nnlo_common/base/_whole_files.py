@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import new_file, readable_file
 
-__all__ = ["of_rank", "usable", "whole"]
+__all__ = ["of_rank", "usable", "whole", "whole_file", "write_whole"]
 
 
 def of_rank(path: str | Path, rank: int) -> Path:
@@ -32,20 +34,55 @@ def usable(asked: str, path: Path) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        problem = _obstacle(path)
     except OSError as error:
-        problem = error.strerror
-    else:
-        if os.access(path.parent, os.W_OK) and not path.is_dir():
-            return path
-        problem = "it is a folder" if path.is_dir() else "no permission"
+        problem = str(error.strerror)
+    if not problem:
+        return path
     raise ConfigurationError(f"{asked} cannot write {path} ({problem}); name a file in a writable folder")
+
+
+def _obstacle(path: Path) -> str:
+    """Describe what prevents writing of a file; empty if nothing does."""
+    if path.is_symlink():  # whoever has put it there chooses what is overwritten
+        return "it is a symbolic link, which is not followed"
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists() and not path.is_file():
+        return "it is not a regular file"
+    return "" if os.access(path.parent, os.W_OK) else "no permission"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file to write to, and name it `path` at the end: no reader sees half a file.
+
+    An error removes it. A link in its place is replaced, not followed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with whole_file(Path(folder, "result.json")) as file:
+        ...         _ = file.write(b"{}")
+        ...     [one.name for one in Path(folder).iterdir()]
+        ['result.json']
+    """
+    fresh = _fresh(path)
+    with _renamed(fresh, path), new_file(fresh) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Write a file, whole or not at all; text as UTF-8."""
+    with whole_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` at the end: no reader sees half a file.
-
-    An error removes the temporary file.
+    """Do what `whole_file` does for a writer that takes only a path: yield that of an empty new file.
 
     Example:
         >>> import tempfile
@@ -55,12 +92,25 @@ def whole(path: Path) -> Iterator[Path]:
         ...     [one.name for one in Path(folder).iterdir()]
         ['result.json']
     """
-    fresh = path.with_name(f"{path.stem}.part{path.suffix}")
-    try:
+    fresh = _fresh(path)
+    with _renamed(fresh, path):
+        new_file(fresh).close()
         yield fresh
-        with fresh.open("rb") as file:  # otherwise a power cut may leave the new name on an empty file
+        with readable_file(fresh, follow=False) as file:
             os.fsync(file.fileno())
+
+
+def _fresh(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.part{path.suffix}")
+
+
+@contextmanager
+def _renamed(fresh: Path, path: Path) -> Iterator[None]:
+    """Rename a file that the body writes; remove it after an error."""
+    try:
+        yield
         fresh.replace(path)
     except BaseException:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):  # the body's error says more
+            fresh.unlink(missing_ok=True)
         raise

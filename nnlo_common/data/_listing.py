@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
 
 __all__ = ["Files", "list_files", "refuse_duplicates"]
 
@@ -21,6 +22,7 @@ _LISTS = (".txt", ".list", ".lst")
 _PATTERN = frozenset("*?[")
 _LONGEST = 4096  # characters in a path, on Linux
 _MOST_FOLDERS = 100_000
+_LARGEST = 1_000_000_000  # bytes of a list file
 _SHOWN = 200  # characters of an invalid path in a message
 
 
@@ -135,7 +137,7 @@ def _lines(path: Path) -> list[str]:
     """Return the paths that a list file names."""
     try:
         path = path.expanduser()
-        text = None if path.exists() and not path.is_file() else path.read_text("utf-8-sig")
+        text = read_whole(path, _LARGEST).decode("utf-8-sig")
     except OSError as error:
         raise ConfigurationError(
             f"the list file {path} cannot be read ({error.strerror}); give a text file with one path in each "
@@ -148,11 +150,6 @@ def _lines(path: Path) -> list[str]:
         ) from None
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(f"the list file {path} cannot be found ({error}); write its path") from None
-    if text is None:  # a pipe would hang
-        raise ConfigurationError(
-            f"the list file {path} cannot be read: it is not an ordinary file; give a text file with one "
-            "path in each line"
-        )
     lines = text.splitlines()
     found, folder = list[str](), str(path.parent)
     for number, line in enumerate(lines, 1):

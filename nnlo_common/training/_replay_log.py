@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import new_file
 from nnlo_common.protocol import Server
 
 __all__ = ["Recording"]
@@ -27,7 +28,7 @@ class Recording:
         self._final = path.with_name(f"{path.name}.shard{server.shard}") if server.shard else path
         self._fresh = self._final.with_name(f"{self._final.name}.part")
         try:
-            self._fresh.write_text("")
+            new_file(self._fresh).close()
         except OSError as error:
             raise ConfigurationError(
                 f"log_order={str(path)!r} cannot be written ({error.strerror}); choose a file in an existing "
@@ -36,5 +37,7 @@ class Recording:
 
     def write(self) -> None:
         """Write the order atomically."""
-        self._fresh.write_text(json.dumps({"shard": self._server.shard, "handled": self._server.handled}))
+        content = {"shard": self._server.shard, "handled": self._server.handled}
+        with new_file(self._fresh) as file:
+            file.write(json.dumps(content).encode())
         self._fresh.replace(self._final)

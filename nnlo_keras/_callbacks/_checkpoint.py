@@ -13,6 +13,11 @@ import nnlo_common
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     CheckpointManager,
+    DamagedError,
+    check_entries,
+    check_place_in_data,
+    check_weights,
+    checked_count,
     packed_tree,
     unpacked_tree,
     usable,
@@ -26,9 +31,22 @@ from nnlo_keras._callbacks._model_state import ModelState
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import begin_with, callbacks_of_fit
 from nnlo_keras._sequence_feed import SequenceFeed
-from nnlo_keras._snapshot import Decisions, assign, load_random, random_states, values_of
+from nnlo_keras._snapshot import Decisions, assign, check_random, load_random, random_states, values_of
 
 __all__ = ["Checkpoint"]
+
+_ENTRIES = (
+    "team",
+    "variables",
+    "optimizers",
+    "rates",
+    "metrics",
+    "random",
+    "callbacks",
+    "distribute",
+    "data",
+    "position",
+)
 
 
 class Checkpoint(RankCallback):
@@ -268,6 +286,7 @@ class Checkpoint(RankCallback):
 
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
+        self._check(tree, facts, anew=anew)
         Decisions(self._container).check(tree["callbacks"])
         self._model_state.synchronise()
         self._model_state.load(tree, seeds=not (anew and self.trains))
@@ -277,6 +296,26 @@ class Checkpoint(RankCallback):
             self._saved = {**tree, "position": {"batch": 0, "inside": False}, "random": random_states()}
         elif self._feed is not None and tree["data"] is not None:
             self._feed.load(tree["data"], self.team)
+
+    def _check(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
+        """Refuse a state that no training can have, before any of it is loaded."""
+        check_entries(tree, _ENTRIES)
+        check_entries(tree["position"], ("batch", "inside"))
+        check_entries(tree["callbacks"], ("epochs", "history", "seen", "own"))
+        checked_count("the last epoch in its facts", facts.get("stopped"))
+        check_weights("its weights", tree["variables"])
+        batch, inside = checked_count("its batch", tree["position"]["batch"]), tree["position"]["inside"]
+        if not isinstance(inside, bool):
+            raise DamagedError(f"its position is {tree['position']!r:.100}")
+        if self.team is None and facts.get("batch") != (batch if inside else 0):
+            raise DamagedError(f"its position is batch {batch}, but the manifest's is another")
+        if tree["data"] is not None:
+            check_place_in_data(tree["data"])
+        if tree["distribute"] is not None:
+            check_entries(tree["distribute"], ("in_epoch", "weight", "gradient"))
+            checked_count("a count of its epoch", tree["distribute"]["in_epoch"])
+        if not anew:
+            check_random(tree["random"])
 
     def _restore_callbacks(self) -> None:
         """Restore callbacks and random states; call it after all callbacks have begun."""

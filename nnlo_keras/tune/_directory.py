@@ -16,7 +16,7 @@ from typing import Any
 import keras_tuner
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import whole
+from nnlo_common.plugin import LARGEST_JSON, parsed_json, read_whole, write_whole
 from nnlo_keras.tune._compat import (
     file_of_oracle,
     redirect_saves,
@@ -31,8 +31,7 @@ __all__ = ["keep_nothing", "keep_whole", "mend", "read", "write"]
 
 def write(path: str, content: Any) -> None:
     """Write JSON, whole or not at all."""
-    with whole(Path(path)) as fresh:
-        fresh.write_text(json.dumps(content))
+    write_whole(Path(path), json.dumps(content))
 
 
 def keep_whole(oracle: Any) -> None:
@@ -57,15 +56,26 @@ def read(tuner: Any) -> None:
     """
     state = Path(tuner.state_file)
     try:
+        _check_files(Path(tuner.project_dir))
         tuner.oracle.reload()
         if state.exists():  # missing if another kind of tuner made the directory
-            tuner.set_state(json.loads(state.read_text()))
-    except json.JSONDecodeError as error:
+            tuner.set_state(parsed_json(read_whole(state, LARGEST_JSON)))
+        mend(tuner.oracle)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # keras-tuner raises errors of many types for content that it has not written
+        kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not of a search"
         raise ConfigurationError(
-            f"the search in {tuner.project_dir} cannot resume: one of its files is not JSON ({error}). "
+            f"the search in {tuner.project_dir} cannot resume: one of its files is {kind} ({error}). "
             "Repair or remove that file, give another project_name, or overwrite=True to start anew"
         ) from error
-    mend(tuner.oracle)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse files that keras-tuner could not read to an end, and JSON beyond our limits."""
+    for pattern in ("*.json", "trial_*/trial.json"):
+        for path in folder.glob(pattern):
+            parsed_json(read_whole(path, LARGEST_JSON))
 
 
 def mend(oracle: Any) -> None:

@@ -26,13 +26,16 @@ from optuna.samplers import BaseSampler
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
+    LARGEST_JSON,
     DivisibleWorld,
     Interrupts,
     TimeLeft,
     end_of,
     hold,
     launched,
+    parsed_json,
     quoted_samplers,
+    read_whole,
     seed_of,
     warn,
     whole_number,
@@ -275,7 +278,9 @@ class MPITuner(HookedTuner):
         if "tuner/trial_id" in hp.values:  # Hyperband resumes a trial of the round before
             before = hp.values["tuner/trial_id"]
             if not model.built:
-                model.build_from_config(json.loads(Path(self._build_config_file(before)).read_text()))
+                model.build_from_config(
+                    parsed_json(read_whole(self._build_config_file(before), LARGEST_JSON))
+                )
             model.load_weights(self._weights_file(before))
         if self._wrap is not None:
             wrap_in(model, self._wrap)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -16,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.base._file_access import read_whole, readable_file
+from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_OPTIONS, parsed_json
 from nnlo_common.commands.train._pickled import unpickled
 from nnlo_common.commands.train._python_file import (
     asked,
@@ -28,7 +29,7 @@ from nnlo_common.commands.train._settings import Settings
 
 __all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
 
-_LARGEST_JSON = 100_000_000
+_INFLATED = 20  # how much larger than the file its parts may be
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 _REMEDY = "make it with model.to_json() or model.save('model.keras')"
 
@@ -65,7 +66,7 @@ def check_model(settings: Settings) -> Path:
             f"--model-params are arguments for get_model() of a Python file, but --model {path} is not one"
         )
     if suffix == ".json":
-        _check_layers(path, path.read_bytes(), settings.allow_pickle)
+        _check_layers(path, _content(path, LARGEST_JSON), settings.allow_pickle)
     elif suffix == ".keras":
         _check_layers(path, _config_in(path), settings.allow_pickle)
     elif suffix in _PICKLES:
@@ -84,7 +85,7 @@ def check_model(settings: Settings) -> Path:
 
 def _check_readable(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with readable_file(path) as file:
             if file.read(1):
                 return
         problem = "it is empty"
@@ -95,28 +96,43 @@ def _check_readable(path: Path) -> None:
     raise ConfigurationError(f"--model {path} cannot be read ({problem}); name the file of a model")
 
 
+def _content(path: Path, largest: int) -> bytes:
+    try:
+        return read_whole(path, largest)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--model {path} cannot be read ({error.strerror}); name the file of a model"
+        ) from None
+
+
 def _config_in(path: Path) -> bytes:
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.getinfo("config.json").file_size > _LARGEST_JSON:
+        with readable_file(path) as file, zipfile.ZipFile(file) as archive:
+            if archive.getinfo("config.json").file_size > LARGEST_JSON:
                 raise ConfigurationError(f"--model {path} has a config.json too large for a model; {_REMEDY}")
+            size = os.fstat(file.fileno()).st_size
+            claimed = sum(one.file_size for one in archive.infolist())
+            if claimed > _INFLATED * size + LARGEST_JSON:  # Keras does not compress
+                raise ConfigurationError(
+                    f"--model {path} has {size} bytes, but claims {claimed} in its parts; {_REMEDY}"
+                )
             damaged = archive.testzip()
             if damaged is None:
                 return archive.read("config.json")
             problem = f"{damaged} in it is damaged"
     except KeyError:
         problem = "there is no config.json in it"
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as error:
-        problem = str(error)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # zipfile raises errors of many types for a damaged archive
+        problem = str(error) or type(error).__name__
     raise ConfigurationError(f"--model {path} is not a complete .keras file ({problem}); {_REMEDY}")
 
 
 def _check_layers(path: Path, text: bytes, allow: bool) -> None:
     """Refuse JSON that does not describe a Keras model, or that would run code from the file."""
     try:
-        found = json.loads(text)
-    except RecursionError:
-        raise ConfigurationError(f"--model {path} is nested too deeply to be a model; {_REMEDY}") from None
+        found = parsed_json(text)
     except ValueError as error:
         raise ConfigurationError(f"--model {path} is not valid JSON ({error}); {_REMEDY}") from None
     if not isinstance(found, dict) or not isinstance(found.get("config"), dict) or "class_name" not in found:
@@ -227,7 +243,8 @@ def choose_back_end(env: MutableMapping[str, str]) -> None:
     file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
     try:
         # Keras writes this file at its first import, so its default "tensorflow" is not a choice.
-        if json.loads(file.read_text("utf-8")).get("backend", "tensorflow") != "tensorflow":
+        told = parsed_json(read_whole(file, LARGEST_OPTIONS))
+        if told.get("backend", "tensorflow") != "tensorflow":
             return
     except (OSError, ValueError, AttributeError):
         pass

@@ -7,7 +7,6 @@ import enum
 import math
 import reprlib
 import shlex
-import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -15,6 +14,7 @@ from types import NoneType
 from typing import Any, Literal, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._limited_formats import parsed_toml
 
 __all__ = ["Given", "Option", "OptionKind", "kind_of", "nearest", "option", "options_of"]
 
@@ -268,8 +268,8 @@ def nearest(asked: object, known: Iterable[str]) -> str:
 def _literal(text: str) -> Any:
     """Parse a text as TOML number, boolean or list; return other texts unchanged."""
     try:
-        value = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        value = parsed_toml(f"value = {text}")
+    except ValueError:
         return text
     return value["value"] if set(value) == {"value"} and _is_plain(value["value"]) else text
 

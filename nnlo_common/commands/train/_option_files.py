@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.base._file_access import read_whole
+from nnlo_common.base._limited_formats import LARGEST_OPTIONS, parsed_yaml
+from nnlo_common.base._limited_formats import parsed_toml as limited_toml
 from nnlo_common.commands.train._option import Given, Option
 
-__all__ = ["as_toml", "parsed_toml", "read_config"]
-
-_LARGEST = 1_000_000
+__all__ = ["as_toml", "option_text", "parsed_toml", "read_config"]
 
 
 def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
@@ -30,7 +30,7 @@ def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
     asked = f"{flag} {path}"
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ConfigurationError(f"{asked} is neither .toml nor .yaml; rename it, or name another file")
-    text = _text(path, asked)
+    text = option_text(path, asked)
     found = parsed_toml(text, asked) if path.suffix == ".toml" else _yaml(text, asked)
     if found in (None, {}):
         raise ConfigurationError(f"{asked} is empty; write options into it, such as epochs")
@@ -48,18 +48,24 @@ def read_config(path: str | Path, flag: str = "--config") -> dict[str, Given]:
     return given
 
 
-def _text(path: Path, asked: str) -> str:
+def option_text(path: Path, asked: str, largest: int = LARGEST_OPTIONS) -> str:
+    """Return the text of a file of options.
+
+    Args:
+        path: the file.
+        asked: the flag and file, for messages.
+        largest: bytes that are still read.
+
+    Raises:
+        ConfigurationError: it cannot be read, is too large, or is no text.
+    """
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ConfigurationError(
-                f"{asked} has more than {_LARGEST} bytes; it cannot be a list of options"
-            )
-        return path.read_text("utf-8")
+        return read_whole(path, largest).decode("utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"{asked} cannot be read ({error.strerror}); name a file of options"
         ) from None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, ValueError):  # ValueError: of a zero byte in the path
         raise ConfigurationError(f"{asked} is not UTF-8 text; name a file of options") from None
 
 
@@ -74,11 +80,9 @@ def parsed_toml(text: str, asked: str) -> dict[str, Any]:
         ConfigurationError: it is not valid.
     """
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return limited_toml(text)
+    except ValueError as error:
         raise ConfigurationError(f"{asked} is not valid TOML: {error}; fix the file there") from None
-    except RecursionError:
-        raise ConfigurationError(f"{asked} is nested too deeply; use plain values") from None
 
 
 def _yaml(text: str, asked: str) -> Any:
@@ -88,14 +92,14 @@ def _yaml(text: str, asked: str) -> Any:
         raise MissingExtraError(f"{asked}, a YAML file,", "PyYAML", "yaml") from None
 
     try:
-        return yaml.load(text, Loader=_strict(yaml))
+        return parsed_yaml(text, _strict(yaml), yaml.YAMLError)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         said = problem or str(error).splitlines()[0]
         said += " (YAML takes no tabs)" if "'\\t'" in said else ""
-    except (RecursionError, ValueError) as error:  # e.g. an invalid date
-        where, said = "", "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    except ValueError as error:  # e.g. an invalid date
+        where, said = "", str(error)
     raise ConfigurationError(f"{asked}{where} is not valid YAML for options: {said}; fix the file there")
 
 
@@ -114,11 +118,13 @@ def _strict(yaml: Any) -> Any:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names = [key.value for key, _ in node.value]
-            for number, (key, _) in enumerate(node.value):
-                if key.value in names[:number]:
+            names: set[str] = set()
+            for key, _ in node.value:
+                name = key.value if isinstance(key.value, str) else f"line {key.start_mark}"
+                if name in names:
                     problem = f"{key.value!r} is there twice; give it once"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                names.add(name)
             return super().construct_mapping(node, deep)
 
     return Strict

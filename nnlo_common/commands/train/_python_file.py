@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
 from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._option import nearest
 
@@ -22,6 +23,7 @@ __all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model"
 
 _NAME = "nnlo_train_model"
 _FRAMEWORKS = ("keras", "torch")
+_LARGEST = 10_000_000  # bytes of a Python file
 
 
 def check_source(path: Path) -> None:
@@ -55,10 +57,14 @@ def frameworks_in(path: Path) -> list[str]:
 
 def _parsed(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_bytes(), str(path))
+        return ast.parse(read_whole(path, _LARGEST), str(path))
+    except OSError as error:
+        raise ConfigurationError(
+            f"--model {path} cannot be read ({error.strerror}); name a Python file"
+        ) from None
     except SyntaxError as error:
         raise ConfigurationError(f"--model {path}, line {error.lineno}: {error.msg}; fix the file") from None
-    except ValueError as error:
+    except (ValueError, RecursionError, MemoryError) as error:  # of zero bytes, and of deep nesting
         raise ConfigurationError(f"--model {path} is not Python ({error}); name a Python file") from None
 
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import sys
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -18,10 +17,11 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK
-from nnlo_common.base._whole_files import whole
+from nnlo_common.base._limited_formats import LARGEST_TOML
+from nnlo_common.base._whole_files import write_whole
 from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
-from nnlo_common.commands.train._option_files import as_toml, parsed_toml
+from nnlo_common.commands.train._option_files import as_toml, option_text, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
 
 __all__ = [
@@ -140,8 +140,8 @@ def check_same(file: Path, config: str, kind: str, may_change: Collection[str] =
         kind: "training" or "search".
         may_change: the options that may differ.
     """
-    there = dict(_lines(parsed_toml(file.read_text("utf-8"), f"--run {file}")))
-    here = dict(_lines(tomllib.loads(config)))
+    there = dict(_lines(parsed_toml(option_text(file, f"--run {file}", LARGEST_TOML), f"--run {file}")))
+    here = dict(_lines(parsed_toml(config, "these options")))
     for name in [*there, *here]:
         if there.get(name) != here.get(name) and name not in may_change:
             where, line = ("there", there[name]) if name in there else ("here", here[name])
@@ -162,7 +162,7 @@ def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def remove_unused(folder: Path) -> None:
     """Remove the folder of a run or a search that has not begun."""
-    if {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
+    if not folder.is_symlink() and {one.name for one in folder.iterdir()} <= {CONFIG, SEARCH, LOCK}:
         shutil.rmtree(folder)
 
 
@@ -192,5 +192,4 @@ def write_json(path: Path, facts: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text, whole or not at all."""
-    with whole(path) as fresh:
-        fresh.write_text(text, "utf-8")
+    write_whole(path, text)

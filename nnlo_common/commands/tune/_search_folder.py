@@ -10,16 +10,19 @@ search.json, report.html, at the end
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._folder_lock import LOCK, hold
+from nnlo_common.base._limited_formats import LARGEST_OPTIONS, parsed_json
 from nnlo_common.commands.train._run_folder import SEARCH, check_same, claiming, next_free, write_text
 
 __all__ = [
@@ -34,12 +37,15 @@ __all__ = [
     "drop_models",
     "known_value",
     "inspect_folder",
+    "is_trial_name",
 ]
 
 #: User attributes of a trial: its block, its start, and the name of its folder.
 BLOCK, BEGAN, FOLDER = "nnlo:block", "nnlo:began", "nnlo:folder"
 JOURNAL, TRIAL, VALUE = "journal.jsonl", "trials", "value.json"
 _MODELS = ("model.keras", "weights.pt")
+_HOME = re.compile(r"[0-9]{4,9}(-[0-9]{1,9})?")  # as `Found.home` names them
+_LARGEST_JOURNAL = 1_000_000_000  # bytes
 # Options that may change when a search resumes.
 _MAY_CHANGE = ("num_iterations", "target_objective", "elastic", "table", "retries", "until", "export")
 
@@ -112,12 +118,15 @@ def inspect_folder(folder: Path, goes_on: bool) -> Found:
     finished = _finished(folder / JOURNAL)
     left = []
     trials = folder / TRIAL
+    _refuse_link(trials)
     names = {path.name.removesuffix(".json") for path in trials.iterdir()} if trials.is_dir() else set()
-    for home in (trials / name for name in sorted(names - finished)):
-        told = _read(home.with_name(f"{home.name}.json"))
+    for home in (trials / name for name in sorted(names - finished) if _HOME.fullmatch(name)):
+        _refuse_link(home)
+        told = _interrupted(home.with_name(f"{home.name}.json"))
         if goes_on and told is not None:
-            left.append((home.name, told["parameters"], told["seed"]))
-            for history in [*home.rglob("history.json")]:
+            left.append((home.name, *told))
+            for history in [*home.glob("history.json"), *home.glob("fold*/history.json")]:
+                _refuse_link(history.parent)
                 if known_value(history.parent) is None:  # trained, but killed before its value was written
                     shutil.rmtree(history.parent)
         else:
@@ -126,32 +135,78 @@ def inspect_folder(folder: Path, goes_on: bool) -> Found:
     return Found(tuple(sorted(finished)), tuple(left))
 
 
+def _refuse_link(folder: Path) -> None:
+    """Refuse a link in place of a folder that a search has made: what it points to would be changed."""
+    if folder.is_symlink():
+        raise ConfigurationError(
+            f"--run has a symbolic link in it, {folder}, in place of a folder of its search; remove the "
+            "link, or name another folder"
+        )
+
+
 def _finished(journal: Path) -> set[str]:
     """Return the folder names of the trials that are finished in the journal."""
     names = set()
-    for line in journal.read_text("utf-8").splitlines() if journal.exists() else ():
-        with contextlib.suppress(ValueError):  # a kill may leave an incomplete last line
-            told = json.loads(line)
-            if "state" in told:
-                names.add(told.get("user", {}).get(FOLDER, ""))
-    return names - {""}
-
-
-def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        lines = read_whole(journal, _LARGEST_JOURNAL).split(b"\n")
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        raise ConfigurationError(
+            f"{journal} cannot be read ({error.strerror}); name another folder, or remove it"
+        ) from None
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a kill may leave an incomplete last line
+            told = parsed_json(line)
+            user = told.get("user") if isinstance(told, dict) and "state" in told else None
+            name = user.get(FOLDER) if isinstance(user, dict) else None
+            if is_trial_name(name):
+                names.add(name)
+    return names
+
+
+def is_trial_name(name: object) -> TypeGuard[str]:
+    """Return whether a search gives this name to the folder of a trial; names in its journal may be others.
+
+    Example:
+        >>> is_trial_name("0007-2"), is_trial_name("../../home")
+        (True, False)
+    """
+    return isinstance(name, str) and _HOME.fullmatch(name) is not None
+
+
+def _interrupted(path: Path) -> tuple[Mapping[str, Any], int] | None:
+    """Return the parameters and the seed of an interrupted trial; None if they cannot be read."""
+    told = _read(path)
+    parameters, seed = (told.get(name) for name in ("parameters", "seed")) if told else (None, None)
+    return (parameters, seed) if isinstance(parameters, dict) and is_whole(seed, 0) else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = parsed_json(read_whole(path, LARGEST_OPTIONS))
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def known_value(run: Path) -> float | None:
     """Return the value of a training that ended before a resume; None: it did not end."""
-    told = _read(run / VALUE)
-    return None if told is None else float(told["value"])
+    value = (_read(run / VALUE) or {}).get("value")
+    return float(value) if is_number(value) else None
 
 
-def drop_models(home: Path) -> None:
-    """Remove the models of a trial; its configuration can train them again."""
-    for name in _MODELS:
-        for path in (home / name, *home.glob(f"fold*/{name}")):
-            path.unlink(missing_ok=True)
+def drop_models(folder: Path, trial: str) -> None:
+    """Remove the models of a trial; its configuration can train them again.
+
+    Args:
+        folder: of the search.
+        trial: the name of the trial's folder, as the journal has it; nothing outside of it is removed.
+    """
+    home = folder / TRIAL / trial
+    if not is_trial_name(trial) or home.is_symlink() or home.parent.is_symlink():
+        return
+    for run in (home, *home.glob("fold*")):
+        for name in () if run.is_symlink() else _MODELS:
+            with contextlib.suppress(NotADirectoryError):
+                (run / name).unlink(missing_ok=True)

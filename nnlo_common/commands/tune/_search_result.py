@@ -71,7 +71,7 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     best = best_of(facts.figure, good)
     for one in trials:
         if one is not best and not facts.request.search.keep_models:
-            drop_models(facts.folder / TRIAL / one.folder)
+            drop_models(facts.folder, one.folder)
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
     drawings = figures(study, trials, facts.figure.name, weights)

@@ -11,11 +11,12 @@ from typing import Any
 
 from optuna import TrialPruned
 
+from nnlo_common.base._file_access import new_folder
 from nnlo_common.commands.train._job import Job
 from nnlo_common.commands.train._model_file import plug_in
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import running
-from nnlo_common.commands.train._run_folder import CONFIG, config_text, write_json, write_text
+from nnlo_common.commands.train._run_folder import CONFIG, claiming, config_text, write_json, write_text
 from nnlo_common.commands.train._settings import Settings, settings_of
 from nnlo_common.commands.train._train_command import TrainRun
 from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
@@ -64,6 +65,10 @@ class TrialTraining:
         run = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
             run.load(settings, self.path)
+            if job.speaks:
+                with claiming(str(settings.run)):
+                    for folder in (home, Path(str(settings.run))):
+                        new_folder(folder)
             if fold == 0 and job.speaks:
                 whole_set = config_text(self._settings(chosen, seed, home, 0, 1), run.trainer.learning_rate)
                 _describe(home, {"parameters": chosen, "seed": seed}, whole_set if folds > 1 else "")
@@ -106,8 +111,6 @@ class TrialTraining:
 
 def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
     """Write the parameters of the trial, and with folds a configuration that trains on all samples."""
-    home.parent.mkdir(parents=True, exist_ok=True)
     if config:
-        home.mkdir(exist_ok=True)
         write_text(home / CONFIG, config)
     write_text(home.with_name(f"{home.name}.json"), json.dumps(tried, indent=1) + "\n")

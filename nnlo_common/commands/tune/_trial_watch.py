@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
-from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
+from nnlo_common.commands.tune._search_folder import drop_models
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.training.report._terminal import is_live
 
@@ -75,7 +75,7 @@ class _TrialWatch:
         self._best = best_of(self._facts.figure, [one] if before is None else [before, one])
         worse = before if self._best is one else one
         if worse is not None and not self._facts.request.search.keep_models:
-            drop_models(self._facts.folder / TRIAL / worse.folder)
+            drop_models(self._facts.folder, worse.folder)
 
     def _write(self, lines: list[str], rows: list[str]) -> None:
         """Print lines that stay, and below them rows that the next call replaces."""

@@ -21,13 +21,18 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import append_file, read_whole
 from nnlo_common.base._folder_lock import hold_lock, release_lock
-from nnlo_common.base._whole_files import usable, whole
+from nnlo_common.base._limited_formats import parsed_json
+from nnlo_common.base._whole_files import usable, write_whole
 from nnlo_common.search._compat import has_no_name
-from nnlo_common.search.journal._packed_trial import packed, unpacked, unpacked_parameters
+from nnlo_common.search.journal._kept_trials import KeptTrials, kept_trials, refusing
+from nnlo_common.search.journal._packed_trial import packed
 from nnlo_common.search.journal._queued_trials import QueuedTrials
 
 __all__ = ["Journal", "SearchRecord"]
+
+_LARGEST = 1_000_000_000  # bytes
 
 
 class SearchRecord:
@@ -77,22 +82,21 @@ class Journal(SearchRecord):
             raise
 
     def _take_up(self, study: optuna.Study) -> None:
-        finished, open_trials, repeated = self._read()
-        self.counted = len(finished) - len(repeated)
+        kept = self._read()
+        self.counted = len(kept.finished) - len(kept.repeated)
         lines: list[dict[str, Any]] = [self._head]
         queued = QueuedTrials(study)
-        if finished or open_trials:
+        if kept.finished or kept.open_trials:
             queued.check(f"journal={str(self._path)!r}")
-        for content in finished:
-            content["repeated"] = content["trial"] in repeated
-            content["trial"] = queued.end(unpacked(content))
-            lines.append(content)
-        for params, user in open_trials:
-            values, _ = unpacked_parameters(params)
-            lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
-        with whole(self._path) as fresh:
-            fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self._file = self._path.open("a")
+        with refusing(f"journal={str(self._path)!r}", "a trial"):
+            for content, trial in kept.finished:
+                content["repeated"] = content["trial"] in kept.repeated
+                content["trial"] = queued.end(trial)
+                lines.append(content)
+            for params, values, user in kept.open_trials:
+                lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
+        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._file = append_file(self._path)
 
     def begun(self, trial: FrozenTrial) -> None:
         self._write({"trial": trial.number, "user": trial.user_attrs})
@@ -113,52 +117,39 @@ class Journal(SearchRecord):
         self._file.close()
         release_lock(self._lock)
 
-    def _read(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, Any]]], set[int]]:
-        """Return the finished trials, the parameters of the others, and the numbers of retried trials."""
-        lines = _whole_lines(self._path)
+    def _read(self) -> KeptTrials:
+        """Return the trials of the file."""
+        asked = f"journal={str(self._path)!r}"
+        lines = _whole_lines(self._path, asked)
         if lines and lines[0] != self._head:
             raise ConfigurationError(
-                f"journal={str(self._path)!r} begins with {lines[0]}, but this study is {self._head}; give "
-                "another file, or move that one away"
+                f"{asked} begins with {lines[0]!r:.300}, but this study is {self._head}; give another file, "
+                "or move that one away"
             )
-        finished: dict[int, dict[str, Any]] = {}
-        chosen: dict[int, dict[str, Any]] = {}
-        users: dict[int, dict[str, Any]] = {}
-        repeated: set[int] = set()
-        for line in lines[1:]:
-            number = line["trial"]
-            if "state" in line:
-                finished[number] = line
-            elif "queued" in line:
-                chosen[number], users[number] = line["queued"], line["user"]
-                repeated |= {line["instead"]} if "instead" in line else set()
-            elif "user" in line:
-                users[number] = line["user"]
-            else:
-                chosen.setdefault(number, {})[line["name"]] = [line["value"], line["distribution"]]
-        repeated |= {number for number, line in finished.items() if line.get("repeated")}
-        open_trials = [
-            (params, users.get(number, {}))
-            for number, params in sorted(chosen.items())
-            if number not in finished
-        ]
-        return [finished[number] for number in sorted(finished)], open_trials, repeated & finished.keys()
+        return kept_trials(lines, asked)
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(content) + "\n")
+        self._file.write(f"{json.dumps(content)}\n".encode())
         self._file.flush()
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
+def _whole_lines(path: Path, asked: str) -> list[dict[str, Any]]:
     """Return the lines of a journal, without a last line cut short by a kill."""
-    text = path.read_text() if path.exists() else ""
     try:
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        data = read_whole(path, _LARGEST)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigurationError(
+            f"{asked} cannot be read ({error.strerror}); give another file, or move that one away"
+        ) from None
+    try:
+        lines = [parsed_json(line) for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]]
     except ValueError:
         lines = [None]
     if all(isinstance(line, dict) for line in lines):
         return lines
     raise ConfigurationError(
-        f"journal={str(path)!r} holds a line that is no JSON object, so it is not a search journal; give "
-        "another file, or move that one away"
+        f"{asked} holds a line that is no JSON object, so it is not a search journal; give another file, or "
+        "move that one away"
     )

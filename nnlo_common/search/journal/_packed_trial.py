@@ -10,6 +10,7 @@ import optuna
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nnlo_common.base._limited_formats import parsed_json
 from nnlo_common.search._compat import is_pickle, number_in, storage_of
 
 __all__ = [
@@ -39,8 +40,13 @@ def packed_parameters(
 
 def unpacked_parameters(packed: PackedParameters) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
     """Return the values and the distributions that `packed_parameters` has packed."""
-    space = {name: json_to_distribution(text) for name, (_, text) in packed.items()}
+    space = {name: _distribution(text) for name, (_, text) in packed.items()}
     return {name: space[name].to_external_repr(number) for name, (number, _) in packed.items()}, space
+
+
+def _distribution(text: str) -> BaseDistribution:
+    parsed_json(text)  # Optuna's own reading has no limits
+    return json_to_distribution(text)
 
 
 def packed(trial: FrozenTrial) -> dict[str, Any]:

@@ -30,12 +30,17 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
         if name == "model":
             return f"the model is another one: {_of_models(there.get(name), here.get(name))}"
         told = {"servers": "the number of servers"}.get(name, f"the {name}")
-        return f"{told} is {there.get(name)} there, but {here.get(name)} here"
+        return f"{told} is {_shown(there.get(name))} there, but {_shown(here.get(name))} here"
     return ""
 
 
 def _of_models(there: Any, here: Any) -> str:
     try:
         return Layout.from_json(here).difference(Layout.from_json(there)) or "it has other buffers"
-    except (ConfigurationError, ValueError, TypeError, KeyError):
+    except (ConfigurationError, ValueError, TypeError):
         return "it cannot be compared"
+
+
+def _shown(fact: object) -> str:
+    """Return a fact for a message, without characters that would control a terminal."""
+    return "".join(one if one.isprintable() else "?" for one in f"{fact!s:.1000}")

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
+from nnlo_common.base._warnings import warn
 from nnlo_common.cluster._aborting import advise
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
+from nnlo_common.training.checkpoint._checks import check_facts, check_team
 from nnlo_common.training.checkpoint._identity import difference
 from nnlo_common.training.checkpoint._saving import SavedRank, saving_on
 from nnlo_common.training.checkpoint._writer import wait_for_all
 
 __all__ = ["CheckpointManager"]
+
+
+class _UnusableError(DamagedError):
+    """A checkpoint is as it was written, but this training cannot load it.
+
+    Attributes:
+        refusal: the message if no other checkpoint can be loaded; empty: name all their problems.
+    """
+
+    def __init__(self, problem: str, *, refusal: str) -> None:
+        super().__init__(problem)
+        self.refusal = refusal
+
 
 _ANEW = "choose another folder, or delete this one to start anew"
 
@@ -146,24 +162,52 @@ class CheckpointManager:
         Raises:
             ConfigurationError: it belongs to another training, or all are damaged; raised on all ranks.
         """
-        found = self._agreed(self._find)
-        number = max(int(one) for one in found)
-        if not number:
-            return None
-        facts: dict[str, Any] = {}
+        unusable: dict[int, _UnusableError] = {}
+        warnings: list[str] = []
+        while True:
+            warnings.clear()
+            try:
+                found = self._agreed(lambda: self._find(unusable, warnings.append if unusable else warn))
+                number = max(map(int, found))
+            except ConfigurationError:
+                first = next(iter(unusable.values()), None)
+                if first is None or not first.refusal:
+                    raise
+                raise _collective(first.refusal) from None  # all are alike, so the script has changed
+            if not number:
+                return None
+            facts: dict[str, Any] = {}
+            try:
+                self._agreed(lambda: self._take(number, facts))  # noqa: B023 - called at once
+            except _UnusableError as error:
+                unusable[number] = error
+                continue
+            for text in warnings:
+                warn(text)
+            return facts
 
-        def take() -> str:
-            checkpoint = SavedCheckpoint.open(self.store.path(number), number)
-            facts.update(checkpoint.manifest.facts)
-            trains = self._team is not None and not self._team.serves
-            anew = self._check(facts) or (trains and self._file not in checkpoint.manifest.files)
-            file = self._first_worker(checkpoint) if trains and anew else self._file
-            self._state._load(self._state._unpack(checkpoint.read(file)), facts, anew=anew)
-            self._say_who_starts_anew(checkpoint)
-            return ""
-
-        self._agreed(take)
-        return facts
+    def _take(self, number: int, facts: dict[str, Any]) -> str:
+        """Load this rank's part of a checkpoint, and add the checkpoint's facts to `facts`."""
+        checkpoint = SavedCheckpoint.open(self.store.path(number), number)
+        facts.update(checkpoint.manifest.facts)
+        check_facts(facts)
+        trains = self._team is not None and not self._team.serves
+        anew = self._check(facts) or (trains and self._file not in checkpoint.manifest.files)
+        file = self._first_worker(checkpoint) if trains and anew else self._file
+        data = checkpoint.read(file)
+        try:
+            self._state._load(self._state._unpack(data), facts, anew=anew)
+        except ConfigurationError as error:
+            raise _UnusableError(f"{file}: {error}", refusal=str(error)) from error
+        except DamagedError as error:
+            raise DamagedError(f"{file}: {error}") from error
+        except NNLOError:
+            raise
+        except Exception as error:  # a state that is not what was saved can fail anywhere
+            told = " ".join(str(error).split())
+            raise DamagedError(f"{file} cannot be loaded ({type(error).__name__}: {told:.300})") from error
+        self._say_who_starts_anew(checkpoint)
+        return ""
 
     def load_team(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the session's state; call it once the model has its weights.
@@ -175,17 +219,18 @@ class CheckpointManager:
         """
         if self._team is None:
             return
+        check_team(tree["team"])
         if anew:
             self._team.load_for_others(tree["team"], facts["epoch"])
         else:
             self._team.load(tree["team"])
 
-    def _find(self) -> str:
+    def _find(self, unusable: Mapping[int, DamagedError], tell: Callable[[str], object]) -> str:
         if not self._speaks:
             return "0"
         wait_for_all()
         hold(self.store.folder)
-        newest = self.store.newest()
+        newest = self.store.newest({number: str(error) for number, error in unusable.items()}, tell)
         return "0" if newest is None else str(newest.manifest.number)
 
     def _check(self, saved: Mapping[str, Any]) -> bool:
@@ -209,8 +254,10 @@ class CheckpointManager:
         """Return the file of the first worker with a part in a checkpoint; servers have the lowest ranks."""
         _, _, suffix = self._file.partition(".")
         servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
-        names = (f"rank{rank}.{suffix}" for rank in range(servers, servers + size))
-        return next((name for name in names if name in checkpoint.manifest.files), self._file)
+        parts = (re.fullmatch(rf"rank([0-9]{{1,9}})\.{suffix}", name) for name in checkpoint.manifest.files)
+        ranks = [int(part[1]) for part in parts if part is not None]
+        first = min((rank for rank in ranks if servers <= rank < servers + size), default=None)
+        return self._file if first is None else f"rank{first}.{suffix}"
 
     def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
         if self._team is None:
@@ -234,22 +281,39 @@ class CheckpointManager:
         say(member.role, f"nnlo: {checkpoint.folder} {told}")
 
     def _agreed(self, what: Callable[[], str]) -> list[str]:
-        """Call `what` on all ranks and return all results; if it raises on one, all raise (collective)."""
+        """Call `what` on all ranks and return all results; if it raises on one, all raise (collective).
+
+        Raises:
+            ConfigurationError: on one rank; before any damage on another.
+            _UnusableError: the checkpoint is damaged.
+        """
+        mine = {"found": "0", "problem": "", "damage": "", "refusal": ""}
         try:
-            mine = {"found": what(), "problem": ""}
-        except (ConfigurationError, DamagedError) as error:
-            mine = {"found": "0", "problem": str(error)}
+            mine["found"] = what()
+        except DamagedError as error:
+            mine |= {"damage": str(error), "refusal": getattr(error, "refusal", "")}
+        except ConfigurationError as error:
+            mine["problem"] = str(error)
         if self._team is None:
             everyone = [mine]
         else:
             everyone = [json.loads(text) for text in self._team.world.gather_text(json.dumps(mine))]
+        where = [f"rank {rank}: " if self._team is not None else "" for rank in range(len(everyone))]
         for rank, one in enumerate(everyone):
             if one["problem"]:
-                where = "" if self._team is None else f"rank {rank}: "
-                refusal = ConfigurationError(where + one["problem"])
-                refusal.collective = True
-                raise refusal
+                raise _collective(where[rank] + one["problem"])
+        for rank, one in enumerate(everyone):
+            if one["damage"]:
+                refusal = one["refusal"] and where[rank] + one["refusal"]
+                raise _UnusableError(where[rank] + one["damage"], refusal=refusal)
         return [one["found"] for one in everyone]
 
     def _refusal(self, found: str) -> ConfigurationError:
         return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")
+
+
+def _collective(problem: str) -> ConfigurationError:
+    """Return an error that all ranks raise."""
+    refusal = ConfigurationError(problem)
+    refusal.collective = True
+    return refusal

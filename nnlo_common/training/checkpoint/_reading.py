@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from nnlo_common.training.checkpoint._manifest import MANIFEST, DamagedError, Manifest
+from nnlo_common.base._file_access import opened_folder, read_whole, readable_file
+from nnlo_common.base._limited_formats import LARGEST_JSON
+from nnlo_common.training.checkpoint._manifest import MANIFEST, DamagedError, Entry, Manifest, new_digest
 
 __all__ = ["SavedCheckpoint"]
+
+_PIECE = 1 << 24  # bytes that are compared at once
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,9 @@ class SavedCheckpoint:
         Raises:
             DamagedError: it is missing, damaged, or that of another checkpoint.
         """
-        manifest = Manifest.read(_content(folder / MANIFEST))
+        with _reported(MANIFEST), opened_folder(folder) as here:
+            data = read_whole(MANIFEST, LARGEST_JSON, follow=False, folder=here)
+        manifest = Manifest.read(data)
         if manifest.number != number:
             raise DamagedError(f"{MANIFEST} belongs to checkpoint {manifest.number}")
         return cls(folder, manifest)
@@ -40,10 +50,8 @@ class SavedCheckpoint:
         Raises:
             DamagedError: it is missing or damaged.
         """
-        entry = self.manifest.files.get(name)
-        if entry is None:
-            raise DamagedError(f"{name} is not in it")
-        data = _content(self.folder / name)
+        with self._opened(name) as (file, entry):
+            data = file.read(entry.size + 1)
         problem = entry.problem(data)
         if problem is not None:
             raise DamagedError(f"{name} {problem}")
@@ -56,7 +64,13 @@ class SavedCheckpoint:
             DamagedError: one of them is missing or damaged.
         """
         for name in self.manifest.files:
-            self.read(name)
+            digest = new_digest()
+            with self._opened(name) as (file, entry):
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+            problem = entry.problem_of_digest(digest.hexdigest())
+            if problem is not None:
+                raise DamagedError(f"{name} {problem}")
 
     def strangers(self) -> list[str]:
         """Return the names in its folder that do not belong to it."""
@@ -64,11 +78,29 @@ class SavedCheckpoint:
             one.name for one in self.folder.iterdir() if one.name not in {MANIFEST, *self.manifest.files}
         )
 
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[BinaryIO, Entry]]:
+        """Yield a file of the right size, and its entry."""
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise DamagedError(f"{name} is not in it")
+        with _reported(name), opened_folder(self.folder) as here:
+            file = readable_file(name, follow=False, folder=here)
+        with _reported(name), file:
+            problem = entry.problem_of_size(os.fstat(file.fileno()).st_size)
+            if problem is not None:
+                raise DamagedError(f"{name} {problem}")
+            yield file, entry
 
-def _content(path: Path) -> bytes:
+
+@contextmanager
+def _reported(name: str) -> Iterator[None]:
+    """Report a file that cannot be read as damage."""
     try:
-        return path.read_bytes()
+        yield
     except FileNotFoundError as error:
-        raise DamagedError(f"{path.name} is missing") from error
+        raise DamagedError(f"{name} is missing") from error
     except OSError as error:
-        raise DamagedError(f"{path.name} cannot be read ({error.strerror})") from error
+        raise DamagedError(f"{name} cannot be read ({error.strerror})") from error
+    except MemoryError as error:
+        raise DamagedError(f"{name} needs more memory than there is") from error

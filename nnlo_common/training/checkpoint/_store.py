@@ -13,15 +13,21 @@ from typing import Any, Literal
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import new_file, opened_folder, remove_tree
 from nnlo_common.base._warnings import warn
-from nnlo_common.training.checkpoint._manifest import MANIFEST, DamagedError, Entry, Manifest
+from nnlo_common.training.checkpoint._manifest import (
+    MANIFEST,
+    DamagedError,
+    Entry,
+    Manifest,
+    is_file_name,
+)
 from nnlo_common.training.checkpoint._reading import SavedCheckpoint
 
 __all__ = ["Draft", "Store", "refused"]
 
-_NAME = re.compile(r"checkpoint-(\d{6,})")
-_PART = re.compile(r"checkpoint-\d{6,}\.part")
-_FILE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_NAME = re.compile(r"checkpoint-([0-9]{6,18})")
+_PART = re.compile(r"checkpoint-[0-9]{6,18}\.part")
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,9 @@ class Draft:
         Raises:
             OSError: the system cannot write it.
         """
-        if not _FILE.fullmatch(name) or name == MANIFEST or name in self.files:
+        if not is_file_name(name) or name in self.files:
             raise ConfigurationError(f"a checkpoint cannot have a file (or a second file) named {name!r}")
-        _write(self.folder / name, data)
+        _write(self.folder, name, data)
         self.files[name] = Entry.of(data)
 
 
@@ -105,7 +111,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in list(self.folder.iterdir()):
                 if _PART.fullmatch(path.name):
-                    shutil.rmtree(path)
+                    remove_tree(path)
             number = max(self._numbers(), default=0) + 1
             draft = self.draft(number)
             draft.folder.mkdir()
@@ -133,7 +139,7 @@ class Store:
         manifest = Manifest(number=draft.number, files=dict(draft.files), facts=facts, score=score)
         final = self.folder / _name(draft.number)
         try:
-            _write(draft.folder / MANIFEST, manifest.written())
+            _write(draft.folder, MANIFEST, manifest.written())
             _sync(draft.folder)
             draft.folder.rename(final)
         except OSError as error:
@@ -155,17 +161,26 @@ class Store:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def newest(self) -> SavedCheckpoint | None:
+    def newest(
+        self, unusable: Mapping[int, str] | None = None, tell: Callable[[str], object] = warn
+    ) -> SavedCheckpoint | None:
         """Return the newest undamaged checkpoint; None if there is no checkpoint.
 
         Every file is compared with its checksum. If newer checkpoints are damaged, a warning names their
         damaged files and the problems.
+
+        Args:
+            unusable: problems of checkpoints that could not be loaded, by number; they are passed over.
+            tell: called with the warnings.
 
         Raises:
             ConfigurationError: there are checkpoints, but all are damaged.
         """
         found: list[str] = []
         for number in sorted(self._numbers(), reverse=True):
+            if unusable and number in unusable:
+                found.append(f"{_name(number)} is damaged: {unusable[number]}")
+                continue
             try:
                 checkpoint = SavedCheckpoint.open(self.folder / _name(number), number)
                 checkpoint.verify()
@@ -174,10 +189,10 @@ class Store:
                 continue
             if found:
                 told = "; ".join(found)
-                warn(f"{self.folder}: {told}; resuming from {_name(number)} instead, which is undamaged")
+                tell(f"{self.folder}: {told}; resuming from {_name(number)} instead, which is undamaged")
             strangers = checkpoint.strangers()
             if strangers:
-                warn(f"{checkpoint.folder}: ignored files that do not belong there: {', '.join(strangers)}")
+                tell(f"{checkpoint.folder}: ignored files that do not belong there: {', '.join(strangers)}")
             return checkpoint
         if found:
             raise ConfigurationError(
@@ -241,17 +256,19 @@ def _remove(checkpoint: SavedCheckpoint) -> None:
     """Remove a checkpoint after renaming it, so that a partly removed one is never read."""
     if checkpoint.strangers():
         # Keep the folder with the other files; without its manifest it is no checkpoint.
-        for name in (MANIFEST, *checkpoint.manifest.files):
-            (checkpoint.folder / name).unlink(missing_ok=True)
+        with opened_folder(checkpoint.folder) as here:
+            for name in (MANIFEST, *checkpoint.manifest.files):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=here)
         checkpoint.folder.rename(checkpoint.folder.with_name(f"{checkpoint.folder.name}.left"))
         return
     part = checkpoint.folder.with_name(f"{checkpoint.folder.name}.part")
     checkpoint.folder.rename(part)
-    shutil.rmtree(part)
+    remove_tree(part)
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
+def _write(folder: Path, name: str, data: bytes) -> None:
+    with opened_folder(folder) as here, new_file(name, folder=here) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -259,7 +276,7 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sync(folder: Path) -> None:
     """Sync a folder's names to disk; without it a power cut may leave a name without content."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

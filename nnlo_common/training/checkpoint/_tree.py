@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._limited_formats import DEEPEST, MOST_DIGITS, npz_arrays, parsed_json
 
 __all__ = ["packed_tree", "unpacked_tree"]
 
@@ -30,7 +30,7 @@ def packed_tree(tree: Mapping[str, Any]) -> bytes:
         {'clock': 3, 'x': array([1., 1.]), 'name': None}
     """
     arrays: dict[str, Any] = {}
-    text = json.dumps(_taken_apart(tree, arrays, "the state"))
+    text = json.dumps(_taken_apart(tree, arrays, "the state", DEEPEST - 1))
     arrays[_TREE] = np.frombuffer(text.encode(), np.uint8)
     file = io.BytesIO()
     np.savez(file, **arrays)
@@ -44,15 +44,25 @@ def unpacked_tree(data: bytes) -> dict[str, Any]:
         ConfigurationError: the bytes are not a packed tree.
     """
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            tree: dict[str, Any] = _put_together(json.loads(arrays[_TREE].tobytes()), arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = npz_arrays(data)
+        tree = _put_together(parsed_json(arrays[_TREE].tobytes()), arrays)
+    except (ValueError, KeyError) as error:
         raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
+    if not isinstance(tree, dict):
+        raise ConfigurationError(
+            f"a saved state cannot be read (it is a {type(tree).__name__}, not a mapping); is it damaged?"
+        )
     return tree
 
 
-def _taken_apart(value: Any, arrays: dict[str, Any], where: str) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype != object:
+def _taken_apart(value: Any, arrays: dict[str, Any], where: str, levels: int) -> Any:
+    """Return a value with names in place of arrays; refuse what `unpacked_tree` would not read."""
+    if not levels or (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
+        raise ConfigurationError(
+            f"{where:.200} is nested more than {DEEPEST} levels deep, or a number of more than {MOST_DIGITS} "
+            "digits, which cannot be saved"
+        )
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         name = f"{len(arrays)}"
         arrays[name] = value
         return _ARRAY + name
@@ -63,9 +73,11 @@ def _taken_apart(value: Any, arrays: dict[str, Any], where: str) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _taken_apart(item, arrays, f"{where}[{key!r}]") for key, item in value.items()}
+        return {
+            key: _taken_apart(item, arrays, f"{where}[{key!r}]", levels - 1) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_taken_apart(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_taken_apart(item, arrays, f"{where}[{i}]", levels - 1) for i, item in enumerate(value)]
     raise ConfigurationError(
         f"{where} is a {type(value).__name__}, which cannot be saved; "
         "use only numbers, texts, arrays, lists and mappings with texts for keys"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nnlo_common.base._file_access import append_file
 from nnlo_common.base._whole_files import of_rank, usable
 from nnlo_common.training._rank_parts import TrainingReport
 
@@ -109,5 +110,5 @@ class EpochLog:
         if served is not None:
             line |= {"exchanges": served.exchanges, "mean_staleness": served.mean_staleness}
         line["metrics"] = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        with self._file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with append_file(self._file) as file:
+            file.write(f"{json.dumps(line)}\n".encode())

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from nnlo_common.base._file_access import new_file, reopened_file
 from nnlo_common.base._whole_files import of_rank, usable
 from nnlo_common.cluster._hosts import describe_here
 
@@ -43,7 +44,8 @@ class Trace:
         self._process = process
         self._offset_s = time.time() - time.perf_counter()
         self._path = path
-        self._ends_at = path.write_bytes(b"[")
+        with new_file(path) as file:
+            self._ends_at = file.write(b"[")
         self._waiting: list[dict[str, Any]] = []
         self._next_s = 0.0
         self._add({"name": "process_name", "ph": "M", "args": {"name": name}})
@@ -79,7 +81,7 @@ class Trace:
             text = ",\n".join(json.dumps(event, separators=(",", ":")) for event in self._waiting).encode()
             self._waiting.clear()
             # One write over the old end, so that a killed process has written all of it or nothing.
-            with self._path.open("r+b", buffering=0) as file:
+            with open(reopened_file(self._path), "r+b", buffering=0) as file:  # noqa: PTH123 - a descriptor
                 file.seek(self._ends_at)
                 file.write(before + text + _END)
             self._ends_at += len(before) + len(text)
