@@ -70,6 +70,7 @@ def guard(world: GuardedWorld) -> None:
         world: the job.
     """
     if world.size > 1 and _Guard.active is None:
+        _nowhere()
         _Guard.active = _Guard(world)
         _Guard.active.install()
     elif _Guard.active is not None:
@@ -96,7 +97,13 @@ def end_within(seconds: float = _DEADLINE_S) -> None:
     Args:
         seconds: how long the process may still take to end by itself.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_nowhere())
+
+
+@functools.cache
+def _nowhere() -> int:
+    """Return the descriptor of /dev/null, opened while there are descriptors left."""
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 def engage(world: GuardedWorld) -> Callable[[], None]:
