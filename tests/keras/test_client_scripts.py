@@ -28,7 +28,7 @@ AIMS = {
     "keras_structured": ("accuracy", 0.85, None),
     "keras_timeseries": ("mse", None, 0.1),
     "keras_transformer": ("accuracy", 0.85, None),
-    "keras_vae": ("loss", None, 0.8),
+    "keras_vae": ("loss", None, 1.2),
     "optuna_keras": ("accuracy", 0.9, None),
     "optuna_torch": ("accuracy", 0.9, None),
     "tuner_hyperband": ("accuracy", 0.9, None),
