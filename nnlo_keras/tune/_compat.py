@@ -186,6 +186,14 @@ class HookedTuner(keras_tuner.Tuner):
         """Build a model; refuse one that is not a model or too large."""
         return _part(self, "_try_build")(hp)
 
+    def _built_and_fitted(self, trial: Any, *args: Any, **options: Any) -> Any:
+        """Build and fit a trial's model; return the results."""
+        return _part(super(), "_build_and_fit_model")(trial, *args, **options)
+
+    def _fitted(self, trial: Any, *args: Any, **options: Any) -> Any:
+        """Return the results of `_built_and_fitted`, or of what a subclass puts around it or in its place."""
+        return _part(self, "_build_and_fit_model")(trial, *args, **options)
+
     @property
     def state_file(self) -> str:
         """The path of the tuner's file."""
@@ -207,6 +215,9 @@ class HookedTuner(keras_tuner.Tuner):
     def _set_tensorboard_folder(self, callbacks: list[Any], trial: Any, execution: int) -> None:
         """Give a trial's TensorBoard a folder of its own."""
         _part(self, "_configure_tensorboard_dir")(callbacks, trial, execution)
+
+    def _build_and_fit_model(self, trial: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._built_and_fitted(trial, *args, **kwargs)
 
     def _build_hypermodel(self, hp: Any) -> Any:
         return self._finished_model(hp, _part(super(), "_build_hypermodel")(hp))

@@ -257,10 +257,10 @@ class MPITuner(HookedTuner):
             callbacks += [] if checkpoint is None else [checkpoint]
             # Without blocks only: a block's ranks leave together, when the coordinator halts them.
             callbacks += [EarlyEnd(self._interrupts, self._time_left)] if self._alone else []
-            results.append(self._build_and_fit(trial, *args, **{**options, "callbacks": callbacks}))
+            results.append(self._fitted(trial, *args, **{**options, "callbacks": callbacks}))
         return results
 
-    def _build_and_fit(self, trial: Any, *args: Any, **options: Any) -> Any:
+    def _built_and_fitted(self, trial: Any, *args: Any, **options: Any) -> Any:
         hp, world = trial.hyperparameters, launched()
         model = self._built_model(hp)
         if world is not None:

@@ -17,7 +17,7 @@ import torch
 
 from nnlo_common.plugin import launched
 
-__all__ = ["WRAPPED", "blobs", "finish", "run_cases"]
+__all__ = ["WRAPPED", "blobs", "finish", "first", "run_cases"]
 
 WRAPPED = "plain" not in sys.argv[1:]
 
@@ -36,6 +36,12 @@ def finish(speaks: bool | torch.optim.Optimizer, **metrics: float) -> None:
         speaks = getattr(speaks, "role", "alone") in ("alone", "server 0")
     if speaks:
         print(json.dumps({name: round(float(value), 6) for name, value in metrics.items()}), flush=True)
+
+
+def first() -> bool:
+    """Return whether this rank is the only one or the first of all, which alone speaks after a search."""
+    world = launched()
+    return world is None or world.rank == 0
 
 
 def blobs(samples: int = 1024, features: int = 8, classes: int = 4, seed: int = 0):

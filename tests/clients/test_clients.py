@@ -18,7 +18,8 @@ SAME_ORDER = {"lightning_fit", "huggingface_bert"}
 def test_every_script_has_an_aim():
     helpers = {"aims", "common", "lightning_ranks", "huggingface_ranks"}
     scripts = {path.stem for path in FOLDER.glob("*.py")} - helpers - {"__init__"}
-    assert {name for name in scripts if not name.startswith(("test_", "keras_"))} == set(AIMS)
+    others = ("test_", "keras_", "optuna_", "tuner_")
+    assert {name for name in scripts if not name.startswith(others)} == set(AIMS)
 
 
 @pytest.mark.slow

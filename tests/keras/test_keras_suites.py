@@ -54,3 +54,44 @@ def test_pip_without_an_index_says_why(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     assert keras_own.download(tmp_path) is None
     assert "no source distribution of keras==" in capsys.readouterr().out
+
+
+MADE = """
+import pytest
+
+def test_plain(): assert False
+
+@pytest.mark.parametrize("one", ["a.b", "c::d"])
+def test_cases(one): assert False
+
+class TestOuter:
+    def test_of_class(self): assert False
+
+    class TestInner:
+        def test_within(self): assert False
+"""
+
+
+def test_the_second_run_selects_every_test_that_has_failed(tmp_path):
+    (tmp_path / "made_test.py").write_text(MADE)
+    (tmp_path / "broken_test.py").write_text("import a_module_that_is_nowhere")
+    first = keras_own.run(tmp_path, "", "")
+    assert first == dict.fromkeys(
+        [
+            "::broken_test",
+            "made_test::test_plain",
+            "made_test::test_cases[a.b]",
+            "made_test::test_cases[c::d]",
+            "made_test.TestOuter::test_of_class",
+            "made_test.TestOuter.TestInner::test_within",
+        ],
+        "failed",
+    )
+    assert keras_own.run(tmp_path, "", "", list(first)) == first
+
+
+def test_a_failure_that_the_second_run_has_not_repeated_is_not_one_of_keras(monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for plain in ({}, {"a::other": "skipped"}):
+        assert keras_own.report("Downpour", {"a::other": "failed"}, plain, complete=False) == 1
+        assert "UNEXPLAINED: a::other" in capsys.readouterr().out

@@ -744,3 +744,44 @@ def test_a_small_space_is_used_up(tmp_path):
         tuner.search(verbose=0)
     assert sorted(one.hyperparameters.get("x") for one in tuner.oracle.trials.values()) == [0, 1, 2]
     assert threading.current_thread() is threading.main_thread()
+
+
+def line(hp):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(hp.Float("rate", 1e-3, 1e-2)), "mse")
+    return model
+
+
+def test_a_subclass_prepares_the_data_of_each_execution_where_keras_tuner_has_it(tmp_path):
+    class Preparing(MPITuner):
+        def _build_and_fit_model(self, trial, x, *args, **options):
+            history = super()._build_and_fit_model(trial, x, 2 * x, *args, **options)
+            prepared.append((trial.trial_id, history.params["epochs"]))
+            return history
+
+    prepared = []
+    oracle = keras_tuner.oracles.RandomSearchOracle("loss", max_trials=2, seed=1)
+    tuner = Preparing(line, oracle, executions_per_trial=2, directory=tmp_path, project_name="p")
+    tuner.search(np.ones((8, 1)), epochs=3, verbose=0)
+    assert prepared == [("0", 3)] * 2 + [("1", 3)] * 2
+    assert [one.status for one in tuner.oracle.trials.values()] == ["COMPLETED"] * 2
+
+
+def test_a_subclass_that_fits_in_a_way_of_its_own_does_so_on_every_rank_of_a_block(tmp_path):
+    class Own(MPITuner):
+        def _build_and_fit_model(self, trial, *args, **options):
+            fitted.append((trial.trial_id, self._world.rank, args, options["callbacks"][0].patience))
+            return {"loss": trial.hyperparameters.get("rate")}
+
+    def program(world):
+        oracle = keras_tuner.oracles.RandomSearchOracle("loss", max_trials=3, seed=1)
+        tuner = Own(line, oracle, block_size=2, world=world, directory=tmp_path, project_name="p")
+        tuner.search("data", callbacks=[keras.callbacks.EarlyStopping(patience=7)], verbose=0)
+        return found(tuner)
+
+    fitted = []
+    with ranks(3) as cluster:
+        first, *others = cluster.run(program, timeout_s=60)
+    assert sorted(fitted) == [(str(trial), rank, ("data",), 7) for trial in range(3) for rank in (1, 2)]
+    assert [score for _, _, score in first.values()] == [values["rate"] for _, values, _ in first.values()]
+    assert others == [first] * 2

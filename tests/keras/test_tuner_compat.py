@@ -36,6 +36,7 @@ METHODS = {
     ],
     keras_tuner.oracles.GridSearchOracle: ["_compare"],
     keras_tuner.Tuner: [
+        "_build_and_fit_model",
         "_build_hypermodel",
         "_configure_tensorboard_dir",
         "_deepcopy_callbacks",
@@ -200,6 +201,22 @@ def test_a_tuner_builds_by_the_step_that_is_changed(tmp_path):
     assert copied.patience == 7, CHANGED
     parameters = inspect.signature(keras_tuner.Tuner._configure_tensorboard_dir).parameters
     assert [*parameters] == ["self", "callbacks", "trial", "execution"], f"{CHANGED} {parameters}"
+
+
+def test_a_tuner_fits_by_a_step_that_is_changed_and_that_subclasses_change(tmp_path):
+    class Fitting(_compat.HookedTuner):
+        def _built_and_fitted(self, trial, *args, **options):
+            return [trial, *args, options]
+
+    class Changing(Fitting):
+        def _build_and_fit_model(self, trial, *args, **kwargs):
+            return super()._build_and_fit_model(trial, *args, more=True, **kwargs)
+
+    oracle = keras_tuner.oracles.RandomSearchOracle("loss", max_trials=1)
+    tuner = Changing(oracle, lambda hp: keras.Sequential(), directory=tmp_path, project_name="p")
+    assert tuner._fitted(7, "x", epochs=2) == [7, "x", {"epochs": 2, "more": True}], CHANGED
+    parameters = inspect.signature(keras_tuner.Tuner._build_and_fit_model).parameters
+    assert [*parameters] == ["self", "trial", "args", "kwargs"], f"{CHANGED} {parameters}"
 
 
 def test_a_rank_without_the_directory_begins_without_it(tmp_path, capsys):

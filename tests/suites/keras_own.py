@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,14 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
     return report(options.wrapper, wrapped, plain, complete=not options.chosen)
 
 
-def download(folder: Path) -> Path | None:
-    """Return the source distribution of the installed Keras, or say why there is none."""
-    wanted = f"keras=={version('keras')}"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "keras"]
+def download(folder: Path, project: str = "keras", release: str = "") -> Path | None:
+    """Return the source distribution of the installed release, or of another; say why there is none."""
+    wanted = f"{project}=={release or version(project)}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", project]
     done = subprocess.run(
         [*command, "--dest", str(folder), wanted], check=False, capture_output=True, text=True, timeout=300
     )
-    found = list(folder.glob("keras-*.tar.gz"))
+    found = list(folder.glob(f"{project}-*.tar.gz"))
     if done.returncode or not found:
         lines = (done.stderr.strip() or "pip has brought none").splitlines()
         print(f"no source distribution of {wanted} to be had from pip: {lines[-1]}")
@@ -79,21 +80,27 @@ def download(folder: Path) -> Path | None:
     return found[0]
 
 
-def unpack(sdist: Path, folder: Path) -> Path:
+def unpack(sdist: Path, folder: Path, folders: Sequence[str] = FOLDERS, root: str = "keras/src/") -> Path:
     """Lay the tests side by side into a folder: all else they import is installed."""
     folder.mkdir()
     with tarfile.open(sdist) as archive:
         for member in archive.getmembers():
             _, _, path = member.name.partition("/")
-            below = next((path.removeprefix(one) for one in FOLDERS if path.startswith(one)), "/")
+            below = next((path.removeprefix(one) for one in folders if path.startswith(one)), "/")
             if "/" not in below and below.endswith("_test.py"):
                 file = archive.extractfile(member)
                 assert file is not None
-                (folder / path.removeprefix("keras/src/").replace("/", "_")).write_bytes(file.read())
+                (folder / path.removeprefix(root).replace("/", "_")).write_bytes(file.read())
     return folder
 
 
-def run(tests: Path, wrapper: str, chosen: str, only: list[str] | None = None) -> dict[str, str]:
+def run(
+    tests: Path,
+    wrapper: str,
+    chosen: str,
+    only: list[str] | None = None,
+    plugin: str = "tests.suites.keras_own_plugin",
+) -> dict[str, str]:
     """Return what became of each test; with no wrapper: of each as Keras has it."""
     results = tests / "results.xml"
     command = [
@@ -104,7 +111,7 @@ def run(tests: Path, wrapper: str, chosen: str, only: list[str] | None = None) -
         "-p",
         "no:cacheprovider",
         "-p",
-        "tests.suites.keras_own_plugin",
+        plugin,
     ]
     command += ["--continue-on-collection-errors"]
     command += ["-c", os.devnull, "--rootdir", str(tests), "-o", "python_files=*_test.py", "--tb=short"]
@@ -112,6 +119,7 @@ def run(tests: Path, wrapper: str, chosen: str, only: list[str] | None = None) -
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NNLO_SUITE_WRAPPER": wrapper}
     selected = [node(name) for name in only] if only else [str(tests)]
+    results.unlink(missing_ok=True)
     with (tests / "output.txt").open("w") as output:
         subprocess.run(
             [*command, *selected], check=False, cwd=tests, env=environment, stdout=output, stderr=output
@@ -128,9 +136,12 @@ def run(tests: Path, wrapper: str, chosen: str, only: list[str] | None = None) -
 
 
 def node(name: str) -> str:
-    """What pytest calls a test that junit calls so."""
-    module, _, rest = name.partition(".")
-    return f"{module}.py::{rest}"
+    """Return pytest's name for a test, or for a file that it cannot read, from that in junit's results."""
+    classname, _, test = name.partition("::")
+    if not classname:
+        return f"{test}.py"
+    module, *kinds = classname.split(".")
+    return "::".join([f"{module}.py", *kinds, test])
 
 
 def outcome_of(case: ET.Element) -> str:
@@ -139,7 +150,15 @@ def outcome_of(case: ET.Element) -> str:
     return "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
 
 
-def report(wrapper: str, wrapped: dict[str, str], plain: dict[str, str], *, complete: bool) -> int:
+def report(
+    wrapper: str,
+    wrapped: dict[str, str],
+    plain: dict[str, str],
+    *,
+    complete: bool,
+    of: str = "Keras",
+    exceptions: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+) -> int:
     """Print it; return the exit status."""
     counts, fault = Counter(wrapped.values()), False
     counts["failed as they are"] = sum(plain.get(name) == "failed" for name in plain)
@@ -147,13 +166,14 @@ def report(wrapper: str, wrapped: dict[str, str], plain: dict[str, str], *, comp
     kinds = ", ".join(
         f"{counts[kind]} {kind}" for kind in ("passed", "failed", "failed as they are", "skipped")
     )
-    print(f"Keras {version('keras')} on {backend()}, in {wrapper}: {kinds}")
-    explained = {part: why for part, (why, where) in EXCEPTIONS.items() if backend() in where}
+    print(f"{of} {version(of.lower())} on {backend()}, in {wrapper}: {kinds}")
+    known = EXCEPTIONS if exceptions is None else exceptions
+    explained = {part: why for part, (why, where) in known.items() if backend() in where}
     used = set()
     for name in (name for name, outcome in wrapped.items() if outcome == "failed"):
         reasons = {part: reason for part, reason in explained.items() if part in name}
         used |= set(reasons)
-        if plain.get(name) != "passed":
+        if plain.get(name) == "failed":
             print(f"  fails as it is: {name}")
         else:
             fault |= not reasons
