@@ -637,13 +637,13 @@ HOSTILE = {
         lambda f: (os.mkfifo(f / "a.txt"), f / "a.txt")[1],
         XY,
         "a.txt",
-        "is not an ordinary file",
+        r"cannot be read \(it is a pipe, not a regular file\)",
     ),
     "a list that is a device": (
         lambda f: link_file(f, "/dev/zero", "a.txt"),
         XY,
         "a.txt",
-        "is not an ordinary file",
+        r"cannot be read \(it is a device, not a regular file\)",
     ),
     "a list that is a dangling link": (
         lambda f: link_file(f, "b.txt", "a.txt"),

@@ -17,6 +17,7 @@ from nnlo_common.base import _warnings
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _compat  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 
@@ -39,7 +40,10 @@ def path(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _restored():
+def _restored(monkeypatch):
+    """A failed training of another test may still be open, and watch."""
+    monkeypatch.setattr(_compat, "_saves", _compat._Saves())
+    monkeypatch.setattr(torch, "save", inspect.unwrap(torch.save))
     before = torch.save
     yield
     assert torch.save is before

@@ -68,7 +68,7 @@ class Manifest:
         score: the model's score, if known.
 
     Example:
-        >>> manifest = Manifest(number=1, files={"a": Entry.of(b"")}, facts={"epoch": 3})
+        >>> manifest = Manifest(number=1, files={"rank0.json": Entry.of(b"")}, facts={"epoch": 3})
         >>> Manifest.read(manifest.written()) == manifest
         True
     """
