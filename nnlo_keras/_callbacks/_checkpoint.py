@@ -261,6 +261,8 @@ class Checkpoint(RankCallback):
         if self._over and distribute is not None:
             distribute.settle()
         feed, taken = self._feed, self._before + self._batch
+        if self._inside:
+            build_metrics(self.model)  # a server trains on no batch, which would build them on TensorFlow
         return {
             "team": None if team is None else team.state(),
             **self._model_state.state(),
