@@ -39,6 +39,7 @@ __all__ = [
     "connect",
     "guard",
     "guard_launched",
+    "has_met_others",
     "limit_threads",
     "load_world",
     "require_threads",
@@ -110,8 +111,13 @@ def guard_launched() -> None:
         atexit.register(_leave_unjoined, launch, os.getpid())
 
 
+def has_met_others() -> None:
+    """Note that this process does not leave without having met the others."""
+    atexit.unregister(_leave_unjoined)
+
+
 def _leave_unjoined(launch: Launch, process: int) -> None:
-    """Say that this rank ends without having met the others; `load_world` unregisters it."""
+    """Say that this rank ends without having met the others; `has_met_others` unregisters it."""
     if os.getpid() == process:
         where = f"rank {launch.rank} of {launch.size} on {socket.gethostname()}"
         sys.stderr.write(
@@ -150,7 +156,7 @@ def load_world(comm: MPI.Intracomm | None = None) -> World:
             from nnlo_common.cluster.transport import _mpi4py
     except (ImportError, RuntimeError) as error:
         raise _no_library(error) from error
-    atexit.unregister(_leave_unjoined)
+    has_met_others()
     if not _mpi4py.MPI.Is_initialized() or _mpi4py.MPI.Is_finalized():
         state = "is finalised" if _mpi4py.MPI.Is_finalized() else "is not initialised"
         raise StartupError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +42,12 @@ _TEST_SETTINGS = {
 def _settings() -> dict[str, str]:
     """What the MPI of a pip wheel needs, and what tests need besides."""
     lines = _WHEEL_SETTINGS.read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#") | _TEST_SETTINGS
+    wheel = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    # Open MPI names a job's folder after the launcher's process id, and refuses to start where a killed job
+    # of the same id has left one.
+    own = tempfile.mkdtemp(prefix="nnlo-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return wheel | _TEST_SETTINGS | {"PRTE_MCA_prte_tmpdir_base": own}
 
 
 def launcher() -> Path:

@@ -605,9 +605,20 @@ def loops():
     optimizer, _, seen = train(at_step=stops)
     optimizer.close()
     report("stop on workers", optimizer, seen)
-    optimizer, _, seen = train(
-        at_epoch_end=lambda optimizer, model, epoch: epoch == 1 and optimizer.stop(), epochs=9
-    )
+    from mpi4py import MPI
+
+    def stops_and_tells(optimizer, model, epoch):
+        if epoch == 1:
+            optimizer.stop()
+            if optimizer.serves:
+                for worker in (1, 2):
+                    MPI.COMM_WORLD.send("stopped", worker)
+
+    def waits_for_it(optimizer, model, epoch, step):
+        if (epoch, step) == (3, 0):
+            MPI.COMM_WORLD.recv(source=0)
+
+    optimizer, _, seen = train(at_step=waits_for_it, at_epoch_end=stops_and_tells, epochs=9)
     optimizer.close()
     report("stop on the server", optimizer, seen)
     means = []

@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn
 
 from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import end_after_exit, engage, remember_exit
-from nnlo_common.cluster._connecting import require_threads, start_limit_s
+from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
@@ -56,6 +56,7 @@ class MPIWorld:
     of_trial = recalled = False
 
     def __init__(self, world: World, *, watches: bool = True) -> None:
+        has_met_others()
         self.facts, self._watches = world, watches
         self.rank, self.size, self.host = world.rank, world.size, world.host
         self.survives_loss = world.survives_loss()
