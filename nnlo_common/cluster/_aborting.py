@@ -127,12 +127,7 @@ def engage(world: GuardedWorld) -> Callable[[], None]:
 
     def ended_early() -> None:
         if os.getpid() == pid:
-            _say(
-                f"nnlo: rank {world.rank} of {world.size} on {world.host} ended in the middle of a training "
-                "that the other ranks continue; ending the job\n"
-            )
-            time.sleep(_DELIVERY_S)
-            _end(world, _FAILED)
+            _report_and_end(world, "ended in the middle of a training that the other ranks continue", _FAILED)
 
     def disengage() -> None:
         _Guard.engaged = False
@@ -177,12 +172,15 @@ def end_after_exit(world: GuardedWorld, status: object) -> NoReturn:
         world: the job.
         status: what was passed to `sys.exit`.
     """
-    _say(
-        f"nnlo: rank {world.rank} of {world.size} on {world.host} called sys.exit({status!r}) in the middle "
-        "of an epoch that the other ranks continue; ending the job\n"
-    )
+    code = status if isinstance(status, int) and 0 < status < 256 else _FAILED
+    what = f"called sys.exit({status!r}) in the middle of an epoch that the other ranks continue"
+    _report_and_end(world, what, code)
+
+
+def _report_and_end(world: GuardedWorld, what: str, code: int) -> NoReturn:
+    _say(f"nnlo: rank {world.rank} of {world.size} on {world.host} {what}; ending the job\n")
     time.sleep(_DELIVERY_S)
-    _end(world, status if isinstance(status, int) and 0 < status < 256 else _FAILED)
+    _end(world, code)
 
 
 def describe_failure(rank: int, size: int, host: str, error: BaseException, thread: str = "") -> str:

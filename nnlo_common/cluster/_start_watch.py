@@ -11,10 +11,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["ALL_RANKS", "LIMIT", "REPORT_AFTER_S", "listed", "waiting_for"]
+__all__ = ["ALL_RANKS", "LIMIT", "REPORT_AFTER_S", "listed", "sentence", "waiting_for"]
 
 #: The environment variable with the seconds after which ranks that wait for others end.
 LIMIT = "NNLO_START_LIMIT_S"
@@ -32,6 +32,18 @@ def listed(ranks: Iterable[int]) -> str:
     if len(numbers) > 8:
         numbers = [*numbers[:6], f"{len(numbers) - 6} more"]
     return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def sentence(ranks: Collection[int], one: str, several: str) -> str:
+    """Return a sentence about ranks, e.g. "Ranks 1 and 2 have ended."; nothing about no rank.
+
+    Args:
+        ranks: the ranks.
+        one: the rest of the sentence about one rank.
+        several: the same about several.
+    """
+    told = f"{listed(ranks)} {one if len(ranks) == 1 else several}." if ranks else ""
+    return told.capitalize()
 
 
 def waiting_for(seconds: float, missing: str, limit_s: float) -> str:
@@ -71,15 +83,11 @@ def _parent(pid: int) -> int:
 def _missing(found: Mapping[int, bool], size: int) -> str:
     idle = [rank for rank, begun in found.items() if not begun]
     unseen = set(range(size)) - set(found)
-    told = []
-    if idle:
-        told.append(f"{listed(idle)} of this host {'has' if len(idle) == 1 else 'have'} not begun")
-    if len(unseen) == 1:
-        told.append(f"{listed(unseen)} has ended, or runs on another host")
-    elif unseen:
-        told.append(f"{listed(unseen)} have ended, or run on other hosts")
-    sentences = [f"{one[0].upper()}{one[1:]}." for one in told]
-    return " ".join(sentences)
+    told = (
+        sentence(idle, "of this host has not begun", "of this host have not begun"),
+        sentence(unseen, "has ended, or runs on another host", "have ended, or run on other hosts"),
+    )
+    return " ".join(filter(None, told))
 
 
 def _ended(seconds: float) -> bool:

@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import end_within
-from nnlo_common.cluster._start_watch import ALL_RANKS, LIMIT, REPORT_AFTER_S, listed, waiting_for
+from nnlo_common.cluster._start_watch import ALL_RANKS, LIMIT, REPORT_AFTER_S, listed, sentence, waiting_for
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._library import cuda_aware, one_line
 from nnlo_common.cluster.transport._roll_call import RollCall
@@ -129,8 +129,8 @@ class World:
             waited_s = backoff.waited_s
             missing = roll_call.missing(waited_s)
             if missing and waited_s > report_after_s:
-                names = f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not come."
-                text = waiting_for(report_after_s, names[0].upper() + names[1:], limit_s)
+                names = sentence(missing, "has not come", "have not come")
+                text = waiting_for(report_after_s, names, limit_s)
                 _LOG.warning("nnlo: rank %d of %d on %s %s", self.rank, self.size, self.host, text)
                 report_after_s *= 10
             if waited_s > limit_s:
