@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-
-from tests.helpers.paths import ROOT
 
 pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
+from tests.helpers.suites import passed_with_keras
 from tests.suites import keras_own
 
 pytestmark = pytest.mark.framework("keras")
@@ -21,19 +16,7 @@ pytestmark = pytest.mark.framework("keras")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD"])
 def test_what_fails_with_a_wrapper_is_explained(wrapper):
-    done = subprocess.run(
-        [sys.executable, "-m", keras_own.__name__, "--wrapper", wrapper],
-        cwd=ROOT,
-        env=os.environ | {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch")},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=1100,
-    )
-    if done.returncode == keras_own.NO_SOURCE:
-        pytest.skip(done.stdout.strip())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.partition(" passed")[0].split()[-1]) > 200
+    assert passed_with_keras(keras_own, "--wrapper", wrapper) > 200
 
 
 def test_a_failure_that_is_not_explained_is_one_and_so_is_an_exception_that_passes(monkeypatch, capsys):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-
-from tests.helpers.paths import ROOT
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 
+from tests.helpers.suites import passed_with_keras
 from tests.suites import keras_own, keras_tuner_own
 
 
@@ -19,19 +14,7 @@ from tests.suites import keras_own, keras_tuner_own
 @pytest.mark.extended
 @pytest.mark.timeout(1200)
 def test_what_fails_with_our_tuner_is_explained():
-    done = subprocess.run(
-        [sys.executable, "-m", keras_tuner_own.__name__],
-        cwd=ROOT,
-        env=os.environ | {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch")},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=1100,
-    )
-    if done.returncode == keras_own.NO_SOURCE:
-        pytest.skip(done.stdout.strip())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.partition(" passed")[0].split()[-1]) > 50
+    assert passed_with_keras(keras_tuner_own) > 50
 
 
 def test_only_tests_of_tuners_are_kept_and_renewed(tmp_path):
