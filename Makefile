@@ -59,7 +59,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests, with torch and keras'
 	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
+	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
 	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'

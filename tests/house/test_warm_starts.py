@@ -97,3 +97,30 @@ def test_it_is_killed_with_the_process_that_was_started(program):
         (rank,) = psutil.Process(process.pid).children()
         rank.kill()
         assert not psutil.wait_procs([itself], timeout=20)[1]
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.parametrize("start", ["warm"], indirect=True)
+def test_keras_on_tensorflow_begins_without_threads_and_computes_the_same(tmp_path, start, monkeypatch):
+    path = tmp_path / "program.py"
+    path.write_text("""
+import json, os, sys
+import numpy
+import keras
+facts = [len(os.listdir("/proc/self/task")), keras.backend.backend(), "torch" in sys.modules]
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.1), "mse")
+x = numpy.random.rand(50, 2).astype("float32")
+model.fit(x, x[:, :1], epochs=2, batch_size=7, verbose=0)
+print(json.dumps([os.getppid(), facts, [weights.tolist() for weights in model.get_weights()]]))
+""")
+    results = {}
+    for way in (start, "cold"):
+        monkeypatch.setenv("NNLO_TEST_STARTS", way)
+        results[way] = json.loads(alone(path, env={"KERAS_BACKEND": "tensorflow"}, timeout_s=100).stdout)
+        if way == "warm":
+            nurse = psutil.Process(results[way][0]).cmdline()
+            assert any(word.endswith("nursery.py") for word in nurse)
+    assert results["warm"][1:] == results["cold"][1:]
+    assert results["warm"][1] == [1, "tensorflow", False]

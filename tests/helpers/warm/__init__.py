@@ -1,6 +1,7 @@
 """Warm starts: programs of tests begin with their framework already imported.
 
-Importing a framework is most of the life of a test's rank: three seconds of CPU for PyTorch or Keras. A
+Importing a framework is most of the life of a test's rank: three seconds of CPU for PyTorch or Keras, four
+with TensorFlow. A
 nursery imports it once for each process of the tests, and forks for each program, plain or a rank under
 mpiexec. What the launcher starts is `stand_in.py`: it passes its streams, its environment and signals to the
 fork, and ends as that does. The frameworks are imported, not used, so that a program begins without threads
@@ -27,7 +28,10 @@ __all__ = ["warm_start"]
 FOLDER = Path(__file__).parent
 _IMPORTS = re.compile(r"^\s*(?:import|from) (?:nnlo_)?(torch|keras)\b", re.MULTILINE)
 #: What the frameworks read when they are imported.
-_READ_AT_IMPORT = ("KERAS_BACKEND", "KERAS_HOME", "OMP_NUM_THREADS", "PYTHONPATH")
+_READ_AT_IMPORT = (
+    *("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "KERAS_HOME", "OMP_NUM_THREADS", "PYTHONPATH"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "XLA_FLAGS"),
+)
 
 
 def warm_start(
@@ -47,7 +51,8 @@ def warm_start(
         used = frozenset({framework})
     else:
         used = _frameworks_of(program) if str(program).endswith(".py") else frozenset()
-    if not used or ("keras" in used and env.get("KERAS_BACKEND") != "torch"):
+    backends = ("torch",) if "torch" in used else ("torch", "tensorflow")
+    if not used or ("keras" in used and env.get("KERAS_BACKEND") not in backends):
         return cold
     read = tuple((name, env[name]) for name in _READ_AT_IMPORT if name in env)
     return [sys.executable, "-I", "-S", FOLDER / "stand_in.py", _nursery("keras" in used, read), program]

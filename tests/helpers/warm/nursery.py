@@ -20,13 +20,16 @@ _PR_SET_PDEATHSIG = 1
 
 def import_frameworks(keras):
     """Import what programs of tests import, and what that imports at its first use."""
+    if keras:
+        import keras as keras_package
+
+        if keras_package.backend.backend() == "tensorflow":
+            return  # its first tensor starts threads, which a fork would not have
     import torch
 
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     torch.utils.data.DataLoader([1])
     if keras:
-        import keras as keras_package
-
         keras_package.Sequential([keras_package.layers.Dense(1)]).compile("adam", "mse")
         keras_package.backend.clear_session()
 
@@ -105,7 +108,8 @@ def become(request, streams):
         setattr(sys, f"__{name}__", stream)
     assert isinstance(sys.stdout, io.TextIOWrapper)
     # Each process draws its own numbers, as if started cold.
-    sys.modules["torch"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
     sys.modules["numpy"].random.seed()
 
 
