@@ -25,6 +25,7 @@ from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
+from nnlo_common.cluster._gpus import own_gpu, when_chosen
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
@@ -138,6 +139,7 @@ __all__ = [
     "NoteQuery",
     "optimize",
     "OtherProject",
+    "own_gpu",
     "packed_tree",
     "parsed_json",
     "Periodic",
@@ -180,6 +182,7 @@ __all__ = [
     "Vector",
     "vectors_in_turn",
     "warn",
+    "when_chosen",
     "whole",
     "whole_file",
     "whole_number",

@@ -22,6 +22,7 @@ from nnlo_keras._callbacks import (
     WarmUp,
 )
 from nnlo_keras._distribute import Distribute
+from nnlo_keras._gpu import use_gpu
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
@@ -52,6 +53,7 @@ __all__ = [
     "Wrapper",
     "optimize",
     "shard",
+    "use_gpu",
 ]
 
 

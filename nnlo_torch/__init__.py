@@ -12,6 +12,7 @@ from nnlo_common import EarlyStopping, Target
 from nnlo_common.plugin import optimize
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
+from nnlo_torch._gpu import device
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._monitor import Monitor
@@ -43,5 +44,6 @@ __all__ = [
     "Target",
     "Timeline",
     "Wrapper",
+    "device",
     "optimize",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._gpus import choose_gpu, search_turns
 from nnlo_common.cluster._hosts import describe_here, locate
 from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.cluster.transport._mail import DivisibleWorld
@@ -32,6 +33,7 @@ def agree(
     blocks = cut_blocks([place.host for place in places], block_size, search_ranks)
     if world.own_process:
         limit_threads(places[world.rank].local_size, places[world.rank].host_cores)
+        choose_gpu(places, world.rank, search_turns(search_ranks))
     return blocks
 
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.base._whole_files import whole
+from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
 from nnlo_common.commands.train._command_line import read
-from nnlo_common.commands.train._devices import share_host, train_turns
 from nnlo_common.commands.train._job import Job, _joint_problem, brief
 from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
 from nnlo_common.commands.train._option import Given, OptionKind

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train import _fold_samples
-from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
-from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
+from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
 from nnlo_common.commands.tune._report_figures import figures

@@ -6,8 +6,8 @@
     _algorithm_options   the options of the algorithms, from the fields of their dataclasses
     _model_file      recognises and loads a model   _python_file    runs a Python file with a model
     _run_plan        the plan of a training         _fold_samples   the samples of one fold
-    _trainer         base of both trainers          _devices        cores and GPUs of a rank
-    _job             the ranks and their agreement  _run_folder     the folder of a run
+    _trainer         base of both trainers          _run_folder     the folder of a run
+    _job             the ranks and their agreement
     _train_command   the command, step by step
 
 Nothing here knows a framework: `plug_in` finds `nnlo_keras._train` and `nnlo_torch._train` by name.

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._connecting import connect
+from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.commands.train._command_line import read
-from nnlo_common.commands.train._devices import share_host, train_turns
 from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._run_folder import (

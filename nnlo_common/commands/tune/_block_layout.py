@@ -1,19 +1,17 @@
-"""The ranks of a search: the block and fold of each rank, and its GPU."""
+"""The ranks of a search: the block and fold of each rank."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
-from nnlo_common.commands.train._devices import GpuTurns
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._partition import cut_blocks
 
-__all__ = ["BlockLayout", "search_turns"]
+__all__ = ["BlockLayout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,21 +86,3 @@ class BlockLayout:
         blocks = "1 block" if count == 1 else f"{count} blocks"
         searching = "" if not self.search_ranks else f"{self.search_ranks} choosing, "
         return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"
-
-
-def search_turns(search_ranks: int) -> GpuTurns:
-    """Return the turns of a search: training ranks of a host take GPUs in turn, other ranks get none.
-
-    Args:
-        search_ranks: how many ranks, after the first, only choose parameters.
-    """
-
-    def turns(places: Sequence[Place]) -> list[int | None]:
-        found: list[int | None] = [None] * len(places)
-        trained = Counter[str]()
-        for place in places[1 + search_ranks :]:
-            found[place.rank] = trained[place.host] % place.gpus if place.gpus else None
-            trained[place.host] += 1
-        return found
-
-    return turns

@@ -12,14 +12,14 @@ from typing import Any, cast
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.base._whole_files import usable
+from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster.transport._mail import DivisibleWorld
-from nnlo_common.commands.train._devices import share_host
 from nnlo_common.commands.train._job import Job, RankCommand, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import settings_of
-from nnlo_common.commands.tune._block_layout import BlockLayout, search_turns
+from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request

@@ -1,0 +1,147 @@
+"""GPUs of the ranks: which GPU of its host each rank uses, in turn.
+
+`nnlo train` and `nnlo tune` hide all others from a rank, before its framework is loaded (`share_host`). In a
+script the framework is there already, so its package is told the number instead (`choose_gpu`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._hosts import Place, describe_here, locate
+from nnlo_common.cluster._threads import limit_threads
+from nnlo_common.cluster._topology import Role, Topology
+from nnlo_common.cluster.transport._endpoint import RankWorld
+
+__all__ = ["GpuTurns", "choose_gpu", "own_gpu", "search_turns", "share_host", "train_turns", "when_chosen"]
+
+#: The GPU of its host that each rank gets, of those that may be used; None: no GPU.
+GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
+_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_LOG = logging.getLogger(__name__)
+
+
+def train_turns(servers: int, *, server_gpu: bool = True) -> GpuTurns:
+    """Return the turns of a training: the ranks of a host take GPUs in turn, workers first.
+
+    Args:
+        servers: the number of server ranks.
+        server_gpu: whether servers take a turn, too.
+    """
+
+    def turns(places: Sequence[Place]) -> list[int | None]:
+        topology = Topology.plan(len(places), Arrangement(servers=servers))
+        found = topology.gpus(places)
+        serves = [one.role is Role.SERVER and not server_gpu for one in topology.assignments]
+        return [None if out else gpu for out, gpu in zip(serves, found, strict=True)]
+
+    return turns
+
+
+def search_turns(search_ranks: int) -> GpuTurns:
+    """Return the turns of a search: training ranks of a host take GPUs in turn, other ranks get none.
+
+    Args:
+        search_ranks: how many ranks, after the first, only choose parameters.
+    """
+
+    def turns(places: Sequence[Place]) -> list[int | None]:
+        found: list[int | None] = [None] * len(places)
+        trained = Counter[str]()
+        for place in places[1 + search_ranks :]:
+            found[place.rank] = trained[place.host] % place.gpus if place.gpus else None
+            trained[place.host] += 1
+        return found
+
+    return turns
+
+
+def share_host(
+    places: Sequence[Place], rank: int, most: int | None, env: MutableMapping[str, str], turns: GpuTurns
+) -> None:
+    """Give a rank its share of its host's cores, and one GPU; a single rank gets all allowed GPUs.
+
+    Call it before a framework is loaded.
+
+    Args:
+        places: the hosts of all ranks.
+        rank: the number of this one.
+        most: how many GPUs of each host may be used; None: all.
+        env: the variables of the process.
+        turns: chooses the GPUs, if there are several ranks.
+
+    Example:
+        >>> env = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+        >>> share_host(locate([{"host": "a", "cores": 8, "gpus": 3}]), 0, 2, env, train_turns(1))
+        >>> env
+        {'CUDA_VISIBLE_DEVICES': '4,5'}
+    """
+    here, alone = places[rank], len(places) == 1
+    if not alone:
+        limit_threads(here.local_size, here.host_cores, env=env)
+    if not here.gpus or (alone and most is None):
+        return
+    allowed = [replace(place, gpus=place.gpus if most is None else min(place.gpus, most)) for place in places]
+    wanted = range(allowed[rank].gpus) if alone else [turns(allowed)[rank]]
+    name = next((one for one in _VISIBILITY if one in env), _VISIBILITY[0])
+    seen = env.get(name, ",".join(map(str, range(here.gpus)))).split(",")
+    env[name] = ",".join(seen[turn].strip() for turn in wanted if turn is not None)
+
+
+class _Choice:
+    """The GPU that was chosen for this process, and what its frameworks do about it."""
+
+    gpu: int | None = None
+    uses: list[Callable[[int], object]] = []  # noqa: RUF012 - one list of the process
+
+
+def when_chosen(use: Callable[[int], object]) -> None:
+    """Call `use` with the number of this process' GPU, among those it sees, when it is chosen or at once."""
+    _Choice.uses.append(use)
+    if _Choice.gpu is not None:
+        use(_Choice.gpu)
+
+
+def choose_gpu(places: Sequence[Place], rank: int, turns: GpuTurns) -> int | None:
+    """Choose this process' GPU, and tell its frameworks; return its number among those it sees.
+
+    Args:
+        places: the hosts of all ranks.
+        rank: the number of this one.
+        turns: chooses the GPUs.
+    """
+    _Choice.gpu = turns(places)[rank]
+    if _Choice.gpu is not None:
+        here = places[rank]
+        _LOG.info("rank %d on %s uses GPU %d of %d", rank, here.host, _Choice.gpu, here.gpus)
+        for use in _Choice.uses:
+            use(_Choice.gpu)
+    return _Choice.gpu
+
+
+def own_gpu(world: RankWorld | None, servers: int, *, server_gpu: bool) -> int | None:
+    """Choose this rank's GPU for a training (collective); return its number among those it sees.
+
+    In a trial of a search the GPU is that which the search has chosen, for blocks share hosts.
+
+    Args:
+        world: the ranks; None: this process trains alone, and uses the first GPU it sees if no search has
+            chosen one.
+        servers: the number of server ranks.
+        server_gpu: whether servers use one, too.
+    """
+    if world is None:
+        first = 0 if describe_here()["gpus"] else None
+        return first if _Choice.gpu is None else _Choice.gpu
+    turns = train_turns(servers, server_gpu=server_gpu)
+    if world.of_trial:
+        serves = Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank).role
+        return None if serves is Role.SERVER and not server_gpu else _Choice.gpu
+    places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
+    return choose_gpu(places, world.rank, turns) if world.own_process else turns(places)[world.rank]
