@@ -18,6 +18,7 @@ from nnlo_common.plugin import (
     check_place_in_data,
     check_weights,
     checked_count,
+    is_out_of_memory,
     packed_tree,
     unpacked_tree,
     usable,
@@ -247,7 +248,9 @@ class Checkpoint(RankCallback):
         try:
             with whole(self._model_file) as fresh:
                 self.model.save(fresh)
-        except OSError as error:
+        except Exception as error:
+            if not isinstance(error, OSError) and not is_out_of_memory(error):
+                raise
             warn(f"{self._model_file} could not be written: {error}; the training continues")
         load_random(states)
 
