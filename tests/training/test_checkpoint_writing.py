@@ -118,6 +118,14 @@ class Ranks:
             self.on(rank).settle()
 
 
+    def save(self, times=1):
+        """All save, and wait until it is written."""
+        for _ in range(times):
+            self.pause()
+            self.settle(0, 1, 2, 3)
+            self.on(0).finish()
+
+
 @pytest.fixture
 def ranks(tmp_path):
     return Ranks(tmp_path / "run")
@@ -256,22 +264,15 @@ def used_up_behind(*_):
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize("what", ["_collect", "_pack"])
 def test_a_part_for_which_there_is_no_memory_costs_one_checkpoint(ranks, what, rank, error):
-    ranks.pause()
-    ranks.settle(0, 1, 2, 3)
-    ranks.on(0).finish()
+    ranks.save()
     usual = getattr(ranks.on(rank)._state, what)
     setattr(ranks.on(rank)._state, what, error)
     with pytest.warns(RuntimeWarning, match=rf"rank {rank} on host .*: {OUT_OF_MEMORY}") as warned:
-        for _ in range(2):
-            ranks.pause()
-            ranks.settle(0, 1, 2, 3)
-            ranks.on(0).finish()
+        ranks.save(times=2)
     assert len(warned) == 1
     assert ranks.store.newest().manifest.number == 1
     setattr(ranks.on(rank)._state, what, usual)
-    ranks.pause()
-    ranks.settle(0, 1, 2, 3)
-    ranks.on(0).finish()
+    ranks.save()
     assert ranks.store.newest().manifest.number == 2
 
 
@@ -281,13 +282,16 @@ def test_a_process_alone_without_memory_for_a_checkpoint_goes_on(what, tmp_path)
         _collect=lambda: {"step": 1}, _pack=lambda tree: str(tree).encode(), _facts=lambda: {"step": 1}
     )
     saving = saving_on(Store(tmp_path), None, state, "rank0.txt")
-    assert saving.save()
-    saving.finish()
-    setattr(state, what, used_up)
-    with pytest.warns(RuntimeWarning, match=OUT_OF_MEMORY) as warned:
-        for _ in range(2):
+
+    def save(times):
+        for _ in range(times):
             assert saving.save()
             saving.finish()
+
+    save(times=1)
+    setattr(state, what, used_up)
+    with pytest.warns(RuntimeWarning, match=OUT_OF_MEMORY) as warned:
+        save(times=2)
     assert len(warned) == 1
     assert Store(tmp_path).newest().manifest.number == 1
 
@@ -296,8 +300,7 @@ def test_a_process_alone_without_memory_for_a_checkpoint_goes_on(what, tmp_path)
 def test_any_other_error_while_a_part_is_made_ends_the_training(what, ranks):
     setattr(ranks.on(2)._state, what, lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        ranks.pause()
-        ranks.settle(2)
+        ranks.save()
 
 
 def test_a_training_that_is_recalled_leaves_after_its_next_checkpoint_but_the_last(ranks):

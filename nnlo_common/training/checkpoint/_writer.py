@@ -70,7 +70,10 @@ class Writer:
 
 
 def _check_memory() -> None:
-    """Raise an OSError if there is no memory for a thread: Python waits for ever for one that fails to begin."""
+    """Raise an OSError if there is no memory for a thread.
+
+    Python waits for ever for a thread that fails before its first line.
+    """
     stack = threading.stack_size() or resource.getrlimit(resource.RLIMIT_STACK)[0]
     size = _BEGINNING_BYTES + (0 if stack == resource.RLIM_INFINITY else stack)
     mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
