@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -327,14 +328,14 @@ def _strike(
 ) -> bool:
     """Kill the victim; say whether it had gone before; add all processes of the job to `members`."""
     limit_s = time.monotonic() + _START_S
-    while len(list(folder.glob("pid*"))) < RANKS:
+    while len(_pids(folder)) < RANKS:
         assert process.poll() is None, f"{strike} ended before it began: {(folder / 'text').read_text()}"
         assert time.monotonic() < limit_s, f"{strike} does not begin: {(folder / 'text').read_text()}"
         time.sleep(0.01)
     with contextlib.suppress(psutil.NoSuchProcess):
         members += psutil.Process(process.pid).children(recursive=True)
-    pids = {int((folder / f"pid{rank}").read_text()) for rank in range(RANKS)}
-    for pid in pids - {one.pid for one in members}:  # those that were started warm
+    pids = _pids(folder)
+    for pid in {*pids.values()} - {one.pid for one in members}:  # those that were started warm
         with contextlib.suppress(psutil.NoSuchProcess):
             members.append(psutil.Process(pid))
     if strike.moment:
@@ -345,14 +346,17 @@ def _strike(
             time.sleep(1e-3)
     else:
         time.sleep(strike.after_s)
-    victim = process.pid
-    if strike.victim != LAUNCHER:
-        victim = int((folder / f"pid{strike.victim}").read_text())
     try:
-        os.kill(victim, signal.SIGKILL)
+        os.kill(pids.get(strike.victim, process.pid), signal.SIGKILL)
     except ProcessLookupError:
         return True
     return False
+
+
+def _pids(folder: Path) -> dict[int, int]:
+    """Return the process ids of the ranks that have written them, by rank."""
+    texts = {int(path.name[3:]): path.read_text() for path in folder.glob("pid*")}
+    return {rank: int(text) for rank, text in texts.items() if text}
 
 
 @contextlib.contextmanager
@@ -475,8 +479,8 @@ def _judged(number: int, strike: Strike) -> tuple[int, Strike, Verdict | None, i
     try:
         verdict = strike_and_judge(strike, folder)
         verdict.check_times()
-    except AssertionError as error:
-        (folder / "wrong").write_text(str(error))
+    except Exception as error:  # the other strikes go on
+        (folder / "wrong").write_text("".join(traceback.format_exception(error)))
         return number, strike, None, getattr(error, "count", 0), f"WRONG: see {folder}/wrong"
     shutil.rmtree(folder)
     times = {

@@ -117,7 +117,6 @@ class Ranks:
             self.on(rank)._writer.wait()
             self.on(rank).settle()
 
-
     def save(self, times=1):
         """All save, and wait until it is written."""
         for _ in range(times):
