@@ -251,7 +251,9 @@ class Checkpoint(RankCallback):
         except Exception as error:
             if not isinstance(error, OSError) and not is_out_of_memory(error):
                 raise
-            warn(f"{self._model_file} could not be written: {error or type(error).__name__}; the training continues")
+            warn(
+                f"{self._model_file} could not be written: {error or type(error).__name__}; the training continues"
+            )
         load_random(states)
 
     def _leave(self) -> None:
