@@ -251,9 +251,8 @@ class Checkpoint(RankCallback):
         except Exception as error:
             if not isinstance(error, OSError) and not is_out_of_memory(error):
                 raise
-            warn(
-                f"{self._model_file} could not be written: {error or type(error).__name__}; the training continues"
-            )
+            problem = error or type(error).__name__
+            warn(f"{self._model_file} could not be written: {problem}; the training continues")
         load_random(states)
 
     def _leave(self) -> None:
@@ -275,7 +274,7 @@ class Checkpoint(RankCallback):
             "random": random_states(),
             "callbacks": Decisions(self._container).state(),
             "distribute": None if distribute is None else distribute.state(),
-            "data": None if feed is None else feed.state(taken if self._inside else 0, team),
+            "data": None if feed is None else feed.state(taken if self._inside else None, team),
             "position": {"batch": taken, "inside": self._inside},
         }
 
