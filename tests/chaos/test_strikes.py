@@ -31,8 +31,8 @@ INSTALLED = tuple(
 @pytest.mark.parametrize(
     "strike",
     [
-        pytest.param(Strike("torch", "Synchronous", 1, 2, 0.8), marks=pytest.mark.extended),
-        Strike("torch", "EASGD", 2, 3, 0.5),
+        pytest.param(Strike("torch", "Synchronous", 1, 2, moment="part"), marks=pytest.mark.extended),
+        Strike("torch", "EASGD", 2, 3, moment="part"),
     ],
     ids=lambda strike: strike.algorithm,
 )
@@ -47,7 +47,7 @@ def test_a_training_goes_on_without_a_dead_worker(strike, tmp_path):
 @needs_ulfm
 @pytest.mark.framework("torch")
 def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_command_goes_on_from(tmp_path):
-    strike = Strike("torch", "Downpour", 2, 1, 0.8)
+    strike = Strike("torch", "Downpour", 2, 1, moment="part", turn=2)
     outcome = run(strike, tmp_path)
     assert judge(strike, outcome, tmp_path) == "ended"
     newest = max((tmp_path / "run").glob("checkpoint-??????"))
@@ -57,6 +57,7 @@ def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_co
     judge_resumed(strike, run(strike, tmp_path, kill=False), tmp_path)
 
 
+@pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):
     strike = Strike("torch", "Downpour", 1, LAUNCHER, 0.8, ulfm=False)
