@@ -4,7 +4,7 @@
 # Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for other packages'
 # loops, one for old versions:
 #   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
-#   .venv-mpich  MPICH and the test tools, no frameworks
+#   .venv-mpich  MPICH and the test tools; for `make strikes` the frameworks, too
 #   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
 #   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
@@ -23,6 +23,10 @@ unexport PYTHONPATH PYTHONHOME
 pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 say = @printf '== %s\n'
 
+# How often `make strikes` kills, under both MPIs together, and what the strikes are drawn from.
+STRIKES   ?= 200
+SEED      ?= 6
+
 # Tests run many ranks on few cores; Keras runs on torch, then on TensorFlow and JAX what is about Keras, and must not
 # read or write the user's ~/.keras.
 test_env       = OMP_NUM_THREADS=1
@@ -37,6 +41,7 @@ warm           = NNLO_TEST_STARTS=warm
 # time, each worker its own half of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
 jobs           = --numprocesses 2 --dist worksteal
+strike         = $(test_env) $(framework_env)
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest
 pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
@@ -44,7 +49,7 @@ pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest bench check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -87,6 +92,13 @@ test-oldest: .venv-oldest/stamp-test ## tests of the plug-ins, of searches and o
 	$(say) 'tests with the oldest versions'
 	@$(pytest_oldest) $(side_by_side) -m 'not extended and not mpi' \
 		tests/torch tests/keras tests/search tests/equations tests/data tests/house/test_oldest.py
+
+strikes: .venv/stamp-dev .venv-mpich/stamp-frameworks ## kill ranks and launchers of trainings, with both MPIs (STRIKES=200 SEED=6)
+	$(say) 'python -m tests.chaos.strikes, with Open MPI'
+	@$(warm) $(strike) .venv/bin/python -m tests.chaos.strikes --count $$(($(STRIKES) * 2 / 3)) --seed $(SEED)
+	$(say) 'python -m tests.chaos.strikes, with MPICH'
+	@$(warm) $(strike) .venv-mpich/bin/python -m tests.chaos.strikes --count $$(($(STRIKES) - $(STRIKES) * 2 / 3)) \
+		--seed $(SEED)
 
 bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and trainings beside plain ones
 	$(say) 'mpiexec -n 2 python -m nnlo_common.commands.bench exchange'
@@ -137,6 +149,11 @@ clean: ## remove the environments and every cache
 .venv-mpich/stamp-test: pyproject.toml | .venv-mpich/stamp-created
 	$(say) '.venv-mpich: installing nnlo, MPICH and the test tools'
 	@$(call pip,.venv-mpich) --editable '.[mpich,test]'
+	@touch $@
+
+.venv-mpich/stamp-frameworks: .venv-mpich/stamp-test
+	$(say) '.venv-mpich: installing PyTorch and Keras'
+	@$(call pip,.venv-mpich) --editable '.[mpich,torch,keras,hdf5,test]' '$(TORCH)'
 	@touch $@
 
 .venv-clients/stamp-test: pyproject.toml | .venv-clients/stamp-created

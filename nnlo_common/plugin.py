@@ -19,6 +19,7 @@ from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, parsed_json
+from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -124,6 +125,7 @@ __all__ = [
     "Interrupts",
     "is_live",
     "is_number",
+    "is_out_of_memory",
     "laid_out",
     "LARGEST_JSON",
     "launched",

@@ -101,12 +101,13 @@ class H5Sequence(keras.utils.PyDataset):
         self._epoch = self._following = epoch
         self._taken = 0
 
-    def state(self, taken: int) -> dict[str, Any]:
-        """Return the position after this many batches of an epoch."""
+    def state(self, taken: int | None) -> dict[str, Any]:
+        """Return the position after this many batches of an epoch; None: before the next `turn_to`."""
         return {
             **self._batches.position(part=self._part),
-            "epoch": self.epoch,
-            "taken": 0 if self.leased else taken,
+            # Before the first epoch Keras may have ended one, to build the model.
+            "epoch": self._following if taken is None else self.epoch,
+            "taken": 0 if self.leased or taken is None else taken,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -73,9 +73,10 @@ class SequenceFeed:
         fit = self._fit
         return fit.steps_per_epoch is None and (getattr(fit, "steps_per_execution", None) or 1) == 1
 
-    def state(self, taken: int, team: Session | None) -> dict[str, Any]:
-        """Return this rank's position in its data, after this many batches of the epoch."""
-        state = self._data.state(taken)
+    def state(self, taken: int | None, team: Session | None) -> dict[str, Any]:
+        """Return this rank's position in its data: after this many batches of an epoch; None: between two."""
+        # In a process alone nobody may call `turn_to`.
+        state = self._data.state(0 if taken is None and team is None else taken)
         if self._leases is not None:
             state["leases"] = self._leases.left()
         if self._data.dynamic and team is not None and team.member.role == "server 0":

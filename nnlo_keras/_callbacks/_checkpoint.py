@@ -18,6 +18,7 @@ from nnlo_common.plugin import (
     check_place_in_data,
     check_weights,
     checked_count,
+    is_out_of_memory,
     packed_tree,
     unpacked_tree,
     usable,
@@ -247,8 +248,11 @@ class Checkpoint(RankCallback):
         try:
             with whole(self._model_file) as fresh:
                 self.model.save(fresh)
-        except OSError as error:
-            warn(f"{self._model_file} could not be written: {error}; the training continues")
+        except Exception as error:
+            if not isinstance(error, OSError) and not is_out_of_memory(error):
+                raise
+            problem = error or type(error).__name__
+            warn(f"{self._model_file} could not be written: {problem}; the training continues")
         load_random(states)
 
     def _leave(self) -> None:
@@ -270,7 +274,7 @@ class Checkpoint(RankCallback):
             "random": random_states(),
             "callbacks": Decisions(self._container).state(),
             "distribute": None if distribute is None else distribute.state(),
-            "data": None if feed is None else feed.state(taken if self._inside else 0, team),
+            "data": None if feed is None else feed.state(taken if self._inside else None, team),
             "position": {"batch": taken, "inside": self._inside},
         }
 

@@ -11,9 +11,12 @@ import numpy as np
 from mpi4py import MPI
 
 import nnlo_keras
+from tests.chaos import moments
 
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
+rank = MPI.COMM_WORLD.Get_rank()
+moments.prepare(folder, rank)  # before nnlo registers what it does at the end
 
 
 def note(numbers):
@@ -56,7 +59,6 @@ class Pace(keras.callbacks.Callback):
         time.sleep(0.01)
 
 
-rank = MPI.COMM_WORLD.Get_rank()
 used = (folder / f"used{rank}").open("a")
 if not (folder / "data.h5").exists():
     inputs = np.random.default_rng(1).normal(size=(SAMPLES, 4)).astype(np.float32)

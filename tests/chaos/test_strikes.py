@@ -2,39 +2,37 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.chaos.strikes import FRAMEWORKS, LONGEST_STALL_S, Strike, judge, judge_resumed, run, stall, strikes
+from tests.chaos.strikes import (
+    FRAMEWORKS,
+    LAUNCHER,
+    Strike,
+    judge,
+    judge_resumed,
+    run,
+    strike_and_judge,
+    strikes,
+)
 from tests.helpers.jobs import alone, running_mpi
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies"),
-]
+pytestmark = pytest.mark.mpi
+OPEN_MPI = running_mpi() == "Open MPI"
+needs_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="MPICH ends a job in which a rank dies")
 
 INSTALLED = tuple(
     name for name in FRAMEWORKS if name in os.environ.get("NNLO_TEST_FRAMEWORKS", "").split(",")
 )
 
 
-def strike_and_judge(strike: Strike, folder: Path) -> None:
-    outcome = run(strike, folder)
-    if judge(strike, outcome, folder) == "ended":
-        judge_resumed(strike, run(strike, folder, kill=False), folder)
-    elif strike.victim >= strike.servers and not outcome.late:
-        stall_s = stall(strike, outcome, folder)
-        print(f"{strike}: no step for {stall_s:.2f} s at most")
-        assert stall_s < LONGEST_STALL_S, outcome.text
-
-
-@pytest.mark.skipif("torch" not in INSTALLED, reason="torch is not in NNLO_TEST_FRAMEWORKS")
+@needs_ulfm
+@pytest.mark.framework("torch")
 @pytest.mark.parametrize(
     "strike",
     [
-        pytest.param(Strike("torch", "Synchronous", 1, 2, 0.8), marks=pytest.mark.extended),
-        Strike("torch", "EASGD", 2, 3, 0.5),
+        pytest.param(Strike("torch", "Synchronous", 1, 2, moment="part"), marks=pytest.mark.extended),
+        Strike("torch", "EASGD", 2, 3, moment="part"),
     ],
     ids=lambda strike: strike.algorithm,
 )
@@ -46,9 +44,10 @@ def test_a_training_goes_on_without_a_dead_worker(strike, tmp_path):
     assert f"finished: ('rank {strike.victim} on " in outcome.text
 
 
-@pytest.mark.skipif("torch" not in INSTALLED, reason="torch is not in NNLO_TEST_FRAMEWORKS")
+@needs_ulfm
+@pytest.mark.framework("torch")
 def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_command_goes_on_from(tmp_path):
-    strike = Strike("torch", "Downpour", 2, 1, 0.8)
+    strike = Strike("torch", "Downpour", 2, 1, moment="part", turn=2)
     outcome = run(strike, tmp_path)
     assert judge(strike, outcome, tmp_path) == "ended"
     newest = max((tmp_path / "run").glob("checkpoint-??????"))
@@ -59,17 +58,35 @@ def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_co
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(len(INSTALLED) < 2, reason="torch and keras are not both in NNLO_TEST_FRAMEWORKS")
-@pytest.mark.parametrize("strike", strikes(seed=6, count=100), ids=str)
-def test_no_death_makes_a_job_hang_or_lose_samples(strike, tmp_path):
-    strike_and_judge(strike, tmp_path)
+@pytest.mark.framework("torch")
+def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):
+    strike = Strike("torch", "Downpour", 1, LAUNCHER, 0.8, ulfm=False)
+    outcome = run(strike, tmp_path)
+    assert judge(strike, outcome, tmp_path) == "ended"
+    judge_resumed(strike, run(strike, tmp_path, kill=False), tmp_path)
+
+
+@pytest.mark.framework("torch")
+def test_a_job_whose_server_is_killed_within_a_write_resumes_from_the_checkpoint_before(tmp_path):
+    strike = Strike("torch", "Downpour", 1, 0, moment="manifest", turn=2, ulfm=False)
+    assert strike_and_judge(strike, tmp_path).end == "ended and resumed"
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(400)
-@pytest.mark.skipif("torch" not in INSTALLED, reason="torch is not in NNLO_TEST_FRAMEWORKS")
-def test_nothing_grows_while_a_training_goes_on_and_on():
-    outcome = alone("-m", "tests.chaos.soak", "--seconds", "60", "--exchanges", "1000", timeout_s=300)
+@pytest.mark.skipif(len(INSTALLED) < 2, reason="torch and keras are not both in NNLO_TEST_FRAMEWORKS")
+@pytest.mark.parametrize("strike", strikes(seed=6, count=100, ulfm=OPEN_MPI), ids=str)
+def test_no_death_makes_a_job_hang_or_lose_samples(strike, tmp_path):
+    strike_and_judge(strike, tmp_path).check_times()
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "framework", [pytest.param(name, marks=pytest.mark.framework(name)) for name in FRAMEWORKS]
+)
+def test_nothing_grows_while_a_training_goes_on_and_on(framework):
+    length = ("--seconds", "60", "--exchanges", "1000")
+    outcome = alone("-m", "tests.chaos.soak", "--framework", framework, *length, timeout_s=300)
     print(outcome.stdout)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

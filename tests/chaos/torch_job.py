@@ -10,9 +10,12 @@ import torch
 from mpi4py import MPI
 
 import nnlo_torch
+from tests.chaos import moments
 
 folder, algorithm, servers = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 EPOCHS, SAMPLES = 3, 1200
+rank = MPI.COMM_WORLD.Get_rank()
+moments.prepare(folder, rank)  # before nnlo registers what it does at the end
 
 
 class Net(torch.nn.Module):
@@ -30,7 +33,6 @@ class Net(torch.nn.Module):
         return self.layers(inputs)
 
 
-rank = MPI.COMM_WORLD.Get_rank()
 torch.manual_seed(1)
 model = Net()
 data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 3), torch.arange(SAMPLES))

@@ -22,7 +22,7 @@ import pytest
 from tests.helpers.paths import ONE_BACKEND, ROOT
 from tests.helpers.warm import warm_start
 
-__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "starting"]
+__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "start_of", "starting"]
 
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
 _INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
@@ -87,7 +87,7 @@ def mpiexec(
         options: options of mpiexec itself, e.g. `["--with-ft", "ulfm"]`.
         framework: what a module runs on, to start it warm; of a file its imports tell.
     """
-    started = _started(program, env, framework)
+    started = start_of(program, env, framework)
     return _run([launcher(), *options, "-n", str(n), *started, *args], timeout_s, env)
 
 
@@ -95,7 +95,7 @@ def alone(
     program: str | Path, *args: str, timeout_s: float = 60, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program as one plain process, in the same way and environment as `mpiexec` does."""
-    return _run([*_started(program, env), *args], timeout_s, env)
+    return _run([*start_of(program, env), *args], timeout_s, env)
 
 
 class Running(subprocess.Popen[str]):
@@ -118,7 +118,7 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
         timeout_s: after this the whole job is killed.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        command = [launcher(), "-n", str(n), *_started(program), *args]
+        command = [launcher(), "-n", str(n), *start_of(program), *args]
         process = _start(command, None, errors, Running)
         process.written, process.overdue = errors, False
 
@@ -160,11 +160,12 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return kept | _settings() | dict(env or {})
 
 
-def _started(
+def start_of(
     program: str | Path,
     env: Mapping[str, str] | None = None,
     framework: Literal["torch", "keras"] | None = None,
 ) -> list[str | Path]:
+    """Return the command that starts a program, warm where it can, up to its arguments; see `mpiexec`."""
     return warm_start(program, _environment(env), framework)
 
 

@@ -113,6 +113,23 @@ def fit(folder, epochs, *callbacks, **options):
     return np.concatenate([np.ravel(keras.ops.convert_to_numpy(one)) for one in model.weights])
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")], ids=repr)
+def test_a_model_file_that_cannot_be_written_is_warned_of_and_the_training_goes_on(
+    error, tmp_path, monkeypatch
+):
+    def refuse(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(keras.Model, "save", refuse)
+    with pytest.warns(RuntimeWarning, match=r"model\.keras could not be written: .*the training continues"):
+        fit(tmp_path, 2)
+    assert [path.name for path in sorted(tmp_path.glob("checkpoint-*"))] == [
+        "checkpoint-000001",
+        "checkpoint-000002",
+    ]
+    assert not list(tmp_path.glob("model*"))
+
+
 def test_what_a_callback_of_the_users_own_has_seen_is_kept(tmp_path):
     fit(tmp_path, 2, Counting())
     again = Counting()

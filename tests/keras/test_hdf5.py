@@ -170,6 +170,30 @@ def test_leased_it_is_one_sample_till_distribute_has_asked_for_others(files):
         assert cluster.run(program, 60) == [(1, 1), True, True]
 
 
+@pytest.mark.parametrize("assignment", ["static", "dynamic"])
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_worker_that_saves_before_its_first_batch_resumes_with_the_first_epoch(files, assignment, looks):
+    """Keras has ended an epoch before, to build the model."""
+
+    def program(world):
+        options = {"features": "number", "batch_size": 4, "assignment": assignment, "world": world}
+        data = nk.H5Sequence(files, **options)
+        data.on_epoch_begin()
+        for index in range(min(looks, len(data))):
+            data[index]
+        data.on_epoch_end()
+        resumed = nk.H5Sequence(files, **options)
+        resumed.load(data.state(None))
+        resumed.turn_to(0)
+        within = resumed.state(2)["epoch"]
+        resumed.on_epoch_begin()
+        resumed.on_epoch_end()
+        return resumed.epoch - 1, within, resumed.state(None)["epoch"]
+
+    with MemoryCluster(3) as cluster:
+        assert cluster.run(program, 60)[1:] == [(0, 0, 1)] * 2
+
+
 def test_alone_nothing_is_leased(files):
     data = nk.H5Sequence(files, features="number", batch_size=4, assignment="dynamic")
     assert sorted(numbers(data)) == list(range(SAMPLES))

@@ -10,7 +10,7 @@ import pytest
 
 from nnlo_common.protocol._checkpoint_round import Due
 from nnlo_common.protocol._query_messages import DraftAnswer, DraftQuery
-from nnlo_common.training.checkpoint import Store
+from nnlo_common.training.checkpoint import Store, _writer
 from nnlo_common.training.checkpoint._saving import saving_on
 from nnlo_common.training.checkpoint._writer import Writer
 
@@ -116,6 +116,13 @@ class Ranks:
         for rank in ranks:
             self.on(rank)._writer.wait()
             self.on(rank).settle()
+
+    def save(self, times=1):
+        """All save, and wait until it is written."""
+        for _ in range(times):
+            self.pause()
+            self.settle(0, 1, 2, 3)
+            self.on(0).finish()
 
 
 @pytest.fixture
@@ -233,6 +240,68 @@ def test_a_part_that_the_disk_refuses_is_told_of_and_the_one_before_stays(ranks)
     assert ranks.store.newest().manifest.number == 1
 
 
+OUT_OF_MEMORY = r"Out of memory; a checkpoint needs .*The previous checkpoint is kept"
+
+
+def used_up(*_):
+    raise MemoryError
+
+
+def used_up_for_tensors(*_):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000 bytes.")
+
+
+def used_up_behind(*_):
+    """As in torch.save: the end of the file is written, although its middle could not be."""
+    try:
+        used_up()
+    finally:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+
+@pytest.mark.parametrize("error", [used_up, used_up_for_tensors, used_up_behind])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("what", ["_collect", "_pack"])
+def test_a_part_for_which_there_is_no_memory_costs_one_checkpoint(ranks, what, rank, error):
+    ranks.save()
+    usual = getattr(ranks.on(rank)._state, what)
+    setattr(ranks.on(rank)._state, what, error)
+    with pytest.warns(RuntimeWarning, match=rf"rank {rank} on host .*: {OUT_OF_MEMORY}") as warned:
+        ranks.save(times=2)
+    assert len(warned) == 1
+    assert ranks.store.newest().manifest.number == 1
+    setattr(ranks.on(rank)._state, what, usual)
+    ranks.save()
+    assert ranks.store.newest().manifest.number == 2
+
+
+@pytest.mark.parametrize("what", ["_collect", "_pack"])
+def test_a_process_alone_without_memory_for_a_checkpoint_goes_on(what, tmp_path):
+    state = SimpleNamespace(
+        _collect=lambda: {"step": 1}, _pack=lambda tree: str(tree).encode(), _facts=lambda: {"step": 1}
+    )
+    saving = saving_on(Store(tmp_path), None, state, "rank0.txt")
+
+    def save(times):
+        for _ in range(times):
+            assert saving.save()
+            saving.finish()
+
+    save(times=1)
+    setattr(state, what, used_up)
+    with pytest.warns(RuntimeWarning, match=OUT_OF_MEMORY) as warned:
+        save(times=2)
+    assert len(warned) == 1
+    assert Store(tmp_path).newest().manifest.number == 1
+
+
+@pytest.mark.parametrize("what", ["_collect", "_pack"])
+def test_any_other_error_while_a_part_is_made_ends_the_training(what, ranks):
+    setattr(ranks.on(2)._state, what, lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        ranks.save()
+
+
 def test_a_training_that_is_recalled_leaves_after_its_next_checkpoint_but_the_last(ranks):
     ranks.teams[0].world.recalled = True
     ranks.pause(last=True)
@@ -261,3 +330,28 @@ def test_what_fails_in_the_thread_is_raised_where_it_is_waited_for():
     with pytest.raises(ZeroDivisionError):
         writer.wait()
     assert writer.wait() == 0.0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_job_is_done_at_once_where_there_is_no_memory_for_a_thread(error, monkeypatch):
+    def refuse(_thread):
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer, done = Writer(), []
+    writer.start(lambda: done.append("first"))
+    assert done == ["first"]
+    assert not writer.busy
+    assert writer.wait() == 0.0
+    writer.start(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.wait()
+
+
+def test_no_thread_is_begun_without_memory_for_its_beginning(monkeypatch):
+    """Python would wait for ever for a thread that fails before its first line."""
+    monkeypatch.setattr(_writer, "_BEGINNING_BYTES", 2**60)
+    monkeypatch.setattr(threading.Thread, "start", lambda _thread: pytest.fail("was begun"))
+    writer, done = Writer(), []
+    writer.start(lambda: done.append("first"))
+    assert done == ["first"]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._warnings import warn
 from nnlo_common.protocol import Answers, Handlers, Lost
 from nnlo_common.protocol import _checkpoint_round as rounds
@@ -112,8 +113,17 @@ class Saving:
             False on a worker whose pause was cancelled because others need it first.
         """
         self._wait()
-        tree, facts, score = self._copy(), self._state._facts(), self.score
-        self._writer.start(lambda: self._store.save({self._file: self._state._pack(tree)}, facts, score))
+        pack, facts, score = self._copy(), self._state._facts(), self.score
+
+        def write() -> None:
+            try:
+                files = {self._file: pack()}
+            except Exception as error:
+                self._store.warn_once(refused(error))
+            else:
+                self._store.save(files, facts, score)
+
+        self._writer.start(write)
         return True
 
     def settle(self) -> None:
@@ -146,16 +156,23 @@ class Saving:
             )
         self.settle()
 
-    def _copy(self) -> Mapping[str, Any]:
-        return copy.deepcopy(self._state._collect())
+    def _copy(self) -> Callable[[], bytes]:
+        """Copy the state; return what packs the copy, or says that there was no memory for it."""
+        try:
+            tree = copy.deepcopy(self._state._collect())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return _fail_for_memory  # without `error`, whose frames hold what was copied so far
+        return lambda: self._state._pack(tree)
 
-    def _start(self, draft: Draft, tree: Mapping[str, Any]) -> None:
+    def _start(self, draft: Draft, pack: Callable[[], bytes]) -> None:
         """Write a part in the thread."""
 
         def write() -> None:
             try:
-                draft.write(self._file, self._state._pack(tree))
-            except OSError as error:
+                draft.write(self._file, pack())
+            except Exception as error:
                 told = f"rank {self._rank} on host {socket.gethostname()}: {refused(error)} ({draft.folder})"
                 self._written = PartQuery(number=draft.number, trouble=told)
                 return
@@ -192,14 +209,14 @@ class _PartSaving(Saving):
 
     def all_pause(self) -> None:
         """Copy the state, and write it if the first server has begun a checkpoint."""
-        tree = self._copy()
+        pack = self._copy()
         self._wait()
         # This server may see a pause before the first server does.
         pauses = 0 if self._team.serving is None else self._team.serving.pauses
         answer: DraftAnswer = self._team.ask(DraftQuery(pauses=pauses))
         self.ending, self.recalled = answer.end, answer.recalled
         if answer.number is not None:
-            self._start(self._store.draft(answer.number), tree)
+            self._start(self._store.draft(answer.number), pack)
 
     def finish(self) -> None:
         """Wait for this rank's part, and announce that no more will come."""
@@ -220,7 +237,7 @@ class _FirstSaving(Saving):
         self._team, self._serving, team.before_close = team, serving, self.finish
         self._round = rounds.CheckpointRound(team.rank)
         self._warned_skipped = False  # the warning was given
-        self._copied: tuple[Mapping[str, Any], Mapping[str, Any], float | None] = {}, {}, None
+        self._copied: tuple[Callable[[], bytes], Mapping[str, Any], float | None] = bytes, {}, None
         self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
         self.handlers: Handlers = {
             WantCheckpointQuery: self._request,
@@ -332,6 +349,10 @@ class _FirstSaving(Saving):
             "often, or to a faster disk",
             self._store.folder,
         )
+
+
+def _fail_for_memory() -> bytes:
+    raise MemoryError
 
 
 def saving_on(store: Store, team: Session | None, state: SavedRank, file: str) -> Saving:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import new_file, opened_folder, remove_tree
+from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._warnings import warn
 from nnlo_common.training.checkpoint._manifest import (
     MANIFEST,
@@ -28,6 +29,8 @@ __all__ = ["Draft", "Store", "refused"]
 
 _NAME = re.compile(r"checkpoint-([0-9]{6,18})")
 _PART = re.compile(r"checkpoint-[0-9]{6,18}\.part")
+# Of the disk, and of a machine without memory: a checkpoint fails then, but not the training.
+_REFUSALS = (OSError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Store:
         try:
             for name, data in files.items():
                 draft.write(name, data)
-        except OSError as error:
+        except _REFUSALS as error:
             self.abandon(draft, refused(error))
             return False
         return self.commit(draft, facts, score)
@@ -103,8 +106,8 @@ class Store:
     def begin(self) -> Draft | None:
         """Begin a checkpoint, and remove the leftovers of killed writers.
 
-        If the system refuses (disk full, folder read-only), warn and return None, because a failed checkpoint
-        must not end the training. Each problem is warned of once until a checkpoint succeeds.
+        If the system refuses (disk full, folder read-only, no memory), warn and return None, because a failed
+        checkpoint must not end the training. Each problem is warned of once until a checkpoint succeeds.
         """
         draft = None
         try:
@@ -115,8 +118,8 @@ class Store:
             number = max(self._numbers(), default=0) + 1
             draft = self.draft(number)
             draft.folder.mkdir()
-        except OSError as error:
-            self._warn(refused(error))
+        except _REFUSALS as error:
+            self.warn_once(refused(error))
             return None
         return draft
 
@@ -142,14 +145,14 @@ class Store:
             _write(draft.folder, MANIFEST, manifest.written())
             _sync(draft.folder)
             draft.folder.rename(final)
-        except OSError as error:
+        except _REFUSALS as error:
             self.abandon(draft, refused(error))
             return False
         try:
             _sync(self.folder)
             self._prune()
-        except OSError as error:
-            self._warn(refused(error))
+        except _REFUSALS as error:
+            self.warn_once(refused(error))
         else:
             self._warned.clear()
         return True
@@ -157,7 +160,7 @@ class Store:
     def abandon(self, draft: Draft, trouble: str) -> None:
         """Remove a draft that cannot be completed, and warn."""
         shutil.rmtree(draft.folder, ignore_errors=True)
-        self._warn(trouble)
+        self.warn_once(trouble)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -234,7 +237,8 @@ class Store:
             if number not in kept and number != best:
                 _remove(checkpoint)
 
-    def _warn(self, trouble: str) -> None:
+    def warn_once(self, trouble: str) -> None:
+        """Warn that no checkpoint could be written; once for each problem until a checkpoint succeeds."""
         if trouble not in self._warned:
             self._warned.add(trouble)
             self.tell(
@@ -247,9 +251,13 @@ def _name(number: int) -> str:
     return f"checkpoint-{number:06d}"
 
 
-def refused(error: OSError) -> str:
-    """Describe why a write failed, and what to do."""
-    return f"{error.strerror or error}; free some space or make the folder writable"
+def refused(error: Exception) -> str:
+    """Describe why a checkpoint cannot be written, and what to do; raise any other error again."""
+    if is_out_of_memory(error):
+        return "Out of memory; a checkpoint needs as much as the state for a copy, and once more to pack it"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}; free some space or make the folder writable"
+    raise error
 
 
 def _remove(checkpoint: SavedCheckpoint) -> None:

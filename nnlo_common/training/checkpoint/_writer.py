@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -9,12 +11,15 @@ from collections.abc import Callable
 __all__ = ["Writer"]
 
 _NAME = "nnlo-checkpoint"
+# Python needs less than this, besides the stack, to begin a thread.
+_BEGINNING_BYTES = 16 << 20
 
 
 class Writer:
     """Runs one job at a time in a thread; `start` waits for the previous job.
 
-    The thread is not a daemon, so that a program does not end before all is written.
+    The thread is not a daemon, so that a program does not end before all is written. Without memory for a
+    thread `start` runs the job itself.
 
     Example:
         >>> writer, done = Writer(), []
@@ -37,26 +42,41 @@ class Writer:
     def start(self, job: Callable[[], object]) -> None:
         """Run `job` after the previous one."""
         self.wait()
-        self._thread = threading.Thread(target=self._do, args=(job,), name=_NAME)
-        self._thread.start()
+        thread = threading.Thread(target=self._do, args=(job,), name=_NAME)
+        try:
+            _check_memory()
+            thread.start()
+        except (OSError, RuntimeError, MemoryError):  # no memory, or too many threads
+            self._do(job)
+        else:
+            self._thread = thread
 
     def wait(self) -> float:
         """Wait for the job and return the seconds waited; re-raise the job's exception."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return 0.0
         begun_s = time.monotonic()
-        thread.join()
+        if thread is not None:
+            thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
-        return time.monotonic() - begun_s
+        return 0.0 if thread is None else time.monotonic() - begun_s
 
     def _do(self, job: Callable[[], object]) -> None:
         try:
             job()
         except BaseException as error:  # `wait` raises it
             self._error = error
+
+
+def _check_memory() -> None:
+    """Raise an OSError if there is no memory for a thread.
+
+    Python waits for ever for a thread that fails before its first line.
+    """
+    stack = threading.stack_size() or resource.getrlimit(resource.RLIMIT_STACK)[0]
+    size = _BEGINNING_BYTES + (0 if stack == resource.RLIM_INFINITY else stack)
+    mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 
 
 def wait_for_all() -> None:

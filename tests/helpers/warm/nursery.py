@@ -3,6 +3,7 @@
 import array
 import contextlib
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -16,6 +17,8 @@ import types
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Above all numbers that streams are to have.
+_ASIDE = 100
 
 
 def import_frameworks(keras):
@@ -78,9 +81,9 @@ def answer(connection, number):
 
 
 def received(connection):
-    """Receive a stand-in's request and its three streams."""
+    """Receive a stand-in's request and its streams."""
     size = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
-    data, extra, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(12))
+    data, extra, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(16))
     streams = array.array("i")
     for _, _, content in extra:
         streams.frombytes(content)
@@ -92,7 +95,11 @@ def become(request, streams):
     """Give this process the streams, folder, environment and search path of the stand-in."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)
-    for target, stream in enumerate(streams):
+    targets = [0, 1, 2, *map(int, filter(None, [request["environment"].get("PMI_FD")]))]
+    aside = [fcntl.fcntl(stream, fcntl.F_DUPFD, _ASIDE) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for target, stream in zip(targets, aside, strict=True):
         os.dup2(stream, target)
         os.close(stream)
     os.chdir(request["folder"])

@@ -18,11 +18,13 @@ with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(address)
     connection.sendall(len(request).to_bytes(8, "big"))
     streams = array.array("i", [0, 1, 2])
+    if "PMI_FD" in os.environ:  # MPICH's launcher speaks to its ranks by a descriptor that they inherit
+        streams.append(int(os.environ["PMI_FD"]))
     connection.sendmsg([request[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
     connection.sendall(request[1:])
     answers = connection.makefile("r")
     child = int(answers.readline())
-    for number in (0, 1, 2):
+    for number in streams:
         os.close(number)  # the fork alone holds them
 
     def pass_on(number, _frame):
