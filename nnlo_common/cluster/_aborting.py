@@ -22,7 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol
 
-from nnlo_common.base._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
+from nnlo_common.base._errors import (
+    ConfigurationError,
+    DroppedError,
+    MissingExtraError,
+    PeerLostError,
+    StartupError,
+)
 
 __all__ = [
     "GuardedWorld",
@@ -196,6 +202,11 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     who = f"nnlo: rank {rank} of {size} on {host}"
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was interrupted; ending the job\n"
+    if isinstance(error, DroppedError):
+        return (
+            f"{who} was dropped by the server after {error.after_s:.0f} s of silence, so it ends; the others "
+            "continue\n"
+        )
     where = f" in thread {thread!r}" if thread else ""
     advice = ""
     if isinstance(error, PeerLostError) and _Guard.advice is not None:

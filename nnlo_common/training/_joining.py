@@ -176,6 +176,7 @@ def _join_as_worker(
         {rank: places[rank].host for rank in cell.servers},
         stall_timeout_s=plan.stall_timeout_s,
         tells=world.rank == cell.workers[0],
+        on_drop=world.cast_off,
     )
 
 

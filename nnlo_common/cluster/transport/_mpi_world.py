@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
+from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to_kill
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
@@ -32,12 +34,15 @@ _LOG = logging.getLogger(__name__)
 
 # How long a launcher may take to end a job in which a rank has died.
 _LAUNCHER_GRACE_S = 5.0
+# How long it may take to say that it has nothing; a rank that ends has five seconds for all.
+_LAUNCHER_ANSWERS_S = 2.0
 # Living ranks meet within milliseconds, or within the end of a checkpoint's write; a dead one never comes.
 _MEETING_LIMIT_S = 60.0
 
 
 class _FinalizeLimit:
     prepared: ClassVar[bool] = False
+    has_dropped: ClassVar[bool] = False
 
 
 class MPIWorld:
@@ -61,10 +66,11 @@ class MPIWorld:
         self.rank, self.size, self.host = world.rank, world.size, world.host
         self.survives_loss = world.survives_loss()
         self._host_peers: HostPeers | None = None
+        self._cast_off = False
         if self.survives_loss and watches and not _FinalizeLimit.prepared:
             # Registered first, so that atexit runs it last.
             _FinalizeLimit.prepared = True
-            atexit.register(limit_finalize, world.comm)
+            atexit.register(lambda: limit_finalize(world.comm, meet=not _FinalizeLimit.has_dropped))
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
@@ -102,8 +108,21 @@ class MPIWorld:
         return leave
 
     def drop(self, rank: int) -> bool:
-        """Kill a rank of this host if the rest survive it; return whether it was killed."""
-        return self.survives_loss and self._host_peers is not None and self._host_peers.kill(rank)
+        """Take a rank out of the job if the rest survive it; return whether they do.
+
+        This rank kills one of its own host; the launcher is asked to kill one of another host, which it
+        cannot do while that host is cut off.
+        """
+        if not self.survives_loss or self._host_peers is None:
+            return False
+        if not self._host_peers.kill(rank):
+            ask_to_kill(self.facts.world_rank(rank))
+            _FinalizeLimit.has_dropped = True
+        return True
+
+    def cast_off(self) -> None:
+        """Note that the others have dropped this rank, so that its end does not end the job."""
+        self._cast_off = True
 
     def at_end(
         self, call: Callable[[], object], in_middle: Callable[[], bool] = lambda: False
@@ -164,8 +183,17 @@ class MPIWorld:
             self.facts.comm.Free()
 
     def abort(self, code: int) -> NoReturn:
-        """End all ranks now."""
+        """End all ranks now; a rank that was dropped, or is cut off from the launcher, ends alone.
+
+        The order of a rank that is cut off would come late, when the others have long continued without it.
+        """
         self._announce_end()
+        if self._cast_off:
+            _end_alone()
+        if self.survives_loss and not answers_within(_LAUNCHER_ANSWERS_S):
+            who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
+            os.write(2, f"{who} ends alone, because the launcher does not answer\n".encode())
+            _end_alone()
         self.facts.abort(code)
 
     def _announce_end(self) -> None:
@@ -224,3 +252,9 @@ class MPIWorld:
             _LOG.warning("messages will move only between steps: %s", error)
             return False
         return True
+
+
+def _end_alone() -> NoReturn:
+    """End this process as a death that the others survive; a status other than 0 would become the job's."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(1)  # not reached
