@@ -35,6 +35,8 @@ __all__ = [
     "advise",
     "describe_failure",
     "end_after_exit",
+    "end_notes_folder",
+    "end_notes_in",
     "end_within",
     "engage",
     "explain",
@@ -87,6 +89,16 @@ def guard(world: GuardedWorld) -> None:
 def advise(call: Callable[[], str]) -> None:
     """Register `call`, which returns the advice to print when the job ends because a rank was lost."""
     _Guard.advice = call
+
+
+def end_notes_in(folder: Path) -> None:
+    """Name the folder of the run, for notes about its end that nobody could read elsewhere."""
+    _Guard.folder = folder
+
+
+def end_notes_folder() -> Path | None:
+    """Return the folder of the run, if it has one."""
+    return _Guard.folder
 
 
 def explain(words: str, advice: str) -> None:
@@ -234,6 +246,7 @@ class _Guard:
     engaged: ClassVar[bool] = False
     at_exit: ClassVar[Callable[[], None] | None] = None
     advice: ClassVar[Callable[[], str] | None] = None
+    folder: ClassVar[Path | None] = None
     explanations: ClassVar[dict[str, str]] = {}
 
     def __init__(self, world: GuardedWorld) -> None:

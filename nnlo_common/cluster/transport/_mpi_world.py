@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from nnlo_common.base._errors import StartupError
-from nnlo_common.cluster._aborting import end_after_exit, engage, remember_exit
+from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, engage, remember_exit
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
 from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to_kill
+from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
@@ -38,6 +39,11 @@ _LAUNCHER_GRACE_S = 5.0
 _LAUNCHER_ANSWERS_S = 2.0
 # Living ranks meet within milliseconds, or within the end of a checkpoint's write; a dead one never comes.
 _MEETING_LIMIT_S = 60.0
+
+
+class _Launcher:
+    watched: ClassVar[bool] = False
+    gone: ClassVar[bool] = False
 
 
 class _FinalizeLimit:
@@ -89,6 +95,8 @@ class MPIWorld:
             rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
         }
         self._host_peers = HostPeers(self.rank, peers, ends)
+        if self._watches and not _Launcher.watched:
+            _Launcher.watched = watch_launcher(self._report_launcher)
         if self._watches and not self.survives_loss:
             self._host_peers.watch(self._report_death)
         with self._all_needed():
@@ -202,6 +210,8 @@ class MPIWorld:
 
     def _report_death(self, rank: int) -> None:
         """Report the dead rank before the launcher ends this one; abort if the launcher does not."""
+        if _Launcher.gone:
+            return  # without it all ranks die
         os.write(
             2,
             f"nnlo: rank {rank} of {self.size} on {self.host} has died (killed, crashed or out of memory), "
@@ -210,6 +220,16 @@ class MPIWorld:
         )
         time.sleep(_LAUNCHER_GRACE_S)
         self.facts.abort(1)
+
+    def _report_launcher(self) -> None:
+        """Say that the launcher has gone; this process ends then."""
+        _Launcher.gone = True
+        line = (
+            f"nnlo: rank {self.rank} of {self.size} on {self.host} ends, because the launcher (mpiexec) has "
+            "gone: somebody or something has killed it. Rerun the same command to resume from the newest "
+            "checkpoint, if there is one\n"
+        )
+        tell(line, None if self.rank else end_notes_folder())
 
     @contextlib.contextmanager
     def _all_needed(self) -> Iterator[None]:
