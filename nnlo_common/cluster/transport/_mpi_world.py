@@ -90,7 +90,10 @@ class MPIWorld:
         token = bytes.fromhex(self.gather_text(new_token().hex())[0])
         wakeup, ends = Wakeup(token), Datagrams(token)
         mine = ProcessAddress.own(self.host, ends.address, wakeup.address)
-        peers = [ProcessAddress.of_text(text) for text in self.gather_text(mine.to_text())]
+        peers = [
+            ProcessAddress.of_text(text, f"the address of rank {rank}")
+            for rank, text in enumerate(self.gather_text(mine.to_text()))
+        ]
         wakeups = {
             rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
         }
