@@ -138,6 +138,18 @@ def test_without_a_limit_a_host_that_is_cut_off_ends_the_job_in_the_time_of_the_
         assert "nnlo: rank 2 on node2, last heard" in job.text(), job.text()
 
 
+@pytest.mark.parametrize("options", [(), ULFM], ids=["plain", "ulfm"])
+def test_without_a_limit_a_training_goes_on_when_the_link_is_back(cluster, options):
+    with training(cluster, limit_s="0", options=options) as job:
+        cluster.cut(2)
+        job.wait_for("nnlo: rank 2 on node2, last heard", END_S)
+        cluster.restore(2)
+        job.wait_for("nnlo: rank 2 on node2 is back after", END_S)
+        end(cluster)
+        assert job.wait(END_S) == 0, job.text()
+        assert job.text().count("done ()") == 4, job.text()
+
+
 def test_the_death_of_a_worker_elsewhere_is_survived(cluster):
     with training(cluster, limit_s="0") as job:
         cluster.rank(2).kill()
@@ -152,5 +164,6 @@ def test_the_death_of_a_host_ends_the_job(cluster, options):
     with training(cluster, limit_s="0", options=options) as job:
         cluster.kill(2)
         job.wait(END_S)
-        print(job.wait(END_S), job.text())
-        assert re.search("PRTE has lost communication|daemon", job.text()), job.text()
+        job.wait(END_S)
+        assert "daemon" in job.text(), job.text()
+        assert "node2" in job.text(), job.text()
