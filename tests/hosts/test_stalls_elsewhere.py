@@ -164,6 +164,5 @@ def test_the_death_of_a_host_ends_the_job(cluster, options):
     with training(cluster, limit_s="0", options=options) as job:
         cluster.kill(2)
         job.wait(END_S)
-        job.wait(END_S)
         assert "daemon" in job.text(), job.text()
         assert "node2" in job.text(), job.text()
