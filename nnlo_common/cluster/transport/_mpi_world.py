@@ -41,7 +41,7 @@ _LAUNCHER_ANSWERS_S = 2.0
 _MEETING_LIMIT_S = 60.0
 
 
-class _Launcher:
+class _LauncherState:
     watched: ClassVar[bool] = False
     gone: ClassVar[bool] = False
 
@@ -98,8 +98,8 @@ class MPIWorld:
             rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
         }
         self._host_peers = HostPeers(self.rank, peers, ends)
-        if self._watches and not _Launcher.watched:
-            _Launcher.watched = watch_launcher(self._report_launcher)
+        if self._watches and not _LauncherState.watched:
+            _LauncherState.watched = watch_launcher(self._report_launcher)
         if self._watches and not self.survives_loss:
             self._host_peers.watch(self._report_death)
         with self._all_needed():
@@ -213,7 +213,7 @@ class MPIWorld:
 
     def _report_death(self, rank: int) -> None:
         """Report the dead rank before the launcher ends this one; abort if the launcher does not."""
-        if _Launcher.gone:
+        if _LauncherState.gone:
             return  # without it all ranks die
         os.write(
             2,
@@ -226,7 +226,7 @@ class MPIWorld:
 
     def _report_launcher(self) -> None:
         """Say that the launcher has gone; this process ends then."""
-        _Launcher.gone = True
+        _LauncherState.gone = True
         line = (
             f"nnlo: rank {self.rank} of {self.size} on {self.host} ends, because the launcher (mpiexec) has "
             "gone: somebody or something has killed it. Rerun the same command to resume from the newest "
