@@ -30,6 +30,7 @@ from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import (
     ConfigurationError,
     DivergedError,
+    DroppedError,
     MissingExtraError,
     NNLOError,
     PeerLostError,
@@ -56,6 +57,7 @@ __all__ = [
     "DiLoCo",
     "DivergedError",
     "Downpour",
+    "DroppedError",
     "DynSGD",
     "EAMSGD",
     "EarlyStopping",
@@ -88,6 +90,7 @@ __all__ = [
 for _error in (
     ConfigurationError,
     DivergedError,
+    DroppedError,
     MissingExtraError,
     NNLOError,
     PeerLostError,

@@ -51,7 +51,7 @@ class Distribute(keras.callbacks.Callback):
     variables that it trains.
 
     Args:
-        stall_timeout_s: a worker silent this long on its turn is killed if the rest can continue; otherwise
+        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """

@@ -57,7 +57,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         model: the model that owns the parameters; None: search for it. Its buffers, such as running
             statistics, are averaged over the workers.
         servers: the number of ranks that serve the centre.
-        stall_timeout_s: a worker silent this long on its turn is killed if the rest can continue; otherwise
+        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
     """

@@ -6,7 +6,8 @@
     ├── StartupError         the launcher, the MPI library and the processes do not fit together
     ├── ProtocolError        a message that the protocol does not allow; carries the recent event log
     ├── DivergedError        the numbers to exchange contain NaN or infinity
-    └── PeerLostError        another rank died or stopped answering
+    ├── PeerLostError        another rank died or stopped answering
+    └── DroppedError         the others have dropped this rank, because it was silent for too long
 
     try:
         optimizer = nnlo_common.algorithms.EASGD(alpha=2.0)
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 __all__ = [
     "ConfigurationError",
     "DivergedError",
+    "DroppedError",
     "MissingExtraError",
     "NNLOError",
     "PeerLostError",
@@ -97,3 +99,23 @@ class PeerLostError(NNLOError, RuntimeError):
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.problem}"
+
+
+class DroppedError(NNLOError, RuntimeError):
+    """The others have dropped this rank, because it was silent for too long; they continue without it.
+
+    Attributes:
+        rank: this rank.
+        server: the server that has dropped it.
+        after_s: how long this rank had been silent.
+    """
+
+    def __init__(self, rank: int, server: int, after_s: float) -> None:
+        super().__init__(rank, server, after_s)
+        self.rank, self.server, self.after_s = rank, server, after_s
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} was dropped by rank {self.server} after {self.after_s:.0f} s of silence, so "
+            "it ends; the others continue"
+        )

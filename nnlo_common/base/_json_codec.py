@@ -14,8 +14,9 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nnlo_common.base._errors import ProtocolError
+from nnlo_common.base._limited_formats import parsed_json
 
-__all__ = ["as_list", "content_of", "malformed", "message_of"]
+__all__ = ["as_list", "content_of", "malformed", "message_of", "table_of"]
 
 _MessageT = TypeVar("_MessageT")
 
@@ -62,6 +63,27 @@ def message_of(
     values |= {field: beside[field] for field in beside if field in every}
     message: _MessageT = known[name](**values)
     return message
+
+
+def table_of(text: str, names: Iterable[str], whose: str) -> dict[str, Any]:
+    """Return the JSON object in a text of another rank.
+
+    Args:
+        text: the text.
+        names: what the object must have; it may have more.
+        whose: names the text in errors.
+
+    Raises:
+        ProtocolError: it is no JSON object, or lacks a name.
+    """
+    try:
+        content = parsed_json(text)
+    except ValueError as error:
+        raise malformed(whose, error) from error
+    if not isinstance(content, dict) or not content.keys() >= set(names):
+        found = sorted(content) if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise malformed(whose, ValueError(f"it has {found} instead of {sorted(names)}"))
+    return content
 
 
 def as_list(value: object) -> Any:

@@ -22,13 +22,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol
 
-from nnlo_common.base._errors import ConfigurationError, MissingExtraError, PeerLostError, StartupError
+from nnlo_common.base._errors import (
+    ConfigurationError,
+    DroppedError,
+    MissingExtraError,
+    PeerLostError,
+    StartupError,
+)
 
 __all__ = [
     "GuardedWorld",
     "advise",
     "describe_failure",
     "end_after_exit",
+    "end_notes_folder",
+    "end_notes_in",
     "end_within",
     "engage",
     "explain",
@@ -81,6 +89,16 @@ def guard(world: GuardedWorld) -> None:
 def advise(call: Callable[[], str]) -> None:
     """Register `call`, which returns the advice to print when the job ends because a rank was lost."""
     _Guard.advice = call
+
+
+def end_notes_in(folder: Path) -> None:
+    """Name the folder of the run, for notes about its end that nobody could read elsewhere."""
+    _Guard.folder = folder
+
+
+def end_notes_folder() -> Path | None:
+    """Return the folder of the run, if it has one."""
+    return _Guard.folder
 
 
 def explain(words: str, advice: str) -> None:
@@ -196,6 +214,11 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     who = f"nnlo: rank {rank} of {size} on {host}"
     if isinstance(error, KeyboardInterrupt):
         return f"{who} was interrupted; ending the job\n"
+    if isinstance(error, DroppedError):
+        return (
+            f"{who} was dropped by the server after {error.after_s:.0f} s of silence, so it ends; the others "
+            "continue\n"
+        )
     where = f" in thread {thread!r}" if thread else ""
     advice = ""
     if isinstance(error, PeerLostError) and _Guard.advice is not None:
@@ -223,6 +246,7 @@ class _Guard:
     engaged: ClassVar[bool] = False
     at_exit: ClassVar[Callable[[], None] | None] = None
     advice: ClassVar[Callable[[], str] | None] = None
+    folder: ClassVar[Path | None] = None
     explanations: ClassVar[dict[str, str]] = {}
 
     def __init__(self, world: GuardedWorld) -> None:

@@ -50,12 +50,14 @@ class Kind(enum.IntEnum):
     """Worker: is at a batch boundary and sends no exchange before the answer. Answered by PAUSED."""
     PAUSED = 16
     """Server: all workers are at a batch boundary, nothing is under way; or the pause is cancelled."""
+    DROPPED = 17
+    """Server: the worker was silent for too long, and the others continue without it."""
 
 
 #: Requests that get no reply.
 ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
 #: Kinds that servers send.
-REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED})
+REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset(
     {Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER, Kind.OPTIONS, Kind.ASK, Kind.ANSWER}
@@ -72,7 +74,7 @@ class Message(NamedTuple):
             PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last pulled.
-        scalar: read it as `share` in requests, as `rate` in replies.
+        scalar: read it as `share` in requests, as `rate` in replies, as `silence_s` in DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
         mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `cancelled`, by the kind.
@@ -102,6 +104,11 @@ class Message(NamedTuple):
     @property
     def rate(self) -> float:
         """Replies: the learning rate that workers adopt; 0: none."""
+        return self.scalar
+
+    @property
+    def silence_s(self) -> float:
+        """DROPPED: how long the worker had been silent."""
         return self.scalar
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.protocol._dropping import heed, refusal
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send
 from nnlo_common.protocol._messages import Kind, Message
 from nnlo_common.protocol._query_messages import Answer, GoodbyeQuery, LeaveQuery, Query
@@ -60,6 +61,7 @@ class QueryService:
         self._parts: list[QueryHandler] = []
         self._taking_part = set(members)
         self._waiting: dict[int, Received] = {}
+        self._dropped: dict[int, float] = {}  # after how long a silence
         for part in parts:
             self.add(part)
 
@@ -75,11 +77,11 @@ class QueryService:
             ProtocolError: the message is not a query of a member, or no handler answers it.
         """
         if isinstance(event, Lost):
-            waiting = self._waiting.pop(event.rank, None)
-            released = [] if waiting is None else [Release(event.rank, waiting.frame)]
-            self.present.discard(event.rank)
+            released = [Release(event.rank, item.frame) for item in self._forget(event.rank)]
             return [*released, *self.gone(event.rank, lost=True)]
         message = event.message
+        if message.sender in self._dropped:
+            return [refusal(event, self.rank, self._dropped[message.sender])]
         if message.sender not in self.present or message.kind is not Kind.ASK or message.vector is None:
             raise ProtocolError(
                 f"the query service on rank {self.rank} got {message}; expected an ASK from one of the ranks "
@@ -88,6 +90,17 @@ class QueryService:
         query = read_query(self.handlers, message.vector, f"the query from rank {message.sender}")
         self._waiting[message.sender] = event
         return self._take(message.sender, query)
+
+    def drop(self, rank: int, after_s: float) -> list[Action]:
+        """Treat a rank as dead though it may ask again; return the actions to perform.
+
+        Args:
+            rank: the rank.
+            after_s: how long it has been silent.
+        """
+        self._dropped[rank] = after_s
+        refused = [refusal(item, self.rank, after_s) for item in self._forget(rank)]
+        return [*refused, *self.gone(rank, lost=True)]
 
     def ask(self, query: Query[Any]) -> list[Action]:
         """Ask on behalf of the server itself; `answer` will hold the answer."""
@@ -114,6 +127,11 @@ class QueryService:
     def gone(self, rank: int, *, lost: bool = False) -> list[Action]:
         """Stop waiting for `rank`; it may still send queries that are answered at once."""
         return self.tell(self._without(rank, lost=lost))
+
+    def _forget(self, rank: int) -> list[Received]:
+        """Take no more queries of a lost rank; return the one that it waits for."""
+        self.present.discard(rank)
+        return [self._waiting.pop(rank)] if rank in self._waiting else []
 
     def _take(self, rank: int, query: Query[Any]) -> list[Action]:
         return self.tell(self.handlers[type(query)](rank, query))
@@ -170,10 +188,12 @@ class QueryClient:
 
         Raises:
             ProtocolError: the message is not the answer to this rank's query.
+            DroppedError: the others have dropped this rank.
         """
         if isinstance(event, Lost):
             return []
         message, expected = event.message, self._expected
+        heed(message, self.rank)
         is_answer = message.kind is Kind.ANSWER and message.sequence == self._sequence
         if not is_answer or message.vector is None or expected is None:
             raise ProtocolError(

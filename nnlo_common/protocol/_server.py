@@ -12,6 +12,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol._checks import refused, violated
+from nnlo_common.protocol._dropping import refusal
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
@@ -71,6 +72,7 @@ class Server:
         self.after_commit: Callable[[], object] | None = None
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
+        self._dropped: dict[int, float] = {}  # after how long a silence
         self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # pulls of other servers that wait for an epoch's end
@@ -121,12 +123,15 @@ class Server:
             ProtocolError: the protocol forbids this message now; the error lists the recent events.
         """
         if isinstance(event, Lost):
-            return self._lost(event.rank)
+            gone = self._without(event.rank)
+            return [*(Release(event.rank, item.frame) for item in gone), *self._move_on()]
         message = event.message
         self.story.tell("received", message)
         if message.sender in self.other_servers and message.kind is Kind.PULL:
             self._calls.append(event)
             return self._answer_calls()
+        if message.sender in self._dropped:
+            return [refusal(event, self.rank, self._dropped[message.sender])]
         problem = refused(self, message)
         if problem is not None:
             raise self.story.error(problem)
@@ -139,6 +144,17 @@ class Server:
         if self.handled is not None and message.kind is not Kind.PAUSE:  # a pause moves nothing
             self.handled.append(message.sender)
         return self.handlers[message.kind](event)
+
+    def drop(self, rank: int, after_s: float) -> list[Action]:
+        """Treat a worker as dead though it may speak again; return the actions to perform.
+
+        Args:
+            rank: the worker.
+            after_s: how long it has been silent.
+        """
+        self._dropped[rank] = after_s
+        gone = self._without(rank)
+        return [*(refusal(item, self.rank, after_s) for item in gone), *self._move_on()]
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
@@ -273,14 +289,14 @@ class Server:
         self._depart(sender, Standing.LEFT)
         return [Release(sender, event.frame), *self._move_on()]
 
-    def _lost(self, rank: int) -> list[Action]:
+    def _without(self, rank: int) -> list[Received]:
+        """Stop waiting for a lost worker; return its unanswered requests."""
         self.story.tell("lost rank", rank)
         self._depart(rank, Standing.LOST)
         self.peers[rank].unanswered = 0
-        gone = self._waiting.drop(rank)
         if self._holder == rank:
             self._holder = None
-        return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
+        return self._waiting.drop(rank)
 
     def _depart(self, rank: int, standing: Standing) -> None:
         self.awaited -= self.peers[rank].standing in AWAITED

@@ -12,6 +12,7 @@ from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
+from nnlo_common.protocol._dropping import heed
 from nnlo_common.protocol._events import Action, Received, Wait
 from nnlo_common.protocol._shard_client import Shard, ShardClient
 
@@ -246,7 +247,12 @@ class Worker:
         yield from self._all(ShardClient.leave)
 
     def deliver(self, event: Received) -> list[Action]:
-        """Hand a reply to the client of its shard."""
+        """Hand a reply to the client of its shard.
+
+        Raises:
+            DroppedError: the others have dropped this rank.
+        """
+        heed(event.message, self.rank)
         shard = event.message.shard
         if shard >= len(self.shard_clients):
             raise ProtocolError(

@@ -22,7 +22,7 @@ class Standing(enum.Enum):
     QUEUING = "has asked to join and is not let in yet (warm start)"
     TRAINING = "has joined"
     LEFT = "has left normally"
-    LOST = "died"
+    LOST = "died or was dropped"
 
 
 #: Standings of workers that may still contribute.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._json_codec import table_of
 from nnlo_common.cluster._gpus import choose_gpu, search_turns
 from nnlo_common.cluster._hosts import describe_here, locate
 from nnlo_common.cluster._threads import limit_threads
@@ -19,9 +20,18 @@ __all__ = ["agree", "cut_blocks", "cut_teams"]
 def agree(
     world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0
 ) -> list[tuple[int, ...]]:
-    """Check that all ranks agree and split them into blocks; all ranks raise the same error."""
+    """Check that all ranks agree and split them into blocks; all ranks raise the same error.
+
+    Raises:
+        ConfigurationError: the ranks have different scripts, or cannot be split.
+        ProtocolError: what a rank has sent is malformed.
+    """
     mine = {"facts": {"block_size": block_size, **facts}, "here": describe_here()}
-    everyone = [json.loads(text) for text in world.gather_text(json.dumps(mine))]
+    everyone = []
+    for rank, text in enumerate(world.gather_text(json.dumps(mine))):
+        whose = f"what rank {rank} says about itself"
+        told = table_of(text, mine, whose)
+        everyone.append({name: table_of(json.dumps(told[name]), mine[name], whose) for name in mine})
     for rank, other in enumerate(everyone):
         for name, value in everyone[0]["facts"].items():
             if other["facts"][name] != value:

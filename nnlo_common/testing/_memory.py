@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._errors import ConfigurationError, PeerLostError
+from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
@@ -93,7 +93,9 @@ class MemoryCluster:
         return self.points.hold(rank, point, occurrence, may_miss=may_miss)
 
     def run(self, program: Callable[[MemoryWorld], Any], timeout_s: float = 60.0) -> list[Any]:
-        """Run `program` on every rank and return what each returned (an `InjectedFault` if it died).
+        """Run `program` on every rank and return what each returned.
+
+        In place of that it is an `InjectedFault` if the rank died, a `DroppedError` if the others dropped it.
 
         Raises:
             ConfigurationError: a point of `fail` or `hold` was missed; the message names the reached ones.
@@ -112,7 +114,7 @@ class MemoryCluster:
             thread.start()
         self._join(threads, worlds, timeout_s)
         failures = [result for result in results if isinstance(result, BaseException)]
-        errors = [failure for failure in failures if not isinstance(failure, InjectedFault)]
+        errors = [failure for failure in failures if not isinstance(failure, (InjectedFault, DroppedError))]
         missed = self.points.missed()
         if errors:
             raise _noted(min(errors, key=lambda error: isinstance(error, PeerLostError)), missed)
@@ -144,6 +146,8 @@ class MemoryCluster:
         except InjectedFault as fault:
             results[world.rank] = fault
             end = Lost(world.rank)
+        except DroppedError as error:  # the others have done without it for a while
+            results[world.rank] = error
         except BaseException as error:  # `run` raises it again
             error.add_note(f"on rank {world.rank} of {self.size}, last at {world.last!r}")
             results[world.rank] = error
@@ -264,8 +268,11 @@ class MemoryWorld:
         return MemoryPart(self._cluster, self, ranks)
 
     def drop(self, rank: int) -> bool:  # noqa: ARG002
-        """Refuse: a thread cannot be killed."""
-        return False
+        """Return True: the others continue; a thread cannot be killed, so it may speak again."""
+        return True
+
+    def cast_off(self) -> None:
+        """Do nothing: the end of this rank does not end the run."""
 
     def abort(self, code: int) -> NoReturn:
         """End this rank, and with it the run."""
@@ -371,6 +378,9 @@ class MemoryEndpoint:
 
     def release(self, peer: int, frame: Frame) -> None:
         """Do nothing: Python frees the memory."""
+
+    def abandon(self, peer: int) -> None:
+        """Do nothing: no operation waits for a peer."""
 
     def flush(self) -> None:
         """Do nothing: `send` completes at once."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from nnlo_common.algorithms import Algorithm, DiLoCo
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, DroppedError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import Activity, Compute, Server, Shard, Worker
@@ -35,6 +35,7 @@ class VirtualRun:
         workers: in rank order.
         trace: for each shard the workers whose requests were handled, in order.
         seconds: the virtual time of the run (with the schedule `ByTime`).
+        refused: the errors of the ranks that were dropped, in the order of their ends.
 
     Example:
         >>> from nnlo_common import SGD, LocalSGD
@@ -50,6 +51,7 @@ class VirtualRun:
     workers: list[Worker]
     trace: dict[int, list[int]]
     seconds: float
+    refused: list[DroppedError]
 
     @property
     def center(self) -> Vector:
@@ -84,6 +86,7 @@ def train_virtually(
     leave: bool = True,
     resume: Mapping[str, Any] | None = None,
     losses: Mapping[int, int] | None = None,
+    drops: Mapping[int, int] | None = None,
     observe: Observer | None = None,
     check: bool = True,
 ) -> VirtualRun:
@@ -106,6 +109,8 @@ def train_virtually(
         leave: workers leave at the end; False makes them pause, so that the run can be resumed.
         resume: the `state()` of an earlier run to continue from.
         losses: the ranks that die, and the number of handled requests before that.
+        drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
+            they speak again later, and end with the answer.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
@@ -125,7 +130,10 @@ def train_virtually(
     algorithm.check(workers, servers)
     cell = _VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
-    losses = _loss_counts(losses or {}, cell.ranks)
+    ends = {
+        name: _counts_by_rank(name, given or {}, cell.ranks)
+        for name, given in (("losses", losses), ("drops", drops))
+    }
     machines, members = cell.make_servers(optimizer), cell.make_workers(local)
     if resume is not None:
         _load(machines, members, resume)
@@ -134,9 +142,9 @@ def train_virtually(
         for worker, count, start in zip(members, counts, starts, strict=True)
     }
     everyone = {worker.rank: worker for worker in members}
-    cluster = VirtualCluster(machines, everyone, programs, schedule=schedule, losses=losses, check=check)
+    cluster = VirtualCluster(machines, everyone, programs, schedule=schedule, check=check, **ends)
     cluster.run()
-    return VirtualRun(machines, members, cluster.trace, cluster.now_s)
+    return VirtualRun(machines, members, cluster.trace, cluster.now_s, cluster.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +230,14 @@ def _starts(begin: Sequence[Any] | None, workers: int) -> list[Any]:
     return list(begin)
 
 
-def _loss_counts(losses: Mapping[int, int], ranks: range) -> dict[int, int]:
-    unknown = [rank for rank in losses if rank not in ranks]
+def _counts_by_rank(name: str, given: Mapping[int, int], ranks: range) -> dict[int, int]:
+    unknown = [rank for rank in given if rank not in ranks]
     if unknown:
         raise ConfigurationError(
-            f"losses={dict(losses)!r}: {unknown[0]!r} is not the rank of a worker; these have the ranks "
+            f"{name}={dict(given)!r}: {unknown[0]!r} is not the rank of a worker; these have the ranks "
             f"{ranks[0]} to {ranks[-1]}, after the servers"
         )
-    return {rank: whole_number(f"losses[{rank}]", count, 0) for rank, count in losses.items()}
+    return {rank: whole_number(f"{name}[{rank}]", count, 0) for rank, count in given.items()}
 
 
 def _load(servers: Sequence[Server], workers: Sequence[Worker], resume: Mapping[str, Any]) -> None:

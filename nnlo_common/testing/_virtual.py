@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nnlo_common.base._errors import PeerLostError
+from nnlo_common.base._errors import DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.protocol import (
     Action,
@@ -43,6 +43,7 @@ class VirtualCluster:
         workers: the workers, by rank.
         trace: for each shard the workers whose requests were handled, in order.
         now_s: the virtual time (with `ByTime`).
+        refused: the errors of the ranks that were dropped, in the order of their ends.
 
     Args:
         servers: one for each shard.
@@ -50,6 +51,8 @@ class VirtualCluster:
         workers: the workers that the programs drive, by rank.
         schedule: chooses the next request; `RoundRobin` by default.
         losses: the ranks that die, and the number of handled requests before that.
+        drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
+            they speak again later, and end with the answer.
         check: validate every invariant after every event.
 
     Example:
@@ -80,14 +83,15 @@ class VirtualCluster:
         *,
         schedule: Schedule | None = None,
         losses: Mapping[int, int] | None = None,
+        drops: Mapping[int, int] | None = None,
         check: bool = False,
     ) -> None:
         self.servers, self.workers = list(servers), dict(workers)
         self.trace: dict[int, list[int]] = {server.shard: [] for server in servers}
-        self.now_s = 0.0
+        self.now_s, self.refused = 0.0, list[DroppedError]()
         self._programs = dict(programs)
         self._schedule: Schedule = RoundRobin() if schedule is None else schedule
-        self._losses, self._check = dict(losses or {}), check
+        self._losses, self._drops, self._check = dict(losses or {}), dict(drops or {}), check
         self._channels: dict[tuple[int, int], _Channel] = defaultdict(deque)
         self._clock_s = dict.fromkeys(self.workers, 0.0)
         self._free_s = {server.shard: 0.0 for server in servers}
@@ -104,8 +108,10 @@ class VirtualCluster:
         for rank in list(self._programs):
             if self._losses.get(rank) == 0:
                 self._lose(rank)
-            else:
-                self._advance(rank)
+                continue
+            if self._drops.get(rank) == 0:
+                self._drop(rank)
+            self._advance(rank)
         while True:
             waiting = self._waiting()
             chosen = self._schedule.choose(waiting) if waiting else None
@@ -136,6 +142,8 @@ class VirtualCluster:
         self._perform_server(shard, self.servers[shard].handle(event))
         if self._losses.get(rank) == self._handled[rank]:
             self._lose(rank)
+        elif self._drops.get(rank) == self._handled[rank]:
+            self._drop(rank)
 
     def _perform_server(self, shard: int, actions: Sequence[Action]) -> None:
         if self._check:
@@ -154,7 +162,12 @@ class VirtualCluster:
         if rank in self._lost:
             return
         self._clock_s[rank] = max(self._clock_s[rank], self._free_s[shard] + self._travel_s(event))
-        self._perform_worker(rank, self.workers[rank].deliver(event))
+        try:
+            self._perform_worker(rank, self.workers[rank].deliver(event))
+        except DroppedError as error:
+            self.refused.append(error)
+            self._programs.pop(rank, None)
+            self._lost.add(rank)
         if rank in self._programs:
             self._advance(rank)
 
@@ -191,6 +204,10 @@ class VirtualCluster:
                 channel.clear()
         for server in self.servers:
             self._perform_server(server.shard, server.handle(Lost(rank)))
+
+    def _drop(self, rank: int) -> None:
+        for server in self.servers:
+            self._perform_server(server.shard, server.drop(rank, 0.0))
 
     def _carried(self, message: Message) -> Received:
         """Copy a message, header and vector, into the receiver's memory, as a transport does."""

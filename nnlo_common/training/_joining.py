@@ -13,6 +13,7 @@ import numpy as np
 
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._json_codec import table_of
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import Place, describe_here, locate
 from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Topology
@@ -123,7 +124,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         error.collective = True  # all ranks compare the same facts and raise the same error
         disengage()  # no exchange has begun, so leaving is safe
         raise
-    places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
+    reports = enumerate(world.gather_text(json.dumps(describe_here())))
+    places = locate([table_of(text, (), f"the place of rank {rank}") for rank, text in reports])
     place = places[world.rank]
     threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
     table = topology.table(places)
@@ -176,6 +178,7 @@ def _join_as_worker(
         {rank: places[rank].host for rank in cell.servers},
         stall_timeout_s=plan.stall_timeout_s,
         tells=world.rank == cell.workers[0],
+        on_drop=world.cast_off,
     )
 
 

@@ -40,8 +40,8 @@ class Participant:
         names: the arrays' names in error messages.
         servers: the number of ranks that share the centre.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        stall_timeout_s: a worker silent this long, though it is its turn, is killed if the rest can continue;
-            otherwise the job aborts. None: only warn.
+        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
+            the job aborts. None: only warn.
         log_order: a file for the order of all requests, for a replay in the virtual cluster; not written
             when alone.
 

@@ -18,6 +18,7 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector
+from nnlo_common.base._json_codec import table_of
 from nnlo_common.base._layout import Layout
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
@@ -83,8 +84,14 @@ def agree(world: RankWorld, plan: TrainingPlan) -> None:
 
     Raises:
         ConfigurationError: a rank differs from rank 0; raised on all ranks.
+        ProtocolError: what a rank has sent is malformed.
     """
-    everyone = [json.loads(text) for text in world.gather_text(json.dumps(_facts(world, plan)))]
+    mine = _facts(world, plan)
+    names = mine.keys() - {"start"}  # some servers have it
+    everyone = [
+        table_of(text, names, f"the plan of rank {rank}")
+        for rank, text in enumerate(world.gather_text(json.dumps(mine)))
+    ]
     for rank, other in enumerate(everyone):
         if problem := _difference(everyone[0], other):
             raise ConfigurationError(

@@ -62,7 +62,7 @@ class ServerRank:
         queries: sends queries to the query service.
         service: the query service, on the first server.
         stall_detector: records when each worker was heard.
-        drop: kills a stalled rank if the others can continue; returns whether it did.
+        drop: takes a stalled rank out of the job if the others can continue; returns whether they can.
 
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
@@ -289,6 +289,19 @@ class ServerRank:
                         "the others cannot continue without it, so the job aborts. See what that rank waits "
                         "for",
                     )
+                self._continue_without(rank)
+
+    def _continue_without(self, rank: int) -> None:
+        """Treat a dropped worker as dead; it may wake, and then it hears that it was dropped."""
+        others = set(self._server.peers.awaited()) - {rank}
+        silence_s, line = self._stall_detector.report_drop(rank, len(others))
+        self._losses.append(line)
+        self._endpoint.abandon(rank)
+        perform(self._endpoint, self._server.drop(rank, silence_s))
+        self._look_for_pause()  # all others may have waited for this one
+        if self.service is not None:
+            perform(self._endpoint, self.service.drop(rank, silence_s))
+        self._refuse_solitude(rank)
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether the next message must come from this worker."""
@@ -317,6 +330,10 @@ class ServerRank:
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
             self._lost(event)
+            return
+        if event.message.sender in self._dropped:
+            service = self.service if event.message.shard == self._queries.shard else None
+            perform(self._endpoint, (service or self._server).handle(event))
             return
         self._stall_detector.heard(event.message)
         if event.message.shard == self._server.shard:
@@ -409,10 +426,15 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
-            if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
-                raise PeerLostError(event.rank, "the last worker has died")
+            self._refuse_solitude(event.rank)
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")
+
+    def _refuse_solitude(self, rank: int) -> None:
+        """Raise if `rank`, which is lost, was the last worker."""
+        if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
+            was = "was dropped" if rank in self._dropped else "has died"
+            raise PeerLostError(rank, f"the last worker {was}")
 
     def _take_shard(self, event: Received) -> None:
         shard = self._others[event.message.shard]

@@ -139,6 +139,18 @@ class StallDetector:
         _LOG.log(self._level, "nnlo: %s; it has died. Workers left: %d", line, others)
         return f"{line}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
+    def report_drop(self, rank: int, others: int) -> tuple[float, str]:
+        """Warn that a silent rank was dropped; return its silence and the line for the report.
+
+        Args:
+            rank: the dropped rank.
+            others: the number of workers left.
+        """
+        silence_s = self._clock() - self._seen[rank].since_s
+        line = f"{self.last(rank)}; dropped after {silence_s:.0f} s of silence"
+        _LOG.log(self._level, "nnlo: %s. Workers left: %d", line, others)
+        return silence_s, f"{line} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
     def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
         longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]
         return max(SHORTEST_S, PATIENCE * longest_s) if longest_s else UNKNOWN_S

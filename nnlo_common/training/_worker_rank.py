@@ -8,7 +8,7 @@ from typing import Any, cast
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Action, Activity, QueryClient, Received, Wait, Worker
+from nnlo_common.protocol import Action, Activity, Kind, QueryClient, Received, Wait, Worker
 from nnlo_common.protocol._query_messages import AnswerT, Query
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
@@ -27,6 +27,7 @@ class WorkerRank:
         hosts: the host of each server.
         stall_timeout_s: how long the servers wait for a silent worker; see `ServerWatch`.
         tells: warn of silent servers.
+        on_drop: called when the servers have dropped this rank, before the error is raised.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class WorkerRank:
         *,
         stall_timeout_s: float | None = None,
         tells: bool = True,
+        on_drop: Callable[[], object] = lambda: None,
     ) -> None:
         self._endpoint, self._worker, self._queries = endpoint, worker, queries
-        self._servers = set(hosts)
+        self._servers, self._on_drop = set(hosts), on_drop
         self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
         self._steps = self._samples = 0
         self._first = True  # of an epoch; the servers may validate before they answer this step
@@ -192,6 +194,8 @@ class WorkerRank:
         return awaited | ({self._queries.service} if self._queries.busy else set())
 
     def _deliver(self, event: Received) -> list[Action]:
+        if event.message.kind is Kind.DROPPED:
+            self._on_drop()
         if event.message.shard == self._queries.shard:
             return self._queries.handle(event)
         return self._worker.deliver(event)

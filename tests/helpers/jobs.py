@@ -22,7 +22,16 @@ import pytest
 from tests.helpers.paths import ONE_BACKEND, ROOT
 from tests.helpers.warm import warm_start
 
-__all__ = ["alone", "launcher", "mpiexec", "running", "running_mpi", "start_of", "starting"]
+__all__ = [
+    "alone",
+    "environment",
+    "launcher",
+    "mpiexec",
+    "running",
+    "running_mpi",
+    "start_of",
+    "starting",
+]
 
 # What a launcher writes into its children. A test run that was itself launched must not pass it on.
 _INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
@@ -152,7 +161,7 @@ def starting(
             process.wait(10)
 
 
-def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     """Return the whole environment of a job."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
     # Programs import `tests.helpers`, and no framework that they do not run on.
@@ -166,13 +175,13 @@ def start_of(
     framework: Literal["torch", "keras"] | None = None,
 ) -> list[str | Path]:
     """Return the command that starts a program, warm where it can, up to its arguments; see `mpiexec`."""
-    return warm_start(program, _environment(env), framework)
+    return warm_start(program, environment(env), framework)
 
 
 def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
     return kind(
         command,
-        env=_environment(env),
+        env=environment(env),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,

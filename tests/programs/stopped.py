@@ -1,4 +1,7 @@
-"""Trains while the test stops a rank: each rank prints its process id, and ends when a file is there."""
+"""Trains while the test stops a rank: each rank prints its process id, and ends when a file is there.
+
+With a third argument the launcher cannot be asked to kill a rank.
+"""
 
 import os
 import sys
@@ -11,6 +14,8 @@ from nnlo_common import SGD, Downpour, Participant
 
 FILE, limit = Path(sys.argv[1]), float(sys.argv[2])
 with Participant(Downpour(), [np.zeros(3, "f4")], optimizer=SGD(0.1), stall_timeout_s=limit or None) as me:
+    if sys.argv[3:]:
+        os.environ.pop("PMIX_NAMESPACE")
     print(f"{me.rank} {os.getpid()}", flush=True)
     for step, _ in enumerate(me.batches(range(1_000_000))):
         time.sleep(0.01)
@@ -20,4 +25,4 @@ with Participant(Downpour(), [np.zeros(3, "f4")], optimizer=SGD(0.1), stall_time
         if FILE.exists():
             me.stop()
             break
-print("done", flush=True)
+print(f"done {me.report().lost}", flush=True)

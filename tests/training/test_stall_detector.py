@@ -106,6 +106,17 @@ def test_the_dead_are_named_with_what_they_did_last(caplog):
     assert report.startswith(f"{said}; died at 2")
 
 
+def test_a_dropped_rank_is_named_with_its_silence(caplog):
+    table = Table()
+    table.hear(1, Kind.LOCK, step=7)
+    table.pass_time(30)
+    silence_s, report = table.stall_detector.report_drop(1, 1)
+    said = "rank 1 on node1, last heard 30.0 s ago: LOCK after step 7; dropped after 30 s of silence"
+    assert caplog.messages[-1] == f"nnlo: {said}. Workers left: 1"
+    assert report.startswith(f"{said} at 2")
+    assert silence_s == 30.0
+
+
 @pytest.mark.parametrize("wrong", [0, -1, True, "10", float("nan")])
 def test_impossible_timeouts_are_refused(wrong):
     with pytest.raises(ConfigurationError, match=r"stall_timeout_s=.* is not possible: use a number"):

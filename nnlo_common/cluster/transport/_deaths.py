@@ -53,16 +53,20 @@ class Deaths:
         )
 
 
-def limit_finalize(comm: MPI.Intracomm) -> None:
+def limit_finalize(comm: MPI.Intracomm, *, meet: bool) -> None:
     """Limit the time of MPI_Finalize at the end of a program that tolerates deaths.
 
     The ranks first meet here, where a death is noticed, so that they enter MPI_Finalize together. No Python
     runs inside it, so a timer of the operating system ends the process.
+
+    Args:
+        comm: all ranks.
+        meet: False where this rank has dropped one that may never come; its end then frees the others.
     """
     if MPI.Is_finalized():
         return
     with contextlib.suppress(MPI.Exception):  # a rank has died
-        everyone, backoff = comm.Ibarrier(), Backoff()
+        everyone, backoff = comm.Ibarrier() if meet else MPI.REQUEST_NULL, Backoff()
         while not everyone.Test() and not comm.Get_failed().Get_size():
             backoff.pause()
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:

@@ -54,6 +54,9 @@ class Endpoint(Protocol):
     def release(self, peer: int, frame: Frame) -> None:
         """Release the memory of a message from `peer` that gets no reply."""
 
+    def abandon(self, peer: int) -> None:
+        """Never wait for this peer again: it may be silent for good. What it sends still arrives."""
+
     def flush(self) -> None:
         """Make sends without a frame progress; call it before computing for long.
 
@@ -113,7 +116,13 @@ class RankWorld(Protocol):
         """Register `call` for when this rank waits outside of a training; only a search does that."""
 
     def drop(self, rank: int) -> bool:
-        """Kill another rank if the rest survive it; return whether it was killed."""
+        """Take another rank out of the job if the rest survive it; return whether they do.
+
+        It is killed if it can be reached. Else it may speak again later.
+        """
+
+    def cast_off(self) -> None:
+        """Note that the others have dropped this rank, so that its end does not end the job."""
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""

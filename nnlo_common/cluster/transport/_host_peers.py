@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from nnlo_common.base._json_codec import content_of, malformed, message_of, table_of
 from nnlo_common.cluster.transport._datagrams import Datagrams
 
 __all__ = ["HostPeers", "ProcessAddress"]
@@ -59,12 +60,23 @@ class ProcessAddress:
 
     def to_text(self) -> str:
         """Encode as JSON."""
-        return json.dumps([self.host, self.space, self.pid, self.address, self.wakeup])
+        return json.dumps(content_of(self))
 
     @classmethod
-    def of_text(cls, text: str) -> Self:
-        """Decode what `to_text` returned."""
-        return cls(*json.loads(text))
+    def of_text(cls, text: str, whose: str) -> Self:
+        """Decode what `to_text` returned.
+
+        Args:
+            text: the JSON.
+            whose: names it in errors.
+
+        Raises:
+            ProtocolError: it is not an address of a process.
+        """
+        address = message_of((cls,), table_of(text, (), whose), whose)
+        if address.pid <= 0:  # a signal to it would reach many processes
+            raise malformed(whose, ValueError(f"{address.pid} is not the id of a process"))
+        return address
 
 
 class HostPeers:

@@ -44,6 +44,9 @@ SHORT_BYTES = 1 << 20
 # The longest pause where every peer can wake this rank; other peers need shorter pauses.
 _LONGEST_PAUSE_S = 2e-3
 
+# Memory that MPI may still read and write: of peers that were abandoned in the middle of a message.
+_LEFT_TO_MPI: list[object] = []
+
 
 class _Channel:
     """The receive slots of one link, in posting order.
@@ -110,6 +113,7 @@ class MPIEndpoint:
     ) -> None:
         self._comm, self.wakeup, self._wakeups = comm, wakeup, wakeups
         self._deaths = Deaths(comm)
+        self._abandoned: set[int] = set()
         self._to_wake: set[str] = set()  # peers sent to and not yet woken
         self._heard_s = time.perf_counter()  # when the last message arrived
         self.near = all(link.peer in wakeups for link in links)
@@ -191,6 +195,10 @@ class MPIEndpoint:
         if slot is not None:
             self._post(slot)
 
+    def abandon(self, peer: int) -> None:
+        """Never wait for this peer again; its receives stay posted."""
+        self._abandoned.add(peer)
+
     def flush(self) -> None:
         """Poll until all sends complete: MPI moves long messages only inside its calls."""
         backoff = Backoff()
@@ -222,19 +230,24 @@ class MPIEndpoint:
 
     def close(self) -> None:
         """Complete all sends, cancel all receives, free the communicator."""
-        replies = [self._active[slot.index] for slot in self._slots if slot.replying]
+        slots = [slot for slot in self._slots if slot.channel.link.peer not in self._abandoned]
+        replies = [self._active[slot.index] for slot in slots if slot.replying]
         for request in (*self._leaving.values(), *replies):
             with self._noting_deaths():
                 request.Wait()
-        for slot in self._slots:
+        for slot in slots:
             with self._noting_deaths():
                 if slot in slot.channel.posted and not slot.arrived:
                     slot.receive.Cancel()
                     slot.receive.Wait()
                 slot.receive.Free()
-        self._slots.clear()
+        if self._abandoned:
+            _LEFT_TO_MPI.append((self._comm, self._slots))
+        self._slots = []
         self._wake_peers()
         self.wakeup.close()
+        if self._abandoned:
+            return
         with self._noting_deaths():
             self._comm.Free()
 
@@ -326,11 +339,19 @@ class MPIEndpoint:
     def _replying(self) -> bool:
         """Whether a peer is receiving a reply now; one that computes for long reads it later and wakes us."""
         idle = time.perf_counter() - self._heard_s > _IDLE_S
-        return any(slot.replying and not (idle and slot.channel.reads_late) for slot in self._slots)
+        return any(
+            slot.replying
+            and not (idle and slot.channel.reads_late)
+            and slot.channel.link.peer not in self._abandoned
+            for slot in self._slots
+        )
 
     def _arriving(self) -> bool:
         """Whether a message has arrived in part."""
-        return any(slot.frame.header[0] and not slot.arrived for slot in self._slots)
+        return any(
+            slot.frame.header[0] and not slot.arrived and slot.channel.link.peer not in self._abandoned
+            for slot in self._slots
+        )
 
     def _all_left(self) -> bool:
         """Whether all sends from frames without a slot are complete."""

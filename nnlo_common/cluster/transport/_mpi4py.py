@@ -14,8 +14,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -27,7 +26,7 @@ from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._library import cuda_aware, one_line
 from nnlo_common.cluster.transport._roll_call import RollCall
 
-__all__ = ["MPI", "ThreadLevel", "World"]
+__all__ = ["MPI", "ThreadLevel", "World", "symbol"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,9 +74,15 @@ class World:
         """The thread level that the library granted: which threads may call MPI."""
         return _THREAD_LEVELS[MPI.Query_thread()]
 
+    def world_rank(self, rank: int) -> int:
+        """Return the number of a rank of this communicator among all processes of the job."""
+        own, every = self.comm.Get_group(), MPI.COMM_WORLD.Get_group()
+        (number,) = MPI.Group.Translate_ranks(own, [rank], every)
+        return number
+
     def ulfm_built(self) -> bool:
         """Whether the library has User-Level Failure Mitigation built in, enabled or not."""
-        return any(_symbol(name) is not None for name in ("MPIX_Comm_is_revoked", "MPI_Comm_is_revoked"))
+        return any(symbol(name) is not None for name in ("MPIX_Comm_is_revoked", "MPI_Comm_is_revoked"))
 
     def has_ulfm(self) -> bool:
         """Whether failure mitigation is enabled in this run, so that a dead rank need not end the job.
@@ -163,16 +168,16 @@ def _libraries() -> list[ctypes.CDLL]:
     return [ctypes.CDLL(MPI.__file__), ctypes.CDLL(None)]
 
 
-def _symbol(name: str) -> Callable[[], int] | None:
+def symbol(name: str) -> Any:
+    """Return a function of the MPI library, or of a library that it is built on; None if there is none."""
     for library in _libraries():
         if hasattr(library, name):
-            found: Callable[[], int] = getattr(library, name)
-            return found
+            return getattr(library, name)
     return None
 
 
 def _query(name: str) -> bool | None:
-    function = _symbol(name)
+    function = symbol(name)
     return None if function is None else bool(function())
 
 

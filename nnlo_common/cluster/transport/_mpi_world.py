@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from nnlo_common.base._errors import StartupError
-from nnlo_common.cluster._aborting import end_after_exit, engage, remember_exit
+from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, engage, remember_exit
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
+from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to_kill
+from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
@@ -32,12 +35,20 @@ _LOG = logging.getLogger(__name__)
 
 # How long a launcher may take to end a job in which a rank has died.
 _LAUNCHER_GRACE_S = 5.0
+# How long it may take to say that it has nothing; a rank that ends has five seconds for all.
+_LAUNCHER_ANSWERS_S = 2.0
 # Living ranks meet within milliseconds, or within the end of a checkpoint's write; a dead one never comes.
 _MEETING_LIMIT_S = 60.0
 
 
+class _LauncherState:
+    watched: ClassVar[bool] = False
+    gone: ClassVar[bool] = False
+
+
 class _FinalizeLimit:
     prepared: ClassVar[bool] = False
+    has_dropped: ClassVar[bool] = False
 
 
 class MPIWorld:
@@ -61,10 +72,11 @@ class MPIWorld:
         self.rank, self.size, self.host = world.rank, world.size, world.host
         self.survives_loss = world.survives_loss()
         self._host_peers: HostPeers | None = None
+        self._cast_off = False
         if self.survives_loss and watches and not _FinalizeLimit.prepared:
             # Registered first, so that atexit runs it last.
             _FinalizeLimit.prepared = True
-            atexit.register(limit_finalize, world.comm)
+            atexit.register(lambda: limit_finalize(world.comm, meet=not _FinalizeLimit.has_dropped))
 
     def gather_text(self, text: str) -> list[str]:
         """Give every rank the texts of all ranks (collective)."""
@@ -78,11 +90,16 @@ class MPIWorld:
         token = bytes.fromhex(self.gather_text(new_token().hex())[0])
         wakeup, ends = Wakeup(token), Datagrams(token)
         mine = ProcessAddress.own(self.host, ends.address, wakeup.address)
-        peers = [ProcessAddress.of_text(text) for text in self.gather_text(mine.to_text())]
+        peers = [
+            ProcessAddress.of_text(text, f"the address of rank {rank}")
+            for rank, text in enumerate(self.gather_text(mine.to_text()))
+        ]
         wakeups = {
             rank: peer.wakeup for rank, peer in enumerate(peers) if peer.wakeup and peer.host == mine.host
         }
         self._host_peers = HostPeers(self.rank, peers, ends)
+        if self._watches and not _LauncherState.watched:
+            _LauncherState.watched = watch_launcher(self._report_launcher)
         if self._watches and not self.survives_loss:
             self._host_peers.watch(self._report_death)
         with self._all_needed():
@@ -102,8 +119,21 @@ class MPIWorld:
         return leave
 
     def drop(self, rank: int) -> bool:
-        """Kill a rank of this host if the rest survive it; return whether it was killed."""
-        return self.survives_loss and self._host_peers is not None and self._host_peers.kill(rank)
+        """Take a rank out of the job if the rest survive it; return whether they do.
+
+        This rank kills one of its own host; the launcher is asked to kill one of another host, which it
+        cannot do while that host is cut off.
+        """
+        if not self.survives_loss or self._host_peers is None:
+            return False
+        if not self._host_peers.kill(rank):
+            ask_to_kill(self.facts.world_rank(rank))
+            _FinalizeLimit.has_dropped = True
+        return True
+
+    def cast_off(self) -> None:
+        """Note that the others have dropped this rank, so that its end does not end the job."""
+        self._cast_off = True
 
     def at_end(
         self, call: Callable[[], object], in_middle: Callable[[], bool] = lambda: False
@@ -164,8 +194,17 @@ class MPIWorld:
             self.facts.comm.Free()
 
     def abort(self, code: int) -> NoReturn:
-        """End all ranks now."""
+        """End all ranks now; a rank that was dropped, or is cut off from the launcher, ends alone.
+
+        The order of a rank that is cut off would come late, when the others have long continued without it.
+        """
         self._announce_end()
+        if self._cast_off:
+            _end_alone()
+        if self.survives_loss and not answers_within(_LAUNCHER_ANSWERS_S):
+            who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
+            os.write(2, f"{who} ends alone, because the launcher does not answer\n".encode())
+            _end_alone()
         self.facts.abort(code)
 
     def _announce_end(self) -> None:
@@ -174,6 +213,8 @@ class MPIWorld:
 
     def _report_death(self, rank: int) -> None:
         """Report the dead rank before the launcher ends this one; abort if the launcher does not."""
+        if _LauncherState.gone:
+            return  # without it all ranks die
         os.write(
             2,
             f"nnlo: rank {rank} of {self.size} on {self.host} has died (killed, crashed or out of memory), "
@@ -182,6 +223,16 @@ class MPIWorld:
         )
         time.sleep(_LAUNCHER_GRACE_S)
         self.facts.abort(1)
+
+    def _report_launcher(self) -> None:
+        """Say that the launcher has gone; this process ends then."""
+        _LauncherState.gone = True
+        line = (
+            f"nnlo: rank {self.rank} of {self.size} on {self.host} ends, because the launcher (mpiexec) has "
+            "gone: somebody or something has killed it. Rerun the same command to resume from the newest "
+            "checkpoint, if there is one\n"
+        )
+        tell(line, None if self.rank else end_notes_folder())
 
     @contextlib.contextmanager
     def _all_needed(self) -> Iterator[None]:
@@ -224,3 +275,9 @@ class MPIWorld:
             _LOG.warning("messages will move only between steps: %s", error)
             return False
         return True
+
+
+def _end_alone() -> NoReturn:
+    """End this process as a death that the others survive; a status other than 0 would become the job's."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(1)  # not reached

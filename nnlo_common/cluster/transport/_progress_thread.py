@@ -113,6 +113,11 @@ class OverlappedEndpoint:
         self._take_over()
         self._inner.release(peer, frame)
 
+    def abandon(self, peer: int) -> None:
+        """Never wait for this peer again."""
+        self._take_over()
+        self._inner.abandon(peer)
+
     def flush(self) -> None:
         """Hand the endpoint to the thread if a message is in flight."""
         if self._stopping:

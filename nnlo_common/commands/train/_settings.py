@@ -94,7 +94,7 @@ class Settings:
     servers: int = option(RANKS, "number of ranks that serve the centre, each a part", default=1, least=1)
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     stall_timeout: int | None = option(
-        RANKS, "kill a worker that is silent so long, or abort the job; else only warn", "S", least=1
+        RANKS, "drop a worker that is silent so long, or abort the job; else only warn", "S", least=1
     )
 
     run: str | None = option(OUTPUT, "a new folder for the result; else runs/MODEL-1, -2, ...", "FOLDER")

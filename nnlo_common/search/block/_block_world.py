@@ -118,6 +118,9 @@ class BlockWorld:
             pass
         return self._channel.recalled
 
+    def cast_off(self) -> None:
+        """Do nothing: the ranks of a block drop none of them."""
+
     def drop(self, rank: int) -> bool:  # noqa: ARG002
         """Refuse: a search needs all of its ranks."""
         return False
@@ -202,6 +205,10 @@ class _BlockEndpoint:
 
     def release(self, peer: int, frame: Frame) -> None:
         self._endpoint.release(peer, frame)
+
+    def abandon(self, peer: int) -> None:
+        """Never wait for this peer again."""
+        self._endpoint.abandon(peer)
 
     def flush(self) -> None:
         self._endpoint.flush()

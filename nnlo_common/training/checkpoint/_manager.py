@@ -13,7 +13,7 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._warnings import warn
-from nnlo_common.cluster._aborting import advise
+from nnlo_common.cluster._aborting import advise, end_notes_in
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
@@ -81,6 +81,7 @@ class CheckpointManager:
         self._speaks = speaks("alone" if team is None else team.member.role)
         self._saving = saving_on(self.store, team, state, self._file)
         advise(self._advice)
+        end_notes_in(self.store.folder)
 
     # -- writing --------------------------------------------------------------------------------------
 
