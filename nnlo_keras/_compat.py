@@ -41,6 +41,7 @@ __all__ = [
     "put_value",
     "samples_counted",
     "schedule_of",
+    "seed_layers",
     "sequence_of",
     "set_length",
     "spec_of",
@@ -260,6 +261,16 @@ def global_seeds(*, make: bool = False) -> Any:
     except ImportError as error:
         raise _KERAS.changed(f"its global seed generator is gone ({error})") from error
     return global_seed_generator() if make else get_global_attribute("global_seed_generator")
+
+
+def seed_layers(number: int) -> None:
+    """Seed the layers without a seed generator of their own, as `keras.utils.set_random_seed` does."""
+    try:
+        from keras.src.backend.common.global_state import set_global_attribute
+    except ImportError as error:
+        raise _KERAS.changed(f"its global state is gone ({error})") from error
+    set_global_attribute("global_random_seed", number)
+    set_global_attribute("global_seed_generator", None)  # Keras makes it again, from Python's generator
 
 
 # -- optimizers -------------------------------------------------------------------------------------------
