@@ -91,13 +91,17 @@ def data_of_fit() -> Any:
 
 
 # Attributes of a `tf.data.Dataset` that tell its samples, or which of them it has.
-_OF_TF_DATASET = ("_input_dataset", "_tensors", "_filenames", "_num_shards", "_index")
+_OF_TF_DATASET = ("_tensors", "_filenames", "_num_shards", "_index")
 
 
 def parts_of_dataset(data: Any) -> list[Any]:
     """Return what a data set consists of, as far as that can be seen without loading a sample."""
     if type(data).__module__.startswith("tensorflow."):
-        return [getattr(data, name, None) for name in _OF_TF_DATASET]
+        found = []
+        while data is not None:  # a pipeline: each step has the one before it
+            found += [getattr(data, name, None) for name in _OF_TF_DATASET]
+            data = getattr(data, "_input_dataset", None)
+        return found
     return [*getattr(data, "__dict__", {}).values()]
 
 
