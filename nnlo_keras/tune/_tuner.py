@@ -271,7 +271,7 @@ class MPITuner(HookedTuner):
             callbacks = self._copied_callbacks(list(original))
             if any(isinstance(one, keras.callbacks.TensorBoard) for one in callbacks):
                 self._set_tensorboard_folder(callbacks, trial, execution)  # it imports tensorboard
-            if any(vars(keras_tuner.Tuner)[hook] is not _function(getattr(self, hook)) for hook in _HOOKS):
+            if any(getattr(keras_tuner.Tuner, hook) is not _function(getattr(self, hook)) for hook in _HOOKS):
                 callbacks.append(hook_callback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # Without blocks only: a block's ranks leave together, when the coordinator halts them.
