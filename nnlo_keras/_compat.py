@@ -41,6 +41,7 @@ __all__ = [
     "put_value",
     "samples_counted",
     "schedule_of",
+    "seed_layers",
     "sequence_of",
     "set_length",
     "spec_of",
@@ -90,13 +91,17 @@ def data_of_fit() -> Any:
 
 
 # Attributes of a `tf.data.Dataset` that tell its samples, or which of them it has.
-_OF_TF_DATASET = ("_input_dataset", "_tensors", "_filenames", "_num_shards", "_index")
+_OF_TF_DATASET = ("_tensors", "_filenames", "_num_shards", "_index")
 
 
 def parts_of_dataset(data: Any) -> list[Any]:
     """Return what a data set consists of, as far as that can be seen without loading a sample."""
     if type(data).__module__.startswith("tensorflow."):
-        return [getattr(data, name, None) for name in _OF_TF_DATASET]
+        found = []
+        while data is not None:  # a pipeline: each step has the one before it
+            found += [getattr(data, name, None) for name in _OF_TF_DATASET]
+            data = getattr(data, "_input_dataset", None)
+        return found
     return [*getattr(data, "__dict__", {}).values()]
 
 
@@ -260,6 +265,16 @@ def global_seeds(*, make: bool = False) -> Any:
     except ImportError as error:
         raise _KERAS.changed(f"its global seed generator is gone ({error})") from error
     return global_seed_generator() if make else get_global_attribute("global_seed_generator")
+
+
+def seed_layers(number: int) -> None:
+    """Seed the layers without a seed generator of their own, as `keras.utils.set_random_seed` does."""
+    try:
+        from keras.src.backend.common.global_state import set_global_attribute
+    except ImportError as error:
+        raise _KERAS.changed(f"its global state is gone ({error})") from error
+    set_global_attribute("global_random_seed", number)
+    set_global_attribute("global_seed_generator", None)  # Keras makes it again, from Python's generator
 
 
 # -- optimizers -------------------------------------------------------------------------------------------

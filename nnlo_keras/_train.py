@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,29 +21,17 @@ from nnlo_common.plugin import (
     launched,
     parsed_json,
     read_whole,
-    seed_random,
     speaks,
     whole,
 )
 from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._seeding import seed_generators as seed
 
 __all__ = ["forget", "load", "prepare", "seed"]
 
 #: Metrics that `compile` accepts besides the names of `keras.metrics`.
 _COMPILE_NAMES = ("accuracy", "acc", "crossentropy", "ce")
 _NO_LOSSES = ("get", "serialize", "deserialize")
-
-
-def seed(number: int) -> None:
-    """Seed all random generators that Keras uses."""
-    if keras.backend.backend() == "tensorflow":
-        keras.utils.set_random_seed(number)
-        return
-    # On other back ends `set_random_seed` would load TensorFlow, if installed, which takes seconds.
-    seed_random(number)
-    if keras.backend.backend() == "torch":
-        torch = importlib.import_module("torch")
-        torch.manual_seed(number)
 
 
 def load(path: Path, trusted: bool) -> Any:

@@ -71,13 +71,27 @@ def _contents(
         return
     if isinstance(part, str | bytes | bool | int | float):
         yield False, repr(part).encode()
-    elif getattr(part, "shape", ()) and hasattr(part, "__getitem__"):
-        yield from _of_array(part, on_host)
+    elif (rank := _rank(part)) is not None and hasattr(part, "__getitem__"):
+        yield from _of_array(part, on_host) if rank else _of_number(part, on_host)
     elif depth and id(part) not in seen:
         seen.add(id(part))
         yield False, type(part).__name__.encode()
         for one in _parts(part, parts):
             yield from _contents(one, depth - 1, seen, parts, on_host)
+
+
+def _rank(part: Any) -> int | None:
+    """Return the number of dimensions of an array; None if it is not an array, or nobody knows."""
+    try:
+        return len(part.shape)  # a shape of TensorFlow's is true also without dimensions
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _of_number(number: Any, on_host: Callable[[Any], Any]) -> Iterator[tuple[bool, bytes]]:
+    """Yield an array without dimensions, which is no samples: the number of a part, perhaps."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        yield False, repr(np.asarray(on_host(number)).tolist()).encode()
 
 
 def _of_array(array: Any, on_host: Callable[[Any], Any]) -> Iterator[tuple[bool, bytes]]:

@@ -18,10 +18,10 @@ from nnlo_common import ConfigurationError
 __all__ = [
     "HookedTuner",
     "best_epoch_saver",
-    "best_step",
     "file_of_oracle",
     "hook_callback",
     "is_duplicate",
+    "judges_failures",
     "mean_metrics",
     "metrics_of",
     "most_collisions",
@@ -77,11 +77,6 @@ def metrics_of(results: Any, objective: Any) -> dict[str, float]:
 def mean_metrics(found: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the mean of each metric."""
     return {name: float(value) for name, value in _utility("average_metrics_dicts")(found).items()}
-
-
-def best_step(results: Any, objective: Any) -> int:
-    """Return the best epoch in the results of a `run_trial`."""
-    return int(_utility("get_best_step")(results, objective))
 
 
 def best_epoch_saver(objective: Any, file: str) -> Any:
@@ -164,6 +159,12 @@ def random_values(oracle: Any) -> dict[str, Any] | None:
 # -- tuners --------------------------------------------------------------------------------------------
 
 
+def judges_failures(tuner: type) -> bool:
+    """Return whether a tuner has a way of its own to catch the errors of trials."""
+    step = "_try_run_and_update_trial"
+    return _part(tuner, step) is not _part(keras_tuner.Tuner, step)
+
+
 class HookedTuner(keras_tuner.Tuner):
     """A keras-tuner tuner whose private steps `MPITuner` calls and overrides under nnlo's names.
 
@@ -193,6 +194,10 @@ class HookedTuner(keras_tuner.Tuner):
     def _fitted(self, trial: Any, *args: Any, **options: Any) -> Any:
         """Return the results of `_built_and_fitted`, or of what a subclass puts around it or in its place."""
         return _part(self, "_build_and_fit_model")(trial, *args, **options)
+
+    def _ran_and_reported(self, trial: Any, *args: Any, **options: Any) -> None:
+        """Run a trial and report its results to this rank's oracle, as keras-tuner or a subclass does."""
+        _part(self, "_run_and_update_trial")(trial, *args, **options)
 
     @property
     def state_file(self) -> str:

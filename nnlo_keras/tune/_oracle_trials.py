@@ -177,20 +177,32 @@ class OracleTrials(TrialSource, TrialChooser):
         return str(trial.status)
 
     def _complete(self, trial: Any, results: Sequence[Any]) -> None:
-        oracle = self._tuner.oracle
-        found = [result["metrics"] for result in results]
-        metrics = found[0] if self._folds == 1 else averaged(found, oracle.objective.name)
+        oracle, objective = self._tuner.oracle, self._tuner.oracle.objective.name
+        reports = results[0]["reports"]
+        if self._folds > 1:
+            # Folds have their best epochs at different steps, so a mean belongs to none.
+            best = [_best(result["reports"], oracle.objective) for result in results]
+            reports = [(0, averaged(best, objective))]
         trial.hyperparameters = HyperParameters.from_config(results[0]["hyperparameters"])
-        score = metrics.get(oracle.objective.name, 0.0)
-        if not math.isfinite(score):
-            trial.status, trial.message = "INVALID", f"the objective {oracle.objective.name} is {score}"
+        scores = [metrics.get(objective, 0.0) for _, metrics in reports]
+        if not any(map(math.isfinite, scores)):
+            trial.status, trial.message = "INVALID", f"the objective {objective} is {scores[-1]}"
             return
         try:
-            # Folds have their best epochs at different steps, so a mean belongs to none.
-            oracle.update_trial(trial.trial_id, metrics, step=results[0]["step"] if self._folds == 1 else 0)
+            for step, metrics in reports:
+                oracle.update_trial(trial.trial_id, metrics, step=step)
             trial.status = "COMPLETED"
         except Exception as error:  # like keras-tuner, blame the trial
             trial.status, trial.message = "INVALID", "".join(traceback.format_exception(error))
+
+
+def _best(reports: Sequence[tuple[float, dict[str, float]]], objective: Any) -> dict[str, float]:
+    """Return the metrics of the report with the best objective; nearly always there is only one report."""
+    best = reports[0][1]
+    for _, metrics in reports[1:]:
+        if objective.better_than(*(one.get(objective.name, math.nan) for one in (metrics, best))):
+            best = metrics
+    return best
 
 
 def averaged(found: Sequence[dict[str, float]], objective: str) -> dict[str, float]:

@@ -10,11 +10,12 @@ Keras-tuner's own classes do the rest, except its gRPC service, which is not use
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,13 +41,14 @@ from nnlo_common.plugin import (
     warn,
     whole_number,
 )
+from nnlo_keras._seeding import seed_generators
 from nnlo_keras.tune import _directory
 from nnlo_keras.tune._block_search import search_over
 from nnlo_keras.tune._compat import (
     HookedTuner,
     best_epoch_saver,
-    best_step,
     hook_callback,
+    judges_failures,
     metrics_of,
     validate_results,
 )
@@ -148,6 +150,12 @@ class MPITuner(HookedTuner):
         self._world = world
         self.has_directory = (ranks := world or launched()) is None or ranks.rank == 0
         self._alone = ranks is None or ranks.size == 1
+        if not self._alone and judges_failures(type(self)):
+            raise ConfigurationError(
+                f"{type(self).__name__} overrides _try_run_and_update_trial, which a search over blocks does "
+                "not call: an error on one rank of a block ends the trial on all of them; override run_trial "
+                "or _run_and_update_trial instead, and catch there what the trial survives"
+            )
         self._interrupts = Interrupts()
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
@@ -156,6 +164,8 @@ class MPITuner(HookedTuner):
         if not self.has_directory:
             options["overwrite"] = False  # only the rank that owns the directory may empty it
         super().__init__(oracle, hypermodel, **options)
+        if type(self).save_model is not keras_tuner.Tuner.save_model:
+            self.__dict__["save_model"] = self._once_per_trial(self.save_model)
 
     def search(self, *args: Any, **options: Any) -> None:
         """Search for the best hyper-parameters; all arguments go to `fit` (collective).
@@ -239,6 +249,15 @@ class MPITuner(HookedTuner):
         """Whether this rank writes the trial's files: only the first of folds side by side does."""
         return _first_of_block() and not self._fold
 
+    def _once_per_trial(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls `write` on the one rank that writes the trial's files."""
+
+        @functools.wraps(write)
+        def write_once(*args: Any, **options: Any) -> Any:
+            return write(*args, **options) if self._keeps_files() else None
+
+        return write_once
+
     def _executed(
         self, trial: Any, fold: int | None, checkpoint: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> list[Any]:
@@ -248,11 +267,11 @@ class MPITuner(HookedTuner):
         results = []
         for execution in range(self.executions_per_trial):
             number = zlib.crc32(f"{trial.trial_id} {fold} {execution}".encode())
-            keras.utils.set_random_seed(seed_of(seed, number))
+            seed_generators(seed_of(seed, number))
             callbacks = self._copied_callbacks(list(original))
             if any(isinstance(one, keras.callbacks.TensorBoard) for one in callbacks):
                 self._set_tensorboard_folder(callbacks, trial, execution)  # it imports tensorboard
-            if any(getattr(type(self), hook) is not getattr(keras_tuner.Tuner, hook) for hook in _HOOKS):
+            if any(getattr(keras_tuner.Tuner, hook) is not _function(getattr(self, hook)) for hook in _HOOKS):
                 callbacks.append(hook_callback(self, trial))
             callbacks += [] if checkpoint is None else [checkpoint]
             # Without blocks only: a block's ranks leave together, when the coordinator halts them.
@@ -294,8 +313,8 @@ class MPITuner(HookedTuner):
         trial = Trial(HyperParameters.from_config(order["hyperparameters"]), order["id"])
         self.oracle.trials[trial.trial_id] = trial
         try:
-            results = self.run_trial(trial, *args, **options)
-            validate_results(results, objective, "Tuner.run_trial()")
+            self._ran_and_reported(trial, *args, **options)
+            reports = _reports_of(trial, objective.name, type(self).__name__)
         except keras_tuner.errors.FatalError as error:
             error.add_note(FATAL)
             raise
@@ -304,8 +323,7 @@ class MPITuner(HookedTuner):
             raise
         if _first_of_block():
             found = {
-                "metrics": metrics_of(results, objective),
-                "step": best_step(results, objective),
+                "reports": reports,
                 "hyperparameters": json.loads(json.dumps(trial.hyperparameters.get_config())),
             }
             run.set_user_attr(RESULT, found)
@@ -362,6 +380,31 @@ class MPITuner(HookedTuner):
         """Print the search space, once."""
         if self.has_directory:
             super().search_space_summary(extended)
+
+
+def _reports_of(trial: Any, objective: str, tuner: str) -> list[tuple[float, dict[str, float]]]:
+    """Return what this rank's oracle was told of a trial: the step and the metrics of each report.
+
+    Raises:
+        FatalValueError: a subclass has reported no objective.
+    """
+    found: dict[tuple[float, int], dict[str, float]] = {}
+    for name, history in trial.metrics.metrics.items():
+        for observed in history.get_history():
+            for again, value in enumerate(observed.value):
+                found.setdefault((observed.step, again), {})[name] = value
+    if not found:
+        raise keras_tuner.errors.FatalValueError(
+            f"{tuner} has trained trial {trial.trial_id} but reported no {objective}; call "
+            "self.oracle.update_trial(trial.trial_id, metrics), or override run_trial instead, which returns "
+            "the metrics"
+        )
+    return [(step, metrics) for (step, _), metrics in sorted(found.items(), key=lambda one: one[0])]
+
+
+def _function(method: Any) -> Any:
+    """Return the function behind a method."""
+    return getattr(method, "__func__", method)
 
 
 def _first_of_block() -> bool:

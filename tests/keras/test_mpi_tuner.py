@@ -40,14 +40,20 @@ def test_rounds_of_hyperband_go_on_from_their_checkpoints_and_folds_train_side_b
     assert "'val_loss of fold 2'" in folds[1]
 
 
-@pytest.mark.extended
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [3, 5])
-def test_twenty_searches_that_overwrite_each_other_all_end(ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "times"),
+    [
+        (3, 4),
+        pytest.param(3, 20, marks=pytest.mark.extended),
+        pytest.param(5, 20, marks=pytest.mark.extended),
+    ],
+)
+def test_searches_that_overwrite_each_other_all_end(ranks, times, tmp_path):
     program = PROGRAM.with_name("tune_overwrite.py")
-    done = mpiexec(ranks, program, str(tmp_path), "20", timeout_s=360, env=KERAS)
+    done = mpiexec(ranks, program, str(tmp_path), str(times), timeout_s=360, env=KERAS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("searched") == 20
+    assert done.stdout.count("searched") == times
 
 
 @pytest.mark.extended

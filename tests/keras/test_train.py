@@ -44,25 +44,6 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
 
 @pytest.mark.framework("keras")
-@keras_warns
-def test_seeds_are_set_without_loading_tensorflow_for_another_back_end(monkeypatch):
-    import keras
-
-    from nnlo_keras._train import seed
-
-    if keras.backend.backend() != "tensorflow":
-        monkeypatch.setattr(keras.utils, "set_random_seed", None)  # it loads TensorFlow
-    drawn = []
-    for number in (3, 3, 4):
-        seed(number)
-        weights = keras.layers.Dense(2)
-        weights.build((None, 3))
-        drawn.append([*np.ravel(keras.ops.convert_to_numpy(weights.kernel)), np.random.random()])  # noqa: NPY002
-    assert drawn[0] == drawn[1]
-    assert not set(drawn[1]) & set(drawn[2])
-
-
-@pytest.mark.framework("keras")
 @pytest.mark.slow
 @keras_warns
 def test_a_keras_model_trains_and_trains_the_same_again():

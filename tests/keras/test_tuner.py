@@ -434,7 +434,7 @@ def completed(coordinator, team, run):
     """What is answered when a team has trained a trial."""
     space = keras_tuner.HyperParameters()
     space.Float("x", -1, 1, step=0.5)
-    result = {"metrics": {"loss": 1.0}, "step": 0, "hyperparameters": space.get_config()}
+    result = {"reports": [[0, {"loss": 1.0}]], "hyperparameters": space.get_config()}
     assert coordinator.handle(team, Note(run, RESULT, result)) == []
     return coordinator.handle(team, Done(run, "complete", (0.0,)))
 

@@ -44,7 +44,9 @@ METHODS = {
         "_get_checkpoint_fname",
         "_get_tuner_fname",
         "_populate_initial_space",
+        "_run_and_update_trial",
         "_try_build",
+        "_try_run_and_update_trial",
     ],
 }
 
@@ -147,11 +149,27 @@ def history(**values):
         ([history(loss=[1.0, 2.0]), history(loss=[4.0, 3.0, 2.0])], 1.5, 1),
     ],
 )
-def test_what_a_trial_returns_becomes_metrics_and_the_best_epoch(results, loss, step):
+def test_what_a_trial_returns_becomes_metrics_and_the_best_epoch(tmp_path, results, loss, step):
     objective = keras_tuner.Objective("loss", "min")
     _compat.validate_results(results, objective, "fit()")
     assert _compat.metrics_of(results, objective)["loss"] == loss, f"{CHANGED} metrics are taken otherwise"
-    assert _compat.best_step(results, objective) == step, f"{CHANGED} the best epoch is another"
+    oracle, tuner = made(tmp_path)
+    trial = oracle.create_trial("rank")
+    given = []
+    tuner.run_trial = lambda *args, **options: given.append((*args, options)) or results
+    tuner._ran_and_reported(trial, "data", epochs=2)
+    assert given == [(trial, "data", {"epochs": 2})], CHANGED
+    (observed,) = trial.metrics.get_history("loss")
+    assert (observed.value, observed.step) == ([loss], step), f"{CHANGED} a report is another"
+
+
+def test_a_tuner_catches_the_errors_of_trials_by_a_step_that_subclasses_change():
+    class Judging(_compat.HookedTuner):
+        def _try_run_and_update_trial(self, *args, **options):
+            pass
+
+    assert not _compat.judges_failures(_compat.HookedTuner), CHANGED
+    assert _compat.judges_failures(Judging), CHANGED
 
 
 def test_what_a_trial_must_not_return_is_refused():
