@@ -63,6 +63,7 @@ class ServerRank:
         service: the query service, on the first server.
         stall_detector: records when each worker was heard.
         drop: kills a stalled rank if the others can continue; returns whether it did.
+        groups: the ranks of each worker, leads first; all of them may ask, and they leave together.
 
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
@@ -81,6 +82,7 @@ class ServerRank:
         service: TrainingQueries | None,
         stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
@@ -93,6 +95,8 @@ class ServerRank:
         self._leaving = self._told_of_leaving = False
         self._left_after = math.inf  # the number of epochs of the worker that left first
         self._stall_detector, self._drop = stall_detector, drop
+        self._groups = {lead: (lead, *others) for lead, *others in groups}
+        self._lead_of = {rank: lead for lead, group in self._groups.items() for rank in group}
         self._dropped: set[int] = set()
         self._losses: list[str] = []
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
@@ -326,7 +330,8 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
             if event.message.kind is Kind.LEAVE and self.service is not None:
-                perform(self._endpoint, self.service.left(event.message.sender))
+                for rank in self._groups.get(event.message.sender, (event.message.sender,)):
+                    perform(self._endpoint, self.service.left(rank))
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
         else:
@@ -411,6 +416,8 @@ class ServerRank:
             perform(self._endpoint, self._queries.handle(event))
             if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
                 raise PeerLostError(event.rank, "the last worker has died")
+        elif event.rank in self._lead_of:  # its lead dies with it
+            perform(self._endpoint, self._queries.handle(event))
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")
 
