@@ -104,6 +104,11 @@ class Checkpoint:
     ) -> None:
         self._wrappers = _all_of_training(optimizer)
         self._optimizer = self._wrappers[0]
+        if self._optimizer.group_size > 1:
+            raise collective(
+                "Checkpoint cannot save a training in groups yet; leave Checkpoint out, or servers=0 and "
+                "group_size="
+            )
         self._optimizer._settle("Checkpoint")
         self._team, self._also = self._optimizer._team, dict(also or {})
         for name, one in self._also.items():

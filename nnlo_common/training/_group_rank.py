@@ -56,6 +56,7 @@ class GroupRank:
         group: the transport's side.
         index: this rank's number in the group; 0 is the lead.
         size: the number of its ranks.
+        samples: the number of samples that all its ranks had taken at the last gradient.
 
     Args:
         group: the transport's side.
@@ -64,6 +65,7 @@ class GroupRank:
     def __init__(self, group: Group) -> None:
         self.group, self.index, self.size = group, group.index, len(group.ranks)
         self._steps = 0
+        self.samples = 0
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
         """Wait for the others of the group at the same point; return both values of all, a row for each.
@@ -79,7 +81,7 @@ class GroupRank:
         self._steps += meeting is Meeting.STEP
         return everyone[:, 2:]
 
-    def mean(self, gradient: Vector, weight: float, samples: float = 0) -> tuple[float, float]:
+    def mean(self, gradient: Vector, weight: float, samples: float = 0) -> None:
         """Replace the gradient by its weighted mean over the group.
 
         Args:
@@ -87,8 +89,8 @@ class GroupRank:
             weight: the weight of this rank's gradient, e.g. its number of samples.
             samples: the number of samples that this rank has taken so far.
 
-        Returns:
-            The sums of the weights and of the samples.
+        Raises:
+            ConfigurationError: the weights make no mean; raised on all ranks of the group.
         """
         weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
         total = float(weights.sum())
@@ -106,7 +108,7 @@ class GroupRank:
             else:
                 gradient.fill(0)  # whatever it holds, NaN included
             self.group.add_up(gradient)
-        return total, float(counts.sum())
+        self.samples = int(counts.sum())
 
     def meet_alike(self, meeting: Meeting, parameters: Vector) -> None:
         """Wait for the others at the same point; raise if the parameters differ between the ranks."""

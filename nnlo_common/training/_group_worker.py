@@ -52,9 +52,13 @@ class GroupWorkerRank(WorkerRank):
         super().start()
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
-        """Make one step with the group's mean gradient, with the exchange due in it."""
-        self._group.meet(Meeting.STEP)
-        super().step(weight, local_step)
+        """Make one step with the group's mean gradient, with the exchange due in it.
+
+        Args:
+            weight: this rank's part of the group's weight in a mean over workers.
+            local_step: moves the parameters, if given.
+        """
+        super().step(float(self._group.meet(Meeting.STEP, weight)[:, 0].sum()), local_step)
 
     def begin_epoch(self) -> bool:
         """Begin an epoch; return whether that has moved the parameters."""
@@ -85,6 +89,11 @@ class GroupWorkerRank(WorkerRank):
         """Wait until all workers are at a batch boundary; False: the pause was cancelled."""
         self._group.meet(Meeting.PAUSE)
         return super().pause()
+
+    def count_samples(self, total: int) -> None:
+        """Count the samples of this rank; the servers hear of those of the whole group."""
+        self._samples = total
+        self._worker.count_samples(self._group.samples)
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave."""
@@ -149,14 +158,14 @@ class GroupTrainer:
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Step the optimizer; the training stops with this step if the lead wants to."""
-        check_weight(self._group.index, weight)
-        stops = self._group.meet(Meeting.STEP, self._stopping)
+        weights, stops = self._group.meet(Meeting.STEP, weight, self._stopping).T
+        check_weight(self._group.group.ranks[0], float(weights.sum()))
         if local_step is not None:
             local_step()
         elif self._optimizer is not None:
             self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
-        self.stopped = self.stopped or bool(stops[0, 0])
+        self.stopped = self.stopped or bool(stops[0])
 
     def begin_epoch(self) -> bool:
         """Begin an epoch; it never moves the parameters."""
@@ -262,6 +271,17 @@ class GroupTrainer:
     def count_samples(self, total: int) -> None:
         """Set the number of samples that this rank has taken so far."""
         self._samples = total
+
+    def due_within(self, steps: int) -> bool:  # noqa: ARG002 - as on a worker
+        """Whether one of the next steps exchanges with a centre: none does."""
+        return False
+
+    def pass_step(self) -> None:
+        """Count a step made elsewhere."""
+        self._steps += 1
+
+    def add_weight(self, weight: float) -> None:
+        """Do nothing: no mean over workers follows."""
 
     def configure(self, values: Vector) -> None:
         """Do nothing: the optimizer steps here, with its own options."""

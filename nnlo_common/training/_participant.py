@@ -143,7 +143,7 @@ class Participant:
         """
         running, group = self._running, None if self._member is None else self._member.group
         if group is not None:
-            weight, _ = group.mean(self._gradient.vector, weight)
+            group.mean(self._gradient.vector, weight)
         running.step(weight)
 
     @property
