@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -99,24 +99,6 @@ class Participation:
     def _has_center(self) -> bool:
         """Whether there is a centre on servers."""
         return self._team is not None and self._team.member.servers > 0
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which backward passes leave the gradients of a group's ranks apart.
-
-        Without groups it does nothing. Use it for all but the last of the batches whose gradients a loop adds
-        up before a step: that saves a sum over the group for each. Every rank of a group must use it alike.
-
-        Example:
-            >>> import nnlo_torch
-            >>> model = torch.nn.Linear(1, 1)
-            >>> optimizer = nnlo_torch.Synchronous(torch.optim.SGD(model.parameters(), lr=0.1))
-            >>> with optimizer.no_sync():
-            ...     model(torch.ones(2, 1)).mean().backward()
-            >>> model(torch.ones(2, 1)).mean().backward()
-            >>> optimizer.step()
-        """
-        gradients = self._joint.group_gradients
-        return nullcontext() if gradients is None else gradients.off()
 
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None

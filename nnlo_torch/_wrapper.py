@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -231,6 +232,24 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     def _steps_here(self) -> bool:
         """Whether your optimizer steps on this rank unless it serves."""
         return not self._has_center or self.algorithm.optimizer_runs == "worker"
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes leave the gradients of a group's ranks apart.
+
+        Without groups it does nothing. Use it for all but the last of the batches whose gradients a loop adds
+        up before a step: that saves a sum over the group for each. Every rank of a group must use it alike.
+
+        Example:
+            >>> import nnlo_torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = nnlo_torch.Synchronous(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> with optimizer.no_sync():
+            ...     model(torch.ones(2, 1)).mean().backward()
+            >>> model(torch.ones(2, 1)).mean().backward()
+            >>> optimizer.step()
+        """
+        gradients = self._joint.group_gradients
+        return nullcontext() if gradients is None else gradients.off()
 
     def _take_turn(self) -> None:
         """Let the next step use this wrapper's gradients and move its parameters, of all in the training."""

@@ -42,8 +42,7 @@ def _at_work(team: weakref.ref[Session], lag: int) -> Callable[[], bool]:
     return look
 
 
-# Counts that a session saves besides its part.
-_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
+_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")  # saved besides the part
 
 
 class Session:

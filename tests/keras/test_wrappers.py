@@ -218,6 +218,6 @@ def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused
 @pytest.mark.parametrize("options", [{"group_size": 2}, {"servers": 0}])
 def test_groups_are_refused_by_name(options):
     with pytest.raises(
-        ConfigurationError, match="Downpour: groups of ranks .* are not possible with Keras yet"
+        ConfigurationError, match=r"Downpour: groups of ranks .* are not possible with Keras yet"
     ):
         nk.Downpour(momentum(), **options)
