@@ -95,11 +95,6 @@ class Participation:
         """The number of ranks of each worker."""
         return 1 if self._team is None else self._team.member.group_size
 
-    @property
-    def _has_center(self) -> bool:
-        """Whether there is a centre on servers."""
-        return self._team is not None and self._team.member.servers > 0
-
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
     ) -> Iterator[_Batch]:

@@ -229,6 +229,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         return loss
 
     @property
+    def _has_center(self) -> bool:
+        """Whether there is a centre on servers."""
+        return self._team is not None and self._team.member.servers > 0
+
+    @property
     def _steps_here(self) -> bool:
         """Whether your optimizer steps on this rank unless it serves."""
         return not self._has_center or self.algorithm.optimizer_runs == "worker"
