@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.group_cases import GROUPED, SIZES, close, merged, train_grouped
-from tests.helpers.jobs import mpiexec
+from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.threads import on_ranks
 
@@ -64,3 +64,18 @@ def test_without_a_server_a_group_is_one_process_with_the_large_batch(k, names, 
 def test_members_stay_equal_bit_for_bit_on_five_ranks(names, tmp_path):
     for found in trained(tmp_path, 5, 1, 2, names).values():
         check_members(found, 1, 2)
+
+
+@pytest.mark.parametrize("dies", [4, pytest.param(3, marks=pytest.mark.extended)])
+def test_the_death_of_a_rank_costs_its_group_only(dies):
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH ends the job")
+    options = ["--with-ft", "ulfm"]
+    done = mpiexec(5, PROGRAMS / "groups_death.py", str(dies), timeout_s=60, options=options)
+    assert done.returncode == 0, done.stderr
+    assert f"rank {7 - dies} ends, because rank {dies} of its group has died" in done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "server 0: 0 steps, 1 lost",
+        "worker 0, member 1: 18 steps, 0 lost",
+        "worker 0: 18 steps, 0 lost",
+    ]

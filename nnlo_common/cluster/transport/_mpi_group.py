@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -94,7 +96,10 @@ class MPIGroup:
         who = f"rank {dead[0]}" if dead else "a rank"
         text = f"nnlo: rank {self.ranks[self.index]} ends, because {who} of its group has died\n"
         os.write(2, text.encode())
-        os._exit(1)
+        sys.stdout.flush()
+        # An exit, even with a status, is no death to Open MPI: the servers would wait for this rank.
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit(1)
 
 
 class _MPIBroadcast:
