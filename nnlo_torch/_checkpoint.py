@@ -35,6 +35,7 @@ from nnlo_torch._snapshot import (
     unpacked,
 )
 from nnlo_torch._team import kinds_of
+from nnlo_torch._training_of import group_fact
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Checkpoint"]
@@ -104,10 +105,10 @@ class Checkpoint:
     ) -> None:
         self._wrappers = _all_of_training(optimizer)
         self._optimizer = self._wrappers[0]
-        if self._optimizer.group_size > 1:
+        if self._optimizer.group_size > 1 and not self._optimizer._has_center:
             raise collective(
-                "Checkpoint cannot save a training in groups yet; leave Checkpoint out, or servers=0 and "
-                "group_size="
+                "Checkpoint cannot save a training without a server (servers=0) yet; use servers=1, or leave "
+                "Checkpoint out"
             )
         self._optimizer._settle("Checkpoint")
         self._team, self._also = self._optimizer._team, dict(also or {})
@@ -265,7 +266,8 @@ class Checkpoint:
             "algorithm": self._optimizer.algorithm.describe(),
             "optimizer": " and ".join(kinds_of(one.optimizer, one.local) for one in self._wrappers),
             "servers": 0 if member is None else member.servers,
-            "workers": 0 if member is None else member.workers,
+            "workers": 0 if member is None else member.share[1],
+            **group_fact(self._optimizer),
             "model": layout_of(self._wrappers, self._modules())
             if self._team is None
             else self._team.model.parameters.layout.to_json(),

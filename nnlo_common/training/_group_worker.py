@@ -90,6 +90,16 @@ class GroupWorkerRank(WorkerRank):
         self._group.meet(Meeting.PAUSE)
         return super().pause()
 
+    def state(self) -> State:
+        """Return all that the next step depends on; exact in a pause."""
+        return {"worker_rank": super().state(), "group_samples": self._group.samples}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; call it before `start`."""
+        require("a rank of a group", state, worker_rank=Mapping, group_samples=int)
+        self._group.samples = state["group_samples"]
+        super().load(state["worker_rank"])
+
     def count_samples(self, total: int) -> None:
         """Count the samples of this rank; the servers hear of those of the whole group."""
         self._samples = total

@@ -196,18 +196,21 @@ class ServerRank:
         return self._pauses
 
     def saving(self) -> set[int]:
-        """Return the other ranks that save: the workers in training and the other servers."""
-        peers = self._server.peers.items()
-        inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
-        return inside | {shard.server for shard in self._others.values()}
+        """Return the other ranks that save: those of the workers in training, and the other servers."""
+        return self._with_standing(Standing.TRAINING) | {shard.server for shard in self._others.values()}
 
     def workers(self) -> set[int]:
-        """Return all workers."""
-        return set(self._server.peers)
+        """Return the ranks of all workers."""
+        return self._with_standing(*Standing)
 
     def lost(self) -> set[int]:
-        """Return the workers that have died."""
-        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+        """Return the ranks of the workers that have died."""
+        return self._with_standing(Standing.LOST)
+
+    def _with_standing(self, *standings: Standing) -> set[int]:
+        """Return the ranks of the workers that stand so; a group lives and dies together."""
+        leads = (lead for lead, peer in self._server.peers.items() if peer.standing in standings)
+        return {rank for lead in leads for rank in self._groups.get(lead, (lead,))}
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until `condition` holds."""

@@ -1,4 +1,4 @@
-"""Two groups of two ranks and a server train; a rank of the second group is killed within the second epoch."""
+"""Two groups of two ranks and a server train; one of the second group is killed in the second epoch."""
 
 import os
 import signal

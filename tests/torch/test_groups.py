@@ -458,7 +458,7 @@ def test_leases_several_wrappers_and_checkpoints_are_refused_by_name(tmp_path):
     for size, program, text in (
         (3, leases, r"ShardSampler\(assignment='dynamic'\) cannot lease samples to groups yet"),
         (2, two, "several optimizers cannot have groups"),
-        (2, saves, "Checkpoint cannot save a training in groups yet"),
+        (2, saves, r"Checkpoint cannot save a training without a server \(servers=0\) yet"),
     ):
         with pytest.raises(ConfigurationError, match=text):
             on_ranks(size, program)
