@@ -105,11 +105,6 @@ class Checkpoint:
     ) -> None:
         self._wrappers = _all_of_training(optimizer)
         self._optimizer = self._wrappers[0]
-        if self._optimizer.group_size > 1 and not self._optimizer._has_center:
-            raise collective(
-                "Checkpoint cannot save a training without a server (servers=0) yet; use servers=1, or leave "
-                "Checkpoint out"
-            )
         self._optimizer._settle("Checkpoint")
         self._team, self._also = self._optimizer._team, dict(also or {})
         for name, one in self._also.items():

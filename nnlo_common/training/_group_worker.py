@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
@@ -116,11 +118,23 @@ class GroupWorkerRank(WorkerRank):
         super().finish(last_together)
 
 
+class _Told(enum.IntFlag):
+    """What a rank tells the others of its group in each step."""
+
+    STOP = enum.auto()
+    SAVE = enum.auto()
+    WRITTEN = enum.auto()
+
+
 class GroupTrainer:
     """One rank of a training without servers: every rank steps the optimizer with the mean gradient.
 
     Queries are answered without a server, too: all ranks ask together, and each hears all queries and works
     out all answers, so that the answering state is the same on all.
+
+    Attributes:
+        pause_requested: a rank wants to save; all ranks see it after the same step.
+        all_written: all ranks have written their part of a checkpoint; all see it after the same step.
 
     Args:
         group: this rank's side of the group of all ranks.
@@ -131,7 +145,7 @@ class GroupTrainer:
         numbers: the most numbers that a query carries after its JSON.
     """
 
-    due = pause_requested = False
+    due = False
     gathered = 0
     told_rate = 0.0
 
@@ -153,8 +167,8 @@ class GroupTrainer:
         self._averages = averages
         self._room: Vector = np.zeros(QUERY_NUMBERS + numbers, np.float32)
         self._steps = self._samples = 0
-        self._stopping = self.stopped = False
-        self._loaded = False
+        self._tells = _Told(0)
+        self.stopped = self.pause_requested = self.all_written = self._loaded = False
 
     def start(self) -> None:
         """Begin at the lead's parameters."""
@@ -168,19 +182,18 @@ class GroupTrainer:
 
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Step the optimizer; the training stops with this step if the lead wants to."""
-        weights, stops = self._group.meet(Meeting.STEP, weight, self._stopping).T
+        weights, told = self._group.meet(Meeting.STEP, weight, self._tells).T
         check_weight(self._group.group.ranks[0], float(weights.sum()))
         if local_step is not None:
             local_step()
         elif self._optimizer is not None:
             self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
-        self.stopped = self.stopped or bool(stops[0])
+        self._hear(told)
 
     def begin_epoch(self) -> bool:
         """Begin an epoch; it never moves the parameters."""
-        stops = self._group.meet(Meeting.BEGIN_EPOCH, self._stopping)
-        self.stopped = self.stopped or bool(stops[0, 0])
+        self._hear(self._group.meet(Meeting.BEGIN_EPOCH, 0, self._tells)[:, 1])
         return False
 
     def end_epoch(self) -> None:
@@ -197,7 +210,7 @@ class GroupTrainer:
 
     def stop(self) -> None:
         """End the training on all ranks with the next step; only the lead decides it."""
-        self._stopping = True
+        self._tells |= _Told.STOP
 
     def look(self, into: Vector) -> None:
         """Copy the parameters into `into`."""
@@ -235,9 +248,26 @@ class GroupTrainer:
         found_here: Any = answer
         return cast("AnswerT", found_here)
 
+    def want_pause(self) -> None:
+        """Ask all ranks to pause at the same batch boundary, after the next step."""
+        self._tells |= _Told.SAVE
+
+    def tell_written(self) -> None:
+        """Tell the others, in the next steps, that this rank has written its part of a checkpoint."""
+        self._tells |= _Told.WRITTEN
+
+    def take_together(self, data: bytes) -> list[bytes]:
+        """Return what all ranks bring to a checkpoint (collective)."""
+        self._group.meet(Meeting.PAUSE)
+        self.all_written = False
+        self._tells &= ~_Told.WRITTEN
+        return self._group.group.gather_bytes(data)
+
     def pause(self) -> bool:
         """Wait for the others."""
         self._group.meet(Meeting.PAUSE)
+        self.pause_requested = False
+        self._tells &= ~_Told.SAVE
         return True
 
     def state(self) -> State:
@@ -262,6 +292,12 @@ class GroupTrainer:
         self._steps, self._samples = state["steps"], state["samples"]
         self._loaded = True
 
+    def load_for_others(self, state: Mapping[str, Any]) -> None:
+        """Resume from the state of a rank of a group of another size; call it before `start`."""
+        np.copyto(self._parameters.vector, state["parameters"])
+        self._averages.load(state["averages"], others=True)
+        self._loaded = True
+
     def report(self) -> TrainingReport:
         """Return the steps made."""
         return TrainingReport(steps=self._steps, samples=self._samples)
@@ -271,6 +307,12 @@ class GroupTrainer:
         last()
         self._group.meet_alike(Meeting.LEAVE, self._parameters.vector)
         self._group.group.close()
+
+    def _hear(self, told: npt.NDArray[np.float64]) -> None:
+        ranks = [_Told(int(one)) for one in told]
+        self.stopped = self.stopped or _Told.STOP in ranks[0]  # the lead decides
+        self.pause_requested = self.pause_requested or any(_Told.SAVE in one for one in ranks)
+        self.all_written = all(_Told.WRITTEN in one for one in ranks)
 
     # -- what a session asks of a worker -----------------------------------------------------------------
 

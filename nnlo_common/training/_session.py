@@ -406,8 +406,8 @@ class Session:
 
     def load_for_others(self, state: Mapping[str, Any], epochs: int) -> None:
         """Resume after `epochs` epochs, from the centre of a server's `state` but with other workers."""
-        if self.serving is not None:
-            self.serving.load_for_others(state["part"])
+        if isinstance(self._part, ServerRank | GroupTrainer):
+            self._part.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
         self.shown.publish()

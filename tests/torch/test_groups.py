@@ -442,7 +442,7 @@ def test_servers_hear_of_the_samples_of_whole_groups():
 # --- what groups cannot have yet ---------------------------------------------------------------------------
 
 
-def test_leases_several_wrappers_and_checkpoints_are_refused_by_name(tmp_path):
+def test_leases_and_several_wrappers_are_refused_by_name():
     def leases(world):
         _, optimizer = wrapped(world, group_size=2)
         list(nt.ShardSampler(range(9), assignment="dynamic", optimizer=optimizer))
@@ -451,14 +451,9 @@ def test_leases_several_wrappers_and_checkpoints_are_refused_by_name(tmp_path):
         wrapped(world, servers=0)
         wrapped(world, servers=0)
 
-    def saves(world):
-        _, optimizer = wrapped(world, servers=0)
-        nt.Checkpoint(tmp_path, optimizer)
-
     for size, program, text in (
         (3, leases, r"ShardSampler\(assignment='dynamic'\) cannot lease samples to groups yet"),
         (2, two, "several optimizers cannot have groups"),
-        (2, saves, r"Checkpoint cannot save a training without a server \(servers=0\) yet"),
     ):
         with pytest.raises(ConfigurationError, match=text):
             on_ranks(size, program)

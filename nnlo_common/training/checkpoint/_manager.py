@@ -246,7 +246,7 @@ class CheckpointManager:
             return False
         reason = "it was not saved by several ranks"
         if self._team is not None and saved["workers"]:
-            reason = self._team.algorithm.tied_to_workers
+            reason = self._team.algorithm.tied_to_workers if here["servers"] else ""
         if reason:
             raise self._refusal(
                 f"was saved with {_counted(saved)}, but this run has {_counted(here)}: {reason}",
