@@ -242,14 +242,14 @@ class CheckpointManager:
         problem = difference(saved, here)
         if problem:
             raise self._refusal(f"belongs to another training: {problem}")
-        if (saved["workers"], saved.get("group_size", 1)) == (here["workers"], here.get("group_size", 1)):
+        if _sizes(saved) == _sizes(here):
             return False
         reason = "it was not saved by several ranks"
         if self._team is not None and saved["workers"]:
             reason = self._team.algorithm.tied_to_workers if here["servers"] else ""
         if reason:
             raise self._refusal(
-                f"was saved with {_counted(saved)}, but this run has {_counted(here)}: {reason}",
+                f"{_saved_with(saved, here)}: {reason}",
             )
         return True
 
@@ -271,11 +271,8 @@ class CheckpointManager:
         ranks = range(member.servers, member.servers + here["workers"])
         missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
         saved = checkpoint.manifest.facts
-        if _counted(saved) != _counted(here):
-            told = (
-                f"was saved with {_counted(saved)}, but this run has {_counted(here)}: all workers start at "
-                "the centre, and the epoch restarts"
-            )
+        if _sizes(saved) != _sizes(here):
+            told = f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
         elif missing:
             told = (
                 f"has no part of rank {', '.join(missing)}, which had died or not started: it starts anew at "
@@ -317,10 +314,21 @@ class CheckpointManager:
         return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")
 
 
-def _counted(facts: Mapping[str, Any]) -> str:
-    """Return the number of workers and of their ranks in words."""
-    size = facts.get("group_size", 1)
-    return f"{facts['workers']} workers" if size == 1 else f"{facts['workers']} ranks in groups of {size}"
+def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the number of ranks that train, and how many make a worker."""
+    return facts["workers"], facts.get("group_size", 1)
+
+
+def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Say how many workers a checkpoint and this run have."""
+    (there, group_there), (now, group_now) = _sizes(saved), _sizes(here)
+    if group_there == group_now == 1:
+        return f"was saved with {there} workers, but this run has {now}"
+    words = [
+        f"{number} workers" if size == 1 else f"{number} ranks in groups of {size}"
+        for number, size in ((there, group_there), (now, group_now))
+    ]
+    return f"was saved with {words[0]}, but this run has {words[1]}"
 
 
 def _collective(problem: str) -> ConfigurationError:
