@@ -235,7 +235,7 @@ class GroupTrainer:
         answer: Answer | None = None
         brought = self._group.group.gather_bytes(written(query, self._room).tobytes())
         for index, data in enumerate(brought):
-            vector = np.frombuffer(data, np.float32).copy()
+            vector = np.array(np.frombuffer(data, np.float32))
             handlers = self._service.handlers
             asked = read_query(handlers, vector, f"the query from rank {self._group.group.ranks[index]}")
             for to, found in handlers[type(asked)](index, asked):
