@@ -62,7 +62,7 @@ def rate_of(model, optimizer, seconds):
 
 
 def rates(width, seconds):
-    """Return the rates of this rank in one round, by the way of training."""
+    """Return the rates of this rank in one round, by the way of training, and what prints on one rank."""
     found = {}
     model = model_of(width)
     found["plain"] = rate_of(model, plain(model), seconds)
@@ -72,7 +72,7 @@ def rates(width, seconds):
     optimizer.close()
     parallel = torch.nn.parallel.DistributedDataParallel(model_of(width), gradient_as_bucket_view=True)
     found["DDP, gloo"] = rate_of(parallel, plain(parallel), seconds)
-    return found
+    return found, optimizer.say
 
 
 def main():
@@ -89,17 +89,16 @@ def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=comm.rank, world_size=comm.size)
     for name in options.sizes:
-        rounds = [comm.allgather(rates(SIZES[name], options.seconds)) for _ in range(options.rounds)]
-        if comm.rank == 0:
-            lines = []
-            for way in rounds[0][0]:
-                shares = [statistics.mean(one[way] / one["plain"] for one in ranks) for ranks in rounds]
-                lines.append(f"{way} {statistics.median(shares):.2f}")
-            base = statistics.median(statistics.mean(one["plain"] for one in ranks) for ranks in rounds)
-            print(
-                f"{name}: plain {base:.0f} samples/s of each rank; shares of it: {', '.join(lines)}",
-                flush=True,
-            )
+        rounds = []
+        for _ in range(options.rounds):
+            own, say = rates(SIZES[name], options.seconds)
+            rounds.append(comm.allgather(own))
+        lines = []
+        for way in rounds[0][0]:
+            shares = [statistics.mean(one[way] / one["plain"] for one in ranks) for ranks in rounds]
+            lines.append(f"{way} {statistics.median(shares):.2f}")
+        base = statistics.median(statistics.mean(one["plain"] for one in ranks) for ranks in rounds)
+        say(f"{name}: plain {base:.0f} samples/s of each rank; shares of it: {', '.join(lines)}")
     torch.distributed.destroy_process_group()
 
 
