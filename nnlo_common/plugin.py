@@ -46,6 +46,7 @@ from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.training._event_loop import Periodic
+from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
@@ -119,6 +120,7 @@ __all__ = [
     "explain",
     "FileBatches",
     "Files",
+    "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",
     "hold",

@@ -83,6 +83,11 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def _wrap(
         self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
     ) -> None:
+        if common.pop("group_size", None) not in (None, 1) or common.get("servers", 1) == 0:
+            raise ConfigurationError(
+                f"{type(self).__name__}: groups of ranks (group_size above 1, or servers=0) are not possible "
+                "with Keras yet; leave group_size out and use servers=1, or train in nnlo_torch"
+            )
         Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
         if self.local_optimizer is not None:
             del own["local"]  # `get_config` serializes it

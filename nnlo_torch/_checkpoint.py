@@ -35,6 +35,7 @@ from nnlo_torch._snapshot import (
     unpacked,
 )
 from nnlo_torch._team import kinds_of
+from nnlo_torch._training_of import group_fact
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Checkpoint"]
@@ -260,7 +261,8 @@ class Checkpoint:
             "algorithm": self._optimizer.algorithm.describe(),
             "optimizer": " and ".join(kinds_of(one.optimizer, one.local) for one in self._wrappers),
             "servers": 0 if member is None else member.servers,
-            "workers": 0 if member is None else member.workers,
+            "workers": 0 if member is None else member.share[1],
+            **group_fact(self._optimizer),
             "model": layout_of(self._wrappers, self._modules())
             if self._team is None
             else self._team.model.parameters.layout.to_json(),

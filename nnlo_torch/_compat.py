@@ -23,6 +23,7 @@ from nnlo_common.plugin import OtherProject
 __all__ = [
     "BatchNorm",
     "LoaderBatches",
+    "after_backward",
     "children_of",
     "copy_all",
     "driving_loader",
@@ -141,6 +142,15 @@ def stepped(optimizer: torch.optim.Optimizer) -> None:
 def copy_all(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
     """Copy tensors into others in one call."""
     torch._foreach_copy_(places, tensors)
+
+
+# -- autograd ---------------------------------------------------------------------------------------------
+
+
+@_TORCH.uses("_execution_engine", "queue_callback")
+def after_backward(call: Callable[[], None]) -> None:
+    """Call a function once the current backward pass has made all gradients; call this within the pass."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 # -- torch.save, which has no hook -------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class EMA(AveragedModel, AveragedWeights):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the averaged model."""
         training = self._training()
-        trains_elsewhere = training is not None and not speaks(training.role)
-        if training is not None and trains_elsewhere and self._epoch != training._epochs_begun:
+        trains = training is not None and training._has_center and not speaks(training.role)
+        if training is not None and trains and self._epoch != training._epochs_begun:
             raise ConfigurationError(
                 f"rank {training.rank} trains, but the server keeps the averages; use them on all ranks in "
                 "optimizer.evaluate(...) or optimizer.evaluation(), or only on the server in "

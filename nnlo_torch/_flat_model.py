@@ -136,6 +136,21 @@ class FlatModel:
             block.host_gradient.copy_(block.gradient)
         self.gradient.vector[self.marks] = present
 
+    def hand_out(self) -> None:
+        """Give each parameter its gradient in the vector, unless the vector marks that there is none."""
+        present = self.gradient.vector[self.marks] > 0
+        with torch.no_grad():
+            for block in self._blocks:
+                block.gradient.copy_(block.host_gradient)
+            for index, tensor in enumerate(self.tensors):
+                gradient, place = tensor.grad, self._places[index]
+                if not present[index] or gradient is place:
+                    continue
+                if gradient is None:
+                    tensor.grad = torch.empty_like(tensor).copy_(place)
+                else:
+                    gradient.copy_(place)
+
     def turn(self) -> bool:
         """Switch to another vector for the next gradient while this one is in flight; return whether it did.
 

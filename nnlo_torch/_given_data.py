@@ -20,7 +20,7 @@ def warn_of_same_data(team: Session, batches: Any) -> None:
         team: the session of a worker.
         batches: what the worker loops over in its first epoch.
     """
-    workers = team.member.workers
+    _, workers = team.share
     mark = mark_of(batches.dataset, parts=_parts) if workers > 1 and _gives_all(batches) else 0
     if not mark:
         return

@@ -23,8 +23,9 @@ from nnlo_common.plugin import (
     Reading,
     SampledData,
 )
+from nnlo_torch._joint import collective
 from nnlo_torch._participation import Participation
-from nnlo_torch._training_of import training_of
+from nnlo_torch._training_of import group_fact, training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["H5Batches", "H5Dataset", "tensors_of"]
@@ -180,7 +181,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         training = self._training()
         self._take_part(training)
         begun = self._running and self._taken < len(self._batches)
-        state = self._batches.position(workers=training.share[1])
+        state = self._batches.position(workers=training.share[1], **group_fact(training))
         state |= {"leases": [], "taken": 0, "epoch": self.epoch}
         if self._leasing(training) is not None:
             state["epoch"] -= self._running
@@ -195,7 +196,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
-        self._batches.check(state, workers=training.share[1])
+        self._batches.check(state, workers=training.share[1], **group_fact(training))
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
         if self._leasing(training) is not None:
@@ -231,6 +232,11 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         """Return the source of leased batches; None: assignment is static, or this process is alone."""
         if not self._batches.dynamic or training.size == 1:
             return None
+        if training.group_size > 1:
+            raise collective(
+                "H5Batches(assignment='dynamic') cannot lease samples to groups yet; use "
+                "assignment='static', or leave servers=0 and group_size= out"
+            )
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
             self._leased = LeasedBatches(self._batches, self._ledger())
@@ -246,8 +252,10 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
 
     def _take_part(self, training: Participation) -> None:
         """Set this rank's share, known once the training exists."""
-        part = (training.rank, training.size) if self._evaluation else training.share
-        self._batches.take_share(*part)
+        if self._evaluation:
+            self._batches.take_share(training.rank, training.size)
+        else:
+            self._batches.take_share(*training.share, training.group_size)
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "an H5Batches")

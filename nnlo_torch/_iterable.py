@@ -22,8 +22,9 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
     """Shares an iterable data set among p workers: each takes every p-th item, at its own offset.
 
     Every worker iterates over the whole data set and skips the other workers' items. With `num_workers`
-    processes of a DataLoader each process takes its own part of the share. The data set must yield the same
-    items in the same order everywhere.
+    processes of a DataLoader each process takes its own part of the share. The data set must yield the
+    same items in the same order everywhere. The ranks of a group of k get equally many items: up to k - 1 of
+    each group's share are left out at the end.
 
     With `num_workers` > 0 loop over `optimizer.epoch(loader)`, so that a server can serve.
 
@@ -39,31 +40,37 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
     def __init__(self, dataset: Iterable[_Item], *, optimizer: Wrapper | None = None) -> None:
         self._dataset, self._optimizer = dataset, optimizer
         self._share: tuple[int, int] | None = None
+        self._group_size = 1
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled for a DataLoader's worker process, which knows no training.
-        return {"_dataset": self._dataset, "_optimizer": None, "_share": self._training().share}
+        training = self._training()
+        share, group_size = training.share, training.group_size
+        return {"_dataset": self._dataset, "_optimizer": None, "_share": share, "_group_size": group_size}
 
     def __iter__(self) -> Iterator[_Item]:
         loader = torch.utils.data.get_worker_info()
         training = self._training() if self._share is None else None
         worker, workers = self._share or self._training().share
+        groups = workers // (self._group_size if training is None else training.group_size)
         if loader is not None:
             if worker < 0:
                 raise ConfigurationError(
                     "a DataLoader with worker processes began an epoch on a server rank, but only the rank "
                     "itself can serve it; loop over optimizer.epoch(loader)"
                 )
-            worker, workers = worker * loader.num_workers + loader.id, workers * loader.num_workers
+            member, worker = divmod(worker, groups)
+            workers, groups = workers * loader.num_workers, groups * loader.num_workers
+            worker = member * groups + worker * loader.num_workers + loader.id
         elif training is not None:
             training.begin_epoch()
         if worker < 0:
             return
         if training is None or loader is not None:
-            yield from islice(self._dataset, worker, None, workers)
+            yield from _dealt(self._dataset, worker, workers, groups)
             return
         with training.draws() as draws:
-            for item in islice(self._dataset, worker, None, workers):
+            for item in _dealt(self._dataset, worker, workers, groups):
                 if training.stopped:
                     return
                 training.take(1, draws)
@@ -71,3 +78,22 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardIterable")
+
+
+def _dealt(items: Iterable[_Item], worker: int, workers: int, groups: int) -> Iterator[_Item]:
+    """Yield every `workers`-th item from the `worker`-th; all ranks of a group get equally many.
+
+    The ranks of group g have the numbers g, g + groups, g + 2 groups, ...: an item is only yielded once the
+    last rank of the group has one, too.
+    """
+    lead = worker % groups
+    if workers == groups:
+        yield from islice(items, worker, None, workers)
+        return
+    mine: list[_Item] = []
+    for position, item in enumerate(items):
+        turn = position % workers
+        if turn == worker:
+            mine = [item]
+        if turn == workers - groups + lead:
+            yield mine[0]

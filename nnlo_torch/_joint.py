@@ -14,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Periodic, RankWorld, Session
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._hand_changes import HandChanges
 from nnlo_torch._step_weights import StepWeights
 
@@ -62,6 +63,8 @@ class JointTraining:
         beginning: set once the training has begun.
         options: the algorithm and the other options that its wrappers have in common, as text.
         servers: the number of servers.
+        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        group_gradients: makes the mean gradients of this rank's group, if it is in one.
         stall_timeout_s: seconds of silence after which a worker is given up.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
@@ -76,6 +79,8 @@ class JointTraining:
     def __init__(self) -> None:
         self.members: list[Any] = []  # wrappers; their module imports this one
         self.options, self.servers = "", 1
+        self.group_size: int | None = None
+        self.group_gradients: GroupGradients | None = None
         self.stall_timeout_s: float | None = None
         self.settled, self.active = "", 0
         self.team: Session | None = None
@@ -128,6 +133,9 @@ class JointTraining:
 
     def release(self) -> None:
         """Let go of the parameters and of the wrappers: samplers look for a wrapper that still exists."""
+        if self.group_gradients is not None:
+            self.group_gradients.release()
+            self.group_gradients = None
         if self.flat_model is not None:
             self.flat_model.release()
         for center in self.centers:
@@ -145,6 +153,11 @@ class JointTraining:
                 f"a training with {self.options} is open on this rank, and {options} was made: the wrappers "
                 "of one training must be of one kind with the same options. If the other one is over, call "
                 "optimizer.close() on its wrapper first"
+            )
+        if self.servers == 0 or self.group_size not in (None, 1):
+            raise collective(
+                "a training with several optimizers cannot have groups (servers=0 or group_size above 1) "
+                "yet; leave both out, or call optimizer.close() on the first wrapper if its training is over"
             )
         if name in _ONE_ONLY:
             raise collective(
@@ -170,7 +183,12 @@ class JointTraining:
 
 
 def joint_training(
-    wrapper: Any, world: RankWorld | None, *, servers: int, stall_timeout_s: float | None
+    wrapper: Any,
+    world: RankWorld | None,
+    *,
+    servers: int,
+    group_size: int | None,
+    stall_timeout_s: float | None,
 ) -> JointTraining:
     """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
 
@@ -180,9 +198,11 @@ def joint_training(
         wrapper: the new wrapper.
         world: the ranks; None: alone.
         servers: the number of servers.
+        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
         stall_timeout_s: seconds of silence after which a worker is given up.
     """
     options = f"{wrapper.algorithm.describe()}, servers={servers}"
+    options += "" if group_size is None else f", group_size={group_size}"
     options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
     apart = world is not None and (world.of_trial or not world.own_process)
     key: Any = world if apart else _HERE
@@ -197,7 +217,8 @@ def joint_training(
     before, joint = joint, JointTraining()
     if world is None and before is not None and not before.trained and before.options == options:
         joint.halt, joint.beginning = before.halt, before.beginning
-    joint.options, joint.servers, joint.stall_timeout_s = options, servers, stall_timeout_s
+    joint.options, joint.servers, joint.group_size = options, servers, group_size
+    joint.stall_timeout_s = stall_timeout_s
     _latest[key] = weakref.ref(joint)
     return joint
 

@@ -87,8 +87,13 @@ class Participation:
 
     @property
     def share(self) -> tuple[int, int]:
-        """This worker's number and the number of workers; on a server the first is negative."""
+        """This rank's number among those that train, and their number; on a server the first is negative."""
         return (0, 1) if self._team is None else self._team.share
+
+    @property
+    def group_size(self) -> int:
+        """The number of ranks of each worker."""
+        return 1 if self._team is None else self._team.member.group_size
 
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None

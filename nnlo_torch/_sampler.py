@@ -20,9 +20,10 @@ from nnlo_common.plugin import (
     speaks,
     whole_number,
 )
+from nnlo_torch._joint import collective
 from nnlo_torch._partial_sums import warn_of_partial_sums
 from nnlo_torch._participation import Participation
-from nnlo_torch._training_of import training_of
+from nnlo_torch._training_of import group_fact, training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["ShardSampler"]
@@ -35,6 +36,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     It neither repeats samples to fill a share nor drops any. The order is a permutation of the whole data set
     that depends only on the seed and the epoch, so it is the same for any number of workers.
+
+    The ranks of a group of k make equally many steps, so they get equally many samples: up to k - 1 of each
+    group's share are left out, others in each epoch.
 
     On a server rank iterating serves the epoch and yields nothing.
 
@@ -127,7 +131,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         if self._evaluation:
             return len(share(self._size, training.rank, training.size))
         if training.serves:
-            return len(share(self._size, 0, training.share[1]))
+            return len(share(self._size, 0, training.share[1], group_size=training.group_size))
         return self._share_size() - (0 if self._running else self._taken)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
@@ -171,11 +175,17 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _leases(self, training: Participation) -> bool:
         """Return whether workers lease the samples; a process alone leases nothing."""
+        if self._dynamic and training.group_size > 1:
+            raise collective(
+                "ShardSampler(assignment='dynamic') cannot lease samples to groups yet; use "
+                "assignment='static', or leave servers=0 and group_size= out"
+            )
         return self._dynamic and training.size > 1
 
     def _dealt(self, training: Participation) -> Iterator[Any]:
         elements = self._elements(self.epoch)
-        for position in share(len(elements), *training.share, done=self._taken):
+        positions = share(len(elements), *training.share, done=self._taken, group_size=training.group_size)
+        for position in positions:
             yield elements[position]
 
     def _leased(self, training: Participation) -> Iterator[Any]:
@@ -230,11 +240,13 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             "shuffle": self._shuffle,
             "assignment": "dynamic" if self._dynamic else "static",
             "workers": self._training().share[1],
+            **group_fact(self._training()),
         }
 
     def _share_size(self) -> int:
         worker, workers = self._training().share
-        return 0 if worker < 0 else len(share(self._size, worker, workers))
+        group_size = self._training().group_size
+        return 0 if worker < 0 else len(share(self._size, worker, workers, group_size=group_size))
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardSampler")

@@ -70,8 +70,8 @@ class StepWeights:
     """
 
     def __init__(self) -> None:
-        self._samples = 0
-        self._last = 1.0
+        self._samples = self._in_gradients = 0  # since the last step; those of them with a gradient
+        self._last = self._last_gradient = 1.0
         self._runs: list[Draws] = []
 
     def draws(self) -> Draws:
@@ -88,7 +88,7 @@ class StepWeights:
     def forget(self) -> None:
         """Discard the samples that the loop has received but will not train with."""
         self._settle()
-        self._samples = 0
+        self._samples = self._in_gradients = 0
 
     @property
     def receiving(self) -> bool:
@@ -96,11 +96,23 @@ class StepWeights:
         self._settle()
         return bool(self._runs)
 
+    def gradient(self) -> float:
+        """Return the number of samples since the last gradient or step; without any, the last one's number.
+
+        Unlike `step` it leaves the samples to the step.
+        """
+        self._settle()
+        if self._samples > self._in_gradients:
+            self._last_gradient = float(self._samples - self._in_gradients)
+            self._in_gradients = self._samples
+        return self._last_gradient
+
     def step(self) -> float:
         """Return the number of samples since the last step; without any, return the last step's number."""
         self._settle()
         if self._samples:
             self._last, self._samples = float(self._samples), 0
+        self._in_gradients = 0
         return self._last
 
     def _settle(self) -> None:

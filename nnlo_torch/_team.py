@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from nnlo_common.plugin import RankWorld, Session
+from nnlo_common.plugin import GroupRank, RankWorld, Session
 from nnlo_torch._batch_statistics import FlatBuffers
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel, named_parameters
+from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._group_options import GroupOptions
 from nnlo_torch._joint import JointTraining
 from nnlo_torch._modules import buffers_of
@@ -35,11 +36,12 @@ def join_team(
     """
     members, algorithm = joint.members, joint.members[0].algorithm
     optimizers = [one.optimizer for one in members]
-    runs = algorithm.optimizer_runs
+    runs = algorithm.optimizer_runs if joint.servers else "worker"
+    grouped = joint.servers == 0 or joint.group_size not in (None, 1)
     flat_model = FlatModel(
         [pair for one in optimizers for pair in named_parameters(one, modules)],
-        gradients=runs != "worker",
-        lag=algorithm.lag,
+        gradients=grouped or runs != "worker",
+        lag=0 if runs == "worker" else algorithm.lag,
         catches=len(members) == 1,
     )
     buffers = buffers_of(modules)
@@ -68,8 +70,28 @@ def join_team(
         local_step=local_step if any(one is not None for one in steps) else None,
         optimizer=" and ".join(kinds_of(one.optimizer, one.local) for one in members),
         servers=joint.servers,
+        group_size=joint.group_size,
         stall_timeout_s=joint.stall_timeout_s,
     )
+    if team.member.group is not None:
+        joint.group_gradients = _group_gradients(joint, team.member.group, flat_model)
     if team.member.threads is not None:
         torch.set_num_threads(team.member.threads)
     return team, flat_model
+
+
+def _group_gradients(joint: JointTraining, group: GroupRank, flat_model: FlatModel) -> GroupGradients:
+    held = weakref.ref(joint)  # which holds the gradients
+
+    def weight() -> float:
+        training = held()
+        assert training is not None  # its wrapper runs the loop
+        samples = training.step_weights.gradient()
+        set_by_user: float | None = training.members[0].weight
+        return samples if set_by_user is None else set_by_user
+
+    def samples() -> int:
+        training = held()
+        return 0 if training is None else training.samples
+
+    return GroupGradients(group, flat_model, weight, samples)

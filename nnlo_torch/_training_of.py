@@ -7,7 +7,7 @@ from nnlo_common.plugin import launched
 from nnlo_torch._participation import Participation
 from nnlo_torch._wrapper import Wrapper, current
 
-__all__ = ["training_of"]
+__all__ = ["group_fact", "training_of"]
 
 
 class PlainLoop(Participation):
@@ -20,6 +20,11 @@ class PlainLoop(Participation):
 
 
 _PLAIN_LOOP = PlainLoop()
+
+
+def group_fact(training: Participation) -> dict[str, int]:
+    """Return the size of groups for a saved position in the data; nothing without groups."""
+    return {"group_size": training.group_size} if training.group_size > 1 else {}
 
 
 def training_of(optimizer: Wrapper | None, what: str) -> Participation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -45,7 +46,8 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: the optimizer that moves a worker's weights between exchanges, if yours does not; or None.
         rank: this rank's number.
         size: the number of ranks.
-        role: "alone", "worker 0", "server 0", ...
+        role: "alone", "worker 0", "server 0", ...; in groups also "worker 0, member 1", ..., and with
+            servers=0 "lead" on rank 0.
         weight: the weight of this rank's later steps in a mean over workers. None, the default: each step
             counts by the samples in the batches that the loop received since the previous step.
 
@@ -56,7 +58,10 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             the algorithm moves them.
         model: the model that owns the parameters; None: search for it. Its buffers, such as running
             statistics, are averaged over the workers.
-        servers: the number of ranks that serve the centre.
+        servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps your
+            optimizer with the mean gradient: synchronous data parallelism, whatever the algorithm.
+        group_size: the number of ranks of each worker: they make each step together, with the mean of their
+            gradients, weighted by their samples. None: 1, or all ranks with servers=0.
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -72,6 +77,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: torch.optim.Optimizer | None = None,
         model: torch.nn.Module | None = None,
         servers: int = 1,
+        group_size: int | None = None,
         stall_timeout_s: float | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -81,7 +87,11 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         world = world or launched()
         several = world is not None and world.size > 1
         self._joint = joint_training(
-            self, world if several else None, servers=servers, stall_timeout_s=stall_timeout_s
+            self,
+            world if several else None,
+            servers=servers,
+            group_size=group_size,
+            stall_timeout_s=stall_timeout_s,
         )
         if world is not None and several:
             self._joint.members.append(self)
@@ -103,7 +113,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         joint.team, joint.flat_model = join_team(joint, world, modules)
         for one in joint.members:
             one.rank, one.size, one.role = world.rank, world.size, joint.team.member.role
-        if self.algorithm.optimizer_runs != "worker" and not self.serves:
+        if not self._steps_here and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         joint.end = self._end_for_another
         joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
@@ -161,8 +171,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step with the parameters' gradients."""
         # Your optimizer calls the global hooks if it steps here.
-        steps_here = self._team is None or self.algorithm.optimizer_runs == "worker"
-        first, last = ([], []) if steps_here else global_hooks()
+        first, last = ([], []) if self._steps_here else global_hooks()
         before, after = hooks_of(self, "step")
         args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
         kwargs: dict[str, Any] = {}
@@ -208,12 +217,44 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._take_turn()
+        if self._joint.group_gradients is not None:
+            self._joint.group_gradients.settle()
         self._team.shown.take_changes()
         samples = self._step_weights.step()
         self._team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:
             changes.keep(self._epochs_begun)
+        if not self._has_center:
+            self._run(self._after_commit)
         return loss
+
+    @property
+    def _has_center(self) -> bool:
+        """Whether there is a centre on servers."""
+        return self._team is not None and self._team.member.servers > 0
+
+    @property
+    def _steps_here(self) -> bool:
+        """Whether your optimizer steps on this rank unless it serves."""
+        return not self._has_center or self.algorithm.optimizer_runs == "worker"
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes leave the gradients of a group's ranks apart.
+
+        Without groups it does nothing. Use it for all but the last of the batches whose gradients a loop adds
+        up before a step: that saves a sum over the group for each. Every rank of a group must use it alike.
+
+        Example:
+            >>> import nnlo_torch
+            >>> model = torch.nn.Linear(1, 1)
+            >>> optimizer = nnlo_torch.Synchronous(torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> with optimizer.no_sync():
+            ...     model(torch.ones(2, 1)).mean().backward()
+            >>> model(torch.ones(2, 1)).mean().backward()
+            >>> optimizer.step()
+        """
+        gradients = self._joint.group_gradients
+        return nullcontext() if gradients is None else gradients.off()
 
     def _take_turn(self) -> None:
         """Let the next step use this wrapper's gradients and move its parameters, of all in the training."""

@@ -70,8 +70,15 @@ class Assignment:
 
     @property
     def title(self) -> str:
-        """The name of this rank in reports and files: "server 0", "worker 1", ..."""
-        return f"worker {self.worker}" if self.shard is None else f"server {self.shard}"
+        """The name of this rank in reports and files.
+
+        "server 0", "worker 1", "worker 1, member 2", or "lead" for the first rank of a group without servers.
+        """
+        if self.role is Role.MEMBER:
+            return f"worker {self.worker}, member {self.member}"
+        if self.shard is None:
+            return f"worker {self.worker}"
+        return f"server {self.shard}" if self.role is Role.SERVER else "lead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +232,8 @@ class Topology:
             return f"{title}, member {assignment.member} of {self.arrangement.group_size}"
         if cell.alone:
             return f"{title}, alone"
+        if not cell.servers and len(cell.groups) == 1:
+            return f"{title}, lead, without a server"
         return title if cell.servers else f"{title}, shard {assignment.shard} of {len(cell.workers)}"
 
     def validate(self) -> None:

@@ -74,13 +74,20 @@ class Blocks:
         return self._last[1:]
 
 
-def portion(size: int, worker: int, workers: int) -> Range:
+def portion(size: int, worker: int, workers: int, group_size: int = 1) -> Range:
     """Return the range of positions that a worker takes of an epoch divided equally.
 
-    The portions differ by at most one position.
+    The portions differ by at most one position. The ranks of a group, of which `worker` and `workers` count
+    each, take equally many; fewer than `group_size` of each group's portion are left out.
 
     Example:
         >>> [portion(10, worker, 3) for worker in range(3)]
         [(0, 3), (3, 6), (6, 10)]
     """
-    return worker * size // workers, (worker + 1) * size // workers
+    groups = workers // group_size
+    member, worker = divmod(worker, groups)
+    start, stop = worker * size // groups, (worker + 1) * size // groups
+    if group_size == 1:
+        return start, stop
+    each = (stop - start) // group_size
+    return start + member * each, start + (member + 1) * each

@@ -77,9 +77,9 @@ class FileBatches(Batches):
             leased=self.dynamic,
         )
 
-    def take_share(self, worker: int, workers: int) -> None:
+    def take_share(self, worker: int, workers: int, group_size: int = 1) -> None:
         """Use the fixed share of this worker from now on; a negative index means the first worker."""
-        self.take_part(portion(self.size, max(worker, 0), workers))
+        self.take_part(portion(self.size, max(worker, 0), workers, group_size))
 
     def like(self) -> Any:
         """Return a batch of one sample, to show shapes and types."""

@@ -38,17 +38,21 @@ def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]
     return order
 
 
-def share(size: int, worker: int, workers: int, *, done: int = 0) -> range:
+def share(size: int, worker: int, workers: int, *, done: int = 0, group_size: int = 1) -> range:
     """Return the positions of an epoch that a worker takes under static assignment.
 
     Worker w of p takes every p-th position, beginning with the w-th: together they take each position
     once, and their shares differ by at most one.
+
+    The ranks of a group get equally many positions, so that they make equally many steps: fewer than
+    `group_size` positions of each group's share are left out, others in each epoch if it is shuffled.
 
     Args:
         size: the number of positions in the epoch.
         worker: its index among the workers, from 0; not its rank.
         workers: the number of workers.
         done: the number of positions of its share already taken, to resume in mid-epoch.
+        group_size: the number of ranks of each group; then `worker` and `workers` count single ranks.
 
     Raises:
         ConfigurationError: no such worker, or a number that is not whole.
@@ -56,6 +60,8 @@ def share(size: int, worker: int, workers: int, *, done: int = 0) -> range:
     Example:
         >>> list(share(10, 1, 3)), list(share(10, 1, 3, done=2))
         ([1, 4, 7], [7])
+        >>> list(share(5, 0, 2, group_size=2)), list(share(5, 1, 2, group_size=2))
+        ([0, 2], [1, 3])
     """
     workers = whole_number("workers", workers, 1)
     if whole_number("worker", worker, 0) >= workers:
@@ -63,4 +69,8 @@ def share(size: int, worker: int, workers: int, *, done: int = 0) -> range:
             f"the share of worker={worker!r} was asked for, but of {workers} workers the last is "
             f"{workers - 1}; pass its index among the workers, not its rank"
         )
-    return range(worker, whole_number("size", size, 0), workers)[whole_number("done", done, 0) :]
+    positions = range(worker, whole_number("size", size, 0), workers)
+    if whole_number("group_size", group_size, 1) > 1:
+        groups = workers // group_size
+        positions = positions[: len(range(worker % groups, size, groups)) // group_size]
+    return positions[whole_number("done", done, 0) :]

@@ -170,6 +170,12 @@ def encode(message: Message, frame: Frame) -> int:
     return HEADER_BYTES + 4 * size
 
 
+def announced(frame: Frame) -> int:
+    """Return the number of values that the header in `frame` announces."""
+    size: int = _HEADER.unpack(frame.header)[9]
+    return size
+
+
 def decode(frame: Frame, received_bytes: int | None = None) -> Message:
     """Read the message in `frame`; its vector is a view of the frame.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
@@ -16,6 +17,7 @@ from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostE
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
+from nnlo_common.testing._memory_group import MemoryGroup
 from nnlo_common.testing._points import InjectedFault, Points
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
@@ -65,6 +67,8 @@ class MemoryCluster:
         """Reset for another run, except the points of `fail` and `hold`."""
         self._texts: list[list[str]] = [[] for _ in range(self.size)]
         self._inboxes: dict[tuple[int, Hashable], queue.SimpleQueue[Event | _SentText | _Failed]] = {}
+        self._shared: dict[Hashable, dict[int, Any]] = {}  # by operation of a group and rank
+        self._read: Counter[Hashable] = Counter()  # how many ranks have read it
         self._ended: dict[int, Lost | _Failed | None] = {}  # by rank; None: without an error
         self.points.begin()
 
@@ -174,6 +178,36 @@ class MemoryCluster:
                         self._inboxes[rank, channel].put(event)
             return self._inboxes[rank, channel]
 
+    def share(self, key: Hashable, rank: int, item: object) -> None:
+        """Bring something to an operation of a group."""
+        with self._changed:
+            self._shared.setdefault(key, {})[rank] = item
+            self._changed.notify_all()
+
+    def shared(
+        self, key: Hashable, ranks: Sequence[int], readers: int, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        """Return what these ranks have brought to an operation; None after `timeout_s`.
+
+        Args:
+            key: the operation.
+            ranks: the ranks.
+            readers: how many ranks call this; then it is forgotten.
+            timeout_s: how long to wait.
+        """
+        with self._changed:
+            while missing := [rank for rank in ranks if rank not in self._shared.get(key, {})]:
+                for other, event in self._ended.items():
+                    if other in missing or isinstance(event, _Failed):
+                        raise PeerLostError(other, "ended while its group waited for it")
+                if not self._changed.wait(timeout_s):
+                    return None
+            items = [self._shared[key][rank] for rank in ranks]
+            self._read[key] += 1
+            if self._read[key] == readers:
+                del self._shared[key], self._read[key]
+            return items
+
     def gather(self, rank: int, text: str) -> list[str]:
         """Collect a text from every rank."""
         with self._changed:
@@ -219,7 +253,7 @@ class MemoryWorld:
         self._cluster = cluster
         self.rank, self.size, self.host = rank, cluster.size, "memory"
         self.last = "start"
-        self._opened = 0
+        self._opened = self._groups = 0
         self._engaged = False
 
     def reach(self, point: str) -> None:
@@ -236,6 +270,11 @@ class MemoryWorld:
         """Open an endpoint (collective)."""
         self._opened += 1
         return MemoryEndpoint(self._cluster, self, links, self._opened)
+
+    def group(self, ranks: Sequence[int], *, naps: bool) -> MemoryGroup:  # noqa: ARG002 - waits sleep anyway
+        """Return the group of these ranks, this one among them, lead first."""
+        self._groups += 1
+        return MemoryGroup(self._cluster, self, ranks, ranks, self._groups)
 
     def engage(self) -> Callable[[], None]:
         """Refuse a second open training; the cluster itself ends the run on a failure."""
@@ -280,7 +319,7 @@ class MemoryWorld:
 
 
 class MemoryPart(MemoryWorld):
-    """Some ranks of a cluster, renumbered from 0; it only opens endpoints."""
+    """Some ranks of a cluster, renumbered from 0; it only opens endpoints and groups."""
 
     def __init__(self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int]) -> None:
         super().__init__(cluster, world.rank)
@@ -296,6 +335,12 @@ class MemoryPart(MemoryWorld):
         self._opened += 1
         channel = (self._ranks, self._opened)
         return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)
+
+    def group(self, ranks: Sequence[int], *, naps: bool) -> MemoryGroup:  # noqa: ARG002 - waits sleep anyway
+        """Return the group of these ranks, this one among them, lead first."""
+        self._groups += 1
+        inside = [self._ranks[rank] for rank in ranks]
+        return MemoryGroup(self._cluster, self._world, ranks, inside, (self._ranks, self._groups))
 
     def revoke(self) -> None:
         """Do nothing: ranks open endpoints without waiting for each other."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._json_codec import table_of
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import Place, describe_here, locate
-from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Topology
-from nnlo_common.cluster.transport._endpoint import Link, RankWorld
+from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
+from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
+from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
     Averages,
@@ -26,6 +28,8 @@ from nnlo_common.protocol import (
     Shard,
     Worker,
 )
+from nnlo_common.training._group_rank import GroupRank
+from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
@@ -52,6 +56,8 @@ class Member:
         servers: the number of servers.
         worker: its index among the workers; None on a server.
         server: on a server, the state machine of its shard.
+        group: its side of its group; None if each worker is one rank, and on a server.
+        group_size: the number of ranks of each worker.
         disengage: call it after the rank has left normally.
     """
 
@@ -64,7 +70,21 @@ class Member:
     servers: int
     worker: int | None = None
     server: Server | None = None
+    group: GroupRank | None = None
+    group_size: int = 1
     disengage: Callable[[], None] = field(repr=False)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """This rank's index among all ranks that train, and their number; the index is -1 on a server.
+
+        The ranks of a group come as far apart as they can, so that the samples i, i + n, i + 2 n, ... of the
+        ranks of a group are together those of one worker that takes the same part alone.
+        """
+        if self.worker is None:
+            return -1, self.workers * self.group_size
+        index = 0 if self.group is None else self.group.index
+        return self.worker + self.workers * index, self.workers * self.group_size
 
     def abandon(self) -> None:
         """Leave before the part was started (collective)."""
@@ -102,9 +122,9 @@ def launched() -> RankWorld | None:
     return MPIWorld(world)
 
 
-def assigned(world: RankWorld, servers: int) -> Assignment:
+def assigned(world: RankWorld, servers: int, group_size: int | None = None) -> Assignment:
     """Return this rank's role before it joins."""
-    return Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank)
+    return Topology.plan(world.size, _arrangement(world, servers, group_size)).assignment(world.rank)
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
@@ -116,10 +136,11 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     disengage = world.engage()
     try:
         agree(world, plan)
-        topology = Topology.plan(world.size, Arrangement(servers=plan.servers))
+        topology = Topology.plan(world.size, _arrangement(world, plan.servers, plan.group_size))
         cell = topology.cell_of(world.rank)
-        plan.algorithm.check(len(cell.workers), len(cell.servers))
-        parts = plan.parameters.layout.cut(len(cell.servers))
+        if cell.servers:
+            plan.algorithm.check(len(cell.workers), len(cell.servers))
+        parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
     except ConfigurationError as error:
         error.collective = True  # all ranks compare the same facts and raise the same error
         disengage()  # no exchange has begun, so leaving is safe
@@ -135,12 +156,20 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
+    group_size = topology.arrangement.group_size
+    group = None
+    if assignment.worker is not None and group_size > 1:
+        naps = any(places[rank].local_size > places[rank].host_cores for rank in cell.ranks)
+        group = GroupRank(world.group(cell.groups[assignment.worker], naps=naps))
     part: TeamPart
     server: Server | None = None
-    if assignment.shard is None:
-        part = _join_as_worker(world, plan, cell, shards, places)
-    else:
+    if assignment.role is Role.SERVER:
         part, server = _join_as_server(world, plan, cell, shards, places)
+    elif cell.servers:
+        part = _join_as_worker(world, plan, cell, shards, places, group=group)
+    else:
+        assert group is not None  # _arrangement allows nothing else
+        part = _join_as_trainer(plan, group)
     return Member(
         part=part,
         role=assignment.title,
@@ -151,19 +180,59 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         servers=len(cell.servers),
         worker=assignment.worker,
         server=server,
+        group=group,
+        group_size=group_size,
         disengage=disengage,
     )
 
 
+def _arrangement(world: RankWorld, servers: int, group_size: int | None) -> Arrangement:
+    """Return the arrangement of the ranks; refuse what no training can have yet."""
+    if group_size is None:
+        group_size = world.size if servers == 0 else 1
+    arrangement = Arrangement(servers=servers, group_size=group_size)
+    if servers == 0 and group_size != world.size:
+        arrangement.check(world.size)
+        raise ConfigurationError(
+            f"servers=0 with group_size={group_size} on {world.size} ranks makes {world.size // group_size} "
+            "workers without a server, which is not possible yet; leave group_size out, so that all ranks "
+            "are one group, or use servers=1"
+        )
+    if group_size > 1 and world.of_trial:
+        raise ConfigurationError(
+            f"group_size={group_size} in a trial of a search is not possible yet; leave it out"
+        )
+    return arrangement
+
+
+def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:
+    return GroupTrainer(
+        group,
+        plan.parameters,
+        plan.gradient,
+        plan.alone_optimizer,
+        averages=_averages(plan),
+        numbers=_buffered(plan),
+    )
+
+
 def _join_as_worker(
-    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+    world: RankWorld,
+    plan: TrainingPlan,
+    cell: Cell,
+    shards: list[Shard],
+    places: Sequence[Place],
+    *,
+    group: GroupRank | None,
 ) -> WorkerRank:
-    links = [_link(plan, shard.server, shard, serving=False) for shard in shards]
+    leads = group is None or group.index == 0
+    links = [_link(plan, shard.server, shard, serving=False) for shard in shards] if leads else []
     links.append(_query_link(plan, shards, cell.servers[0], serving=False))
+    parameters = plan.parameters if plan.own_parameters is None else plan.own_parameters
     worker = Worker(
-        world.rank,
+        world.rank if group is None else group.group.ranks[0],
         plan.algorithm,
-        plan.parameters if plan.own_parameters is None else plan.own_parameters,
+        parameters,
         plan.gradient,
         shards,
         workers=len(cell.workers),
@@ -171,15 +240,23 @@ def _join_as_worker(
         given_sums=plan.given_sums,
     )
     queries = _query_client(world, plan, cell, shards)
-    return WorkerRank(
-        world.open(links),
-        worker,
-        queries,
-        {rank: places[rank].host for rank in cell.servers},
-        stall_timeout_s=plan.stall_timeout_s,
-        tells=world.rank == cell.workers[0],
-        on_drop=world.cast_off,
-    )
+    hosts = {rank: places[rank].host for rank in cell.servers}
+    common: dict[str, Any] = {
+        "stall_timeout_s": plan.stall_timeout_s,
+        "tells": world.rank == cell.workers[0],
+        "on_drop": world.cast_off,
+    }
+    endpoint: Endpoint = world.open(links)
+    if group is None:
+        return WorkerRank(endpoint, worker, queries, hosts, **common)
+    asking = endpoint
+    if leads:
+        endpoint = LeadEndpoint(endpoint, group.group, queries.shard)
+        asking = QueryEndpoint(endpoint)
+    else:
+        size = max(_link(plan, shard.server, shard, serving=False).size for shard in shards)
+        endpoint = MemberEndpoint(endpoint, group.group, size)
+    return GroupWorkerRank(group, parameters, endpoint, worker, queries, hosts, asking=asking, **common)
 
 
 def _join_as_server(
@@ -197,7 +274,7 @@ def _join_as_server(
     rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
     service: TrainingQueries | None = None
     if index == 0:
-        asking = [*cell.workers, *cell.servers[1:]]
+        asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]
         links += [_query_link(plan, shards, rank, serving=True) for rank in asking]
         service = _service(plan, cell, shards, rule, survives_loss=world.survives_loss)
     else:
@@ -227,6 +304,7 @@ def _join_as_server(
         service=service,
         stall_detector=stall_detector,
         drop=world.drop,
+        groups=cell.groups,
     )
     return serving, server
 
@@ -234,11 +312,15 @@ def _join_as_server(
 def _service(
     plan: TrainingPlan, cell: Cell, shards: list[Shard], rule: CenterRule, *, survives_loss: bool
 ) -> TrainingQueries:
-    start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
-    averages = Averages(start, plan.moving, plan.updates)
     # If commits wait for several workers, a worker that waits for a lease would block the others.
     patient = survives_loss and rule.quorum(2) == 1
-    return TrainingQueries(cell.servers, cell.workers, len(shards), averages, patient=patient)
+    trains = [rank for group in cell.groups for rank in group]
+    return TrainingQueries(cell.servers, trains, len(shards), _averages(plan), patient=patient)
+
+
+def _averages(plan: TrainingPlan) -> Averages:
+    start = np.zeros(0, np.float32) if plan.buffers is None else plan.buffers.vector
+    return Averages(start, plan.moving, plan.updates)
 
 
 def _query_client(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard]) -> QueryClient:

@@ -38,7 +38,10 @@ class Participant:
             with that server's values.
         optimizer: the ordinary optimizer; it runs where the algorithm says, on the centre or the worker.
         names: the arrays' names in error messages.
-        servers: the number of ranks that share the centre.
+        servers: the number of ranks that share the centre. 0: all ranks are one group, and each steps the
+            optimizer with the mean gradient: synchronous data parallelism without a centre.
+        group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
+            None: 1, or all ranks with servers=0.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only warn.
@@ -48,7 +51,8 @@ class Participant:
     Attributes:
         rank: this rank's number.
         size: the number of ranks.
-        role: "alone", "server 0", "worker 0", ...
+        role: "alone", "server 0", "worker 0", ...; in groups also "worker 0, member 1", ..., and with
+            servers=0 "lead" on rank 0.
         table: all ranks with their hosts and roles, as text; empty alone.
 
     Example:
@@ -71,13 +75,15 @@ class Participant:
         optimizer: VectorOptimizer | None = None,
         names: Sequence[str] | None = None,
         servers: int = 1,
+        group_size: int | None = None,
         world: RankWorld | None = None,
         stall_timeout_s: float | None = None,
         log_order: str | Path | None = None,
     ) -> None:
-        _check_arguments(algorithm, optimizer, servers)
+        _check_arguments(algorithm, optimizer, servers, group_size)
         self.algorithm, self.optimizer = algorithm, optimizer
-        self._servers, self._stall_timeout_s = servers, check_stall_timeout(stall_timeout_s)
+        self._servers, self._group_size = servers, group_size
+        self._stall_timeout_s = check_stall_timeout(stall_timeout_s)
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
@@ -108,6 +114,9 @@ class Participant:
 
         On a server rank this serves the epoch and yields nothing. Uneven shares are fine: no rank waits for a
         worker without batches.
+
+        A group of k ranks takes k batches in a row for each step, one on each rank. Fewer than k batches may
+        be left over at the end of an epoch; nobody gets them.
         """
         member = self._member
         self._end_open_epoch()
@@ -117,7 +126,9 @@ class Participant:
         if member is None:
             share = batches
         elif member.worker is not None:
-            share = islice(batches, member.worker, None, member.workers)
+            index = 0 if member.group is None else member.group.index
+            rounds = _in_groups(batches, member.group_size)
+            share = (one[index] for one in islice(rounds, member.worker, None, member.workers))
         for batch in share:
             if self._running.stopped:
                 break
@@ -130,7 +141,10 @@ class Participant:
         Args:
             weight: this step's share in a mean over workers, e.g. the number of samples.
         """
-        self._running.step(weight)
+        running, group = self._running, None if self._member is None else self._member.group
+        if group is not None:
+            group.mean(self._gradient.vector, weight)
+        running.step(weight)
 
     @property
     def stopped(self) -> bool:
@@ -218,19 +232,32 @@ class Participant:
             parameters=self._flat,
             gradient=self._gradient,
             servers=self._servers,
+            group_size=self._group_size,
             center_optimizer=at_center,
             local_optimizer=self._fitted(plain) if runs == "worker" else None,
+            alone_optimizer=None if self._servers else self._fitted(plain),
             stall_timeout_s=self._stall_timeout_s,
             record=self._log_order is not None,
         )
 
 
-def _check_arguments(algorithm: object, optimizer: object, servers: object) -> None:
+def _in_groups(batches: Iterable[_Batch], size: int) -> Iterator[tuple[_Batch, ...]]:
+    """Yield the batches, as many as a group has ranks at a time; leave out the rest."""
+    source = iter(batches)
+    while len(group := tuple(islice(source, size))) == size:
+        yield group
+
+
+def _check_arguments(algorithm: object, optimizer: object, servers: object, group_size: object) -> None:
     if not isinstance(algorithm, Algorithm):
         raise ConfigurationError(f"algorithm={algorithm!r} is not an Algorithm; pass one, e.g. Downpour()")
     if optimizer is not None and not isinstance(optimizer, VectorOptimizer):
         raise ConfigurationError(
             f"optimizer={optimizer!r} is not an optimizer of nnlo_common; pass one, e.g. SGD(0.1)"
         )
-    if not isinstance(servers, int) or servers < 1:
-        raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 1")
+    if not isinstance(servers, int) or servers < 0:
+        raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 0")
+    if group_size is not None and (not isinstance(group_size, int) or group_size < 1):
+        raise ConfigurationError(
+            f"group_size={group_size!r} is not possible: use a whole number of at least 1, or None"
+        )

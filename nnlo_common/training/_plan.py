@@ -29,6 +29,7 @@ __all__ = ["TrainingPlan", "agree"]
 _SAME = {
     "algorithm": "the algorithm is {}",
     "servers": "servers={}",
+    "group_size": "group_size={}",
     "optimizer": "the optimizer is {}",
     "epochs": "epochs={}",
     "meetings": "{} take part",
@@ -45,10 +46,12 @@ class TrainingPlan:
         gradient: the vector that holds gradients.
         own_parameters: a worker's parameters if the model holds a point ahead of them.
         given_sums: a gradient is the sum over all steps since the last contribution.
-        servers: the number of ranks that share the centre.
+        servers: the number of ranks that share the centre; 0: one group trains without a centre.
+        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
         center_optimizer: makes the optimizer of the given part of the centre; returns None if the algorithm
             steps it by itself.
         local_optimizer: moves a worker's parameters; None if something else does.
+        alone_optimizer: moves the parameters without a server; None if something else does.
         buffers: averaged and never stepped by an optimizer, e.g. running statistics.
         moving: the places of statistics in `buffers` that each batch moves.
         updates: earlier updates of each of these.
@@ -66,8 +69,10 @@ class TrainingPlan:
     own_parameters: FlatVector | None = None
     given_sums: bool = False
     servers: int = 1
+    group_size: int | None = None
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
+    alone_optimizer: VectorOptimizer | None = None
     buffers: FlatVector | None = None
     moving: Sequence[Moving] = ()
     updates: npt.NDArray[np.float64] | None = None
@@ -105,6 +110,7 @@ def _facts(world: RankWorld, plan: TrainingPlan) -> dict[str, Any]:
         "host": world.host,
         "algorithm": plan.algorithm.describe(),
         "servers": plan.servers,
+        "group_size": plan.group_size,
         "optimizer": plan.optimizer,
         "epochs": plan.epochs,
         "meetings": list(plan.meetings),

@@ -44,7 +44,7 @@ class TrainingReport:
 
 def speaks(role: str) -> bool:
     """Return whether this rank prints for all: the one whose parameters are the centre."""
-    return role in ("alone", "server 0")
+    return role in ("alone", "server 0", "lead")
 
 
 def say(role: str, text: str) -> None:

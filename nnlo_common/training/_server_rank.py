@@ -63,6 +63,7 @@ class ServerRank:
         service: the query service, on the first server.
         stall_detector: records when each worker was heard.
         drop: takes a stalled rank out of the job if the others can continue; returns whether they can.
+        groups: the ranks of each worker, leads first; all of them may ask, and they leave together.
 
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
@@ -81,6 +82,7 @@ class ServerRank:
         service: TrainingQueries | None,
         stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
@@ -93,6 +95,8 @@ class ServerRank:
         self._leaving = self._told_of_leaving = False
         self._left_after = math.inf  # the number of epochs of the worker that left first
         self._stall_detector, self._drop = stall_detector, drop
+        self._groups = {lead: (lead, *others) for lead, *others in groups}
+        self._lead_of = {rank: lead for lead, group in self._groups.items() for rank in group}
         self._dropped: set[int] = set()
         self._losses: list[str] = []
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
@@ -192,18 +196,21 @@ class ServerRank:
         return self._pauses
 
     def saving(self) -> set[int]:
-        """Return the other ranks that save: the workers in training and the other servers."""
-        peers = self._server.peers.items()
-        inside = {rank for rank, peer in peers if peer.standing is Standing.TRAINING}
-        return inside | {shard.server for shard in self._others.values()}
+        """Return the other ranks that save: those of the workers in training, and the other servers."""
+        return self._with_standing(Standing.TRAINING) | {shard.server for shard in self._others.values()}
 
     def workers(self) -> set[int]:
-        """Return all workers."""
-        return set(self._server.peers)
+        """Return the ranks of all workers."""
+        return self._with_standing(*Standing)
 
     def lost(self) -> set[int]:
-        """Return the workers that have died."""
-        return {rank for rank, peer in self._server.peers.items() if peer.standing is Standing.LOST}
+        """Return the ranks of the workers that have died."""
+        return self._with_standing(Standing.LOST)
+
+    def _with_standing(self, *standings: Standing) -> set[int]:
+        """Return the ranks of the workers that stand so; a group lives and dies together."""
+        leads = (lead for lead, peer in self._server.peers.items() if peer.standing in standings)
+        return {rank for lead in leads for rank in self._groups.get(lead, (lead,))}
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until `condition` holds."""
@@ -343,7 +350,8 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()
             if event.message.kind is Kind.LEAVE and self.service is not None:
-                perform(self._endpoint, self.service.left(event.message.sender))
+                for rank in self._groups.get(event.message.sender, (event.message.sender,)):
+                    perform(self._endpoint, self.service.left(rank))
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
         else:
@@ -427,6 +435,8 @@ class ServerRank:
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
             self._refuse_solitude(event.rank)
+        elif event.rank in self._lead_of:  # its lead dies with it
+            perform(self._endpoint, self._queries.handle(event))
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")
 

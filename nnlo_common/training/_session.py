@@ -18,6 +18,7 @@ from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives
+from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
 from nnlo_common.training._observer import Observed, See
@@ -41,8 +42,7 @@ def _at_work(team: weakref.ref[Session], lag: int) -> Callable[[], bool]:
     return look
 
 
-# Counts that a session saves besides its part.
-_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")
+_COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open")  # saved besides the part
 
 
 class Session:
@@ -73,7 +73,8 @@ class Session:
             or the framework does so by itself.
         moved_outside: the framework moves the parameters by itself between steps.
         given_sums: the model's gradient is the sum over all steps since the last contribution.
-        servers: the number of servers.
+        servers: the number of servers; 0: all ranks are one group, and `local_step` makes each step.
+        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
         optimizer: the kind of the user's optimizer; the same on all ranks.
         epochs: the number of epochs, if known; the same on all ranks.
         meetings: the names of other collective steps; the same on all ranks.
@@ -93,6 +94,7 @@ class Session:
         moved_outside: bool = False,
         given_sums: bool = False,
         servers: int = 1,
+        group_size: int | None = None,
         optimizer: str = "",
         epochs: int = 0,
         meetings: Sequence[str] = (),
@@ -100,9 +102,9 @@ class Session:
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world = algorithm, world
-        self._runs, self._options = algorithm.optimizer_runs, options
+        self._runs, self._options = algorithm.optimizer_runs if servers else "worker", options
         self._move = local_step
-        ahead = hasattr(algorithm.local_optimizer(), "gradient_point")
+        ahead = servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
         plan = TrainingPlan(
             algorithm=algorithm,
             parameters=model.parameters,
@@ -110,6 +112,7 @@ class Session:
             own_parameters=FlatVector(model.parameters.layout) if ahead else None,
             given_sums=given_sums,
             servers=servers,
+            group_size=group_size,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
             moving=() if buffers is None else buffers.layers,
@@ -123,7 +126,7 @@ class Session:
         self.member: Member = join(world, plan)
         part = self._part = self.member.part
         self.serving = part if isinstance(part, ServerRank) else None
-        self._worker = part if isinstance(part, WorkerRank) else None
+        self._worker = part if isinstance(part, WorkerRank | GroupTrainer) else None
         # If gradients are taken ahead of the parameters, the model holds that point.
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=speaks(self.member.role))
@@ -146,7 +149,7 @@ class Session:
         return self.member.server is not None
 
     @property
-    def worker(self) -> WorkerRank:
+    def worker(self) -> WorkerRank | GroupTrainer:
         """This worker's part; raises on a server."""
         if self._worker is None:
             raise ConfigurationError(
@@ -157,8 +160,8 @@ class Session:
 
     @property
     def share(self) -> tuple[int, int]:
-        """This worker's index, and the number of workers; the index is -1 on a server."""
-        return -1 if self.member.worker is None else self.member.worker, self.member.workers
+        """This rank's index among all that train, and their number; the index is -1 on a server."""
+        return self.member.share
 
     @property
     def stopped(self) -> bool:
@@ -403,8 +406,8 @@ class Session:
 
     def load_for_others(self, state: Mapping[str, Any], epochs: int) -> None:
         """Resume after `epochs` epochs, from the centre of a server's `state` but with other workers."""
-        if self.serving is not None:
-            self.serving.load_for_others(state["part"])
+        if isinstance(self._part, ServerRank | GroupTrainer):
+            self._part.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
         self.shown.publish()

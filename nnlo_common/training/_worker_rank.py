@@ -28,6 +28,7 @@ class WorkerRank:
         stall_timeout_s: how long the servers wait for a silent worker; see `ServerWatch`.
         tells: warn of silent servers.
         on_drop: called when the servers have dropped this rank, before the error is raised.
+        asking: the endpoint for queries, if it is another.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class WorkerRank:
         stall_timeout_s: float | None = None,
         tells: bool = True,
         on_drop: Callable[[], object] = lambda: None,
+        asking: Endpoint | None = None,
     ) -> None:
         self._endpoint, self._worker, self._queries = endpoint, worker, queries
+        self._asking = asking
         self._servers, self._on_drop = set(hosts), on_drop
         self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
         self._steps = self._samples = 0
@@ -125,7 +128,7 @@ class WorkerRank:
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and wait for the answer."""
-        self._work(self._answered(query), f"the answer to {type(query).__name__}")
+        self._work(self._answered(query), f"the answer to {type(query).__name__}", self._asking)
         answer: Any = self._queries.answer
         return cast("AnswerT", answer)
 
@@ -184,9 +187,9 @@ class WorkerRank:
         while self._queries.busy:
             yield Wait()
 
-    def _work(self, activity: Activity, what: str) -> None:
+    def _work(self, activity: Activity, what: str, endpoint: Endpoint | None = None) -> None:
         self._watch.begin(what)
-        work(self._endpoint, self._deliver, activity, self._servers, self._watch)
+        work(endpoint or self._endpoint, self._deliver, activity, self._servers, self._watch)
 
     def _awaited(self) -> set[int]:
         """Return the servers that must answer next."""

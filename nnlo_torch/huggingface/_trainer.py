@@ -70,6 +70,10 @@ class TrainerMixin(LoopHooks):
                 f"the Trainer's optimizer, a {type(own.optimizer).__name__}, is not wrapped; pass e.g. "
                 "wrap=nnlo_torch.Downpour"
             )
+        if found is not None and found.group_size > 1:
+            raise collective(
+                "nnlo_torch.huggingface cannot train in groups yet; leave servers=0 and group_size= out"
+            )
         if found is not None and found.share[1] != max(1, found.size - 1):
             raise collective(
                 "nnlo_torch.huggingface needs one server, which evaluates and saves; leave servers= out"

@@ -143,6 +143,10 @@ class Strategy(SingleDeviceStrategy):
                 "several ranks every optimizer must be wrapped; return e.g. nnlo_torch.Downpour(...)"
             )
         wrapper: Wrapper = self.optimizers[0]
+        if wrapper.group_size > 1:
+            raise collective(
+                "nnlo_torch.lightning cannot train in groups yet; leave servers=0 and group_size= out"
+            )
         if wrapper.share[1] != wrapper.size - 1:
             raise collective(
                 f"nnlo_torch.lightning needs one server, which validates and saves, but servers="

@@ -11,7 +11,7 @@ import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
-from nnlo_common.training.checkpoint import Store
+from nnlo_common.training.checkpoint import Draft, Store
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import DOCS
 
@@ -194,6 +194,64 @@ def test_who_has_no_part_in_a_checkpoint_begins_anew_and_takes_over_what_else_go
     assert capsys.readouterr().out.count("has no part of rank 2") == 1
 
 
+@pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.Downpour])
+def test_a_group_of_which_a_rank_has_no_part_begins_anew_together(tmp_path, capsys, wrapper):
+    first = on_ranks(tmp_path, 5, wrapper, epochs=2, group_size=2)
+    assert first == [{0: 0, 1: 0}, *[{0: 6, 1: 6}] * 4]
+    store = Store(tmp_path)
+    newest = store.newest()
+    assert set(newest.manifest.files) == {f"rank{rank}.pt" for rank in range(5)}
+    files = {name: newest.read(name) for name in newest.manifest.files if name != "rank2.pt"}
+    assert store.save(files, newest.manifest.facts)
+    counts = []
+    again = on_ranks(tmp_path, 5, wrapper, epochs=3, counts=counts, group_size=2)
+    assert again == [{2: 0}, *[{2: 6}] * 4]
+    assert counts == [3] * 5
+    assert capsys.readouterr().out.count("has no part of rank 2") == 1
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_without_a_server_another_number_of_ranks_goes_on_from_the_same_weights(tmp_path, capsys, after):
+    first = on_ranks(tmp_path, 2, nt.Synchronous, epochs=2, servers=0)
+    assert first == [{0: 12, 1: 12}] * 2
+    store = Store(tmp_path)
+    assert [set(one.manifest.files) for one in [store.newest()]] == [{"rank0.pt", "rank1.pt"}]
+    weights = []
+    for rank in range(2):
+        tree = unpacked(store.newest().read(f"rank{rank}.pt"))
+        weights.append(tree["team"]["part"]["parameters"])
+    assert np.array_equal(*weights)
+    again = on_ranks(tmp_path, after, nt.Synchronous, epochs=3, servers=0)
+    assert again == [{2: 24 // after}] * after
+    told = "was saved with 2 ranks in groups of 2, but this run has 3 ranks in groups of 3"
+    assert capsys.readouterr().out.count(told) == (after == 3)
+
+
+def test_without_a_server_a_rank_that_cannot_write_drops_the_checkpoint(tmp_path, monkeypatch):
+    write, full = Draft.write, [True]
+
+    def refused(draft, name, data):
+        if name == "rank1.pt" and draft.number == 2 and full:
+            full.clear()
+            raise OSError(28, "No space left on device")
+        write(draft, name, data)
+
+    monkeypatch.setattr(Draft, "write", refused)
+    with pytest.warns(RuntimeWarning, match="rank 1 on host .*No space left on device"):
+        on_ranks(tmp_path, 2, nt.Synchronous, epochs=3, servers=0)
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-000001", "checkpoint-000002"}
+    assert Store(tmp_path).newest().manifest.facts["epoch"] == 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+def test_with_other_groups_it_goes_on_from_the_centre(tmp_path, capsys, before, after):
+    on_ranks(tmp_path, 5, nt.EASGD, epochs=2, group_size=before)
+    assert on_ranks(tmp_path, 5, nt.EASGD, epochs=3, group_size=after) == [{2: 0}, *[{2: 6}] * 4]
+    words = {1: "4 workers", 2: "4 ranks in groups of 2", 4: "4 ranks in groups of 4"}
+    told = f"was saved with {words[before]}, but this run has {words[after]}: all workers start at the centre"
+    assert capsys.readouterr().out.count(told) == 1
+
+
 def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
     on_ranks(tmp_path, 3, nt.Downpour, epochs=1, assignment="dynamic")
     again = on_ranks(tmp_path, 3, nt.Downpour, epochs=3, assignment="dynamic")
@@ -255,6 +313,14 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
     ("ranks", "how", "options"),
     [
         (3, "raise", ["wrapper=Synchronous"]),
+        (3, "raise", ["wrapper=EASGD", "every=4", "group_size=2"]),
+        (2, "raise", ["wrapper=Synchronous", "servers=0"]),
+        pytest.param(2, "signal", ["wrapper=Synchronous", "servers=0"], marks=pytest.mark.extended),
+        pytest.param(3, "raise", ["wrapper=EASGD", "servers=0", "file=a.h5"], marks=pytest.mark.extended),
+        pytest.param(3, "signal", ["wrapper=Downpour", "group_size=2"], marks=pytest.mark.extended),
+        pytest.param(
+            3, "signal", ["wrapper=Synchronous", "group_size=2", "file=a.h5"], marks=pytest.mark.extended
+        ),
         pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=Downpour"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),

@@ -216,3 +216,33 @@ def test_a_part_of_a_module_that_is_gone_is_named(monkeypatch):
     monkeypatch.delattr(_compat.optim, "_global_optimizer_pre_hooks")
     with pytest.raises(ConfigurationError, match=r"has no _global_optimizer_pre_hooks any more"):
         _compat.global_hooks()
+
+
+def test_a_call_after_backward_comes_once_all_gradients_are_made():
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    seen = []
+
+    def call():
+        seen.append([parameter.grad is not None for parameter in parameters])
+
+    def noticed(tensor):
+        if not queued:
+            queued.append(tensor)
+            _compat.after_backward(call)
+
+    queued = []
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(noticed)
+    sum(parameter.sum() for parameter in parameters).backward()
+    assert seen == [[True] * 3], CHANGED
+
+
+def test_a_failing_call_after_backward_fails_the_backward():
+    parameter = torch.nn.Parameter(torch.ones(2))
+
+    def call():
+        raise ConfigurationError("no mean")
+
+    parameter.register_post_accumulate_grad_hook(lambda tensor: _compat.after_backward(call))
+    with pytest.raises(ConfigurationError, match="no mean"):
+        parameter.sum().backward()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from nnlo_common.base._flat_vector import Frame
+from nnlo_common.cluster.transport._group import Group
 from nnlo_common.protocol import Event, Message
 
 __all__ = ["Endpoint", "Link", "RankWorld"]
@@ -98,6 +99,14 @@ class RankWorld(Protocol):
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint for these links (collective)."""
+
+    def group(self, ranks: Sequence[int], *, naps: bool) -> Group:
+        """Return the group of these ranks, this one among them, lead first (collective over them).
+
+        Args:
+            ranks: its ranks.
+            naps: a rank that waits must leave its core to others.
+        """
 
     def engage(self) -> Callable[[], None]:
         """Abort the job if this rank fails or exits before the returned function is called."""

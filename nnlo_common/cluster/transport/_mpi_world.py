@@ -25,6 +25,7 @@ from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to
 from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World
+from nnlo_common.cluster.transport._mpi_group import MPIGroup
 from nnlo_common.cluster.transport._mpi_mail import MPIMail
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
 from nnlo_common.cluster.transport._wakeup import Wakeup
@@ -175,13 +176,11 @@ class MPIWorld:
 
         It does not watch for deaths: a rank that leaves one training there starts the next.
         """
-        everyone = self.facts.comm.Get_group()
-        group = everyone.Incl(ranks)
-        with self._all_needed(), self._released_by_end():
-            comm = self.facts.comm.Create_group(group)
-        group.Free()
-        everyone.Free()
-        return MPIWorld(World(comm), watches=False)
+        return MPIWorld(World(self._comm_of(ranks)), watches=False)
+
+    def group(self, ranks: Sequence[int], *, naps: bool) -> MPIGroup:
+        """Return the group of these ranks, this one among them, lead first (collective over them)."""
+        return MPIGroup(self._comm_of(ranks), ranks, naps=naps, survives_loss=self.survives_loss)
 
     def revoke(self) -> None:
         """End every collective wait of these ranks with an error, because one of them is dead."""
@@ -206,6 +205,15 @@ class MPIWorld:
             os.write(2, f"{who} ends alone, because the launcher does not answer\n".encode())
             _end_alone()
         self.facts.abort(code)
+
+    def _comm_of(self, ranks: Sequence[int]) -> MPI.Intracomm:
+        everyone = self.facts.comm.Get_group()
+        group = everyone.Incl(ranks)
+        with self._all_needed(), self._released_by_end():
+            comm = self.facts.comm.Create_group(group)
+        group.Free()
+        everyone.Free()
+        return comm
 
     def _announce_end(self) -> None:
         if self._host_peers is not None:

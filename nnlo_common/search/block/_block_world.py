@@ -18,6 +18,7 @@ from typing import NoReturn
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
+from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import PartWorld
 from nnlo_common.protocol import Event, Message, Received
 from nnlo_common.search.messages._rank_channel import RankChannel
@@ -79,6 +80,12 @@ class BlockWorld:
         endpoint = _BlockEndpoint(self._ranks.open(links), self._channel, self.size)
         self._endpoints.append(endpoint)
         return endpoint
+
+    def group(self, ranks: Sequence[int], *, naps: bool) -> Group:  # noqa: ARG002 - as in every world
+        """Refuse: no alarm can interrupt the collective calls of a group."""
+        raise ConfigurationError(
+            "the trials of a search cannot train in groups; leave group_size= out in the objective"
+        )
 
     def engage(self) -> Callable[[], None]:
         """Refuse a second training at the same time; the search itself handles this rank's exit."""

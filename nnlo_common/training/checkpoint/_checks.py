@@ -57,6 +57,7 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     """
     for name in ("servers", "workers", "epoch"):
         checked_count(f"{name} in its facts", facts.get(name))
+    checked_count("group_size in its facts", facts.get("group_size", 1))
     for name in IDENTITY[:2]:
         if not isinstance(facts.get(name), str):
             raise DamagedError(f"{name} in its facts is {facts.get(name)!r:.60}, not a text")

@@ -78,6 +78,9 @@ class CheckpointManager:
         self._every_s, self._every_batches = 60.0 * minutes, batches
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._file = f"rank{0 if team is None else team.rank}.{suffix}"
+        group = None if team is None else team.member.group
+        # The ranks of a group are one worker: if one has no part, all begin anew.
+        self._files = {self._file} if group is None else {f"rank{one}.{suffix}" for one in group.group.ranks}
         self._speaks = speaks("alone" if team is None else team.member.role)
         self._saving = saving_on(self.store, team, state, self._file)
         advise(self._advice)
@@ -193,7 +196,7 @@ class CheckpointManager:
         facts.update(checkpoint.manifest.facts)
         check_facts(facts)
         trains = self._team is not None and not self._team.serves
-        anew = self._check(facts) or (trains and self._file not in checkpoint.manifest.files)
+        anew = self._check(facts) or (trains and not self._files <= checkpoint.manifest.files.keys())
         file = self._first_worker(checkpoint) if trains and anew else self._file
         data = checkpoint.read(file)
         try:
@@ -240,14 +243,14 @@ class CheckpointManager:
         problem = difference(saved, here)
         if problem:
             raise self._refusal(f"belongs to another training: {problem}")
-        if saved["workers"] == here["workers"]:
+        if _sizes(saved) == _sizes(here):
             return False
         reason = "it was not saved by several ranks"
         if self._team is not None and saved["workers"]:
-            reason = self._team.algorithm.tied_to_workers
+            reason = self._team.algorithm.tied_to_workers if here["servers"] else ""
         if reason:
             raise self._refusal(
-                f"was saved with {saved['workers']} workers, but this run has {here['workers']}: {reason}",
+                f"{_saved_with(saved, here)}: {reason}",
             )
         return True
 
@@ -263,15 +266,14 @@ class CheckpointManager:
     def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
         if self._team is None:
             return
-        there, member = checkpoint.manifest.facts["workers"], self._team.member
+        member = self._team.member
         files, (_, _, suffix) = checkpoint.manifest.files, self._file.partition(".")
-        ranks = range(member.servers, member.servers + member.workers)
+        here = {"workers": member.share[1], "group_size": member.group_size}
+        ranks = range(member.servers, member.servers + here["workers"])
         missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
-        if there != member.workers:
-            told = (
-                f"was saved with {there} workers, but this run has {member.workers}: all workers start at "
-                "the centre, and the epoch restarts"
-            )
+        saved = checkpoint.manifest.facts
+        if _sizes(saved) != _sizes(here):
+            told = f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
         elif missing:
             told = (
                 f"has no part of rank {', '.join(missing)}, which had died or not started: it starts anew at "
@@ -311,6 +313,23 @@ class CheckpointManager:
 
     def _refusal(self, found: str) -> ConfigurationError:
         return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")
+
+
+def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the number of ranks that train, and how many make a worker."""
+    return facts["workers"], facts.get("group_size", 1)
+
+
+def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Say how many workers a checkpoint and this run have."""
+    (there, group_there), (now, group_now) = _sizes(saved), _sizes(here)
+    if group_there == group_now == 1:
+        return f"was saved with {there} workers, but this run has {now}"
+    words = [
+        f"{number} workers" if size == 1 else f"{number} ranks in groups of {size}"
+        for number, size in ((there, group_there), (now, group_now))
+    ]
+    return f"was saved with {words[0]}, but this run has {words[1]}"
 
 
 def _collective(problem: str) -> ConfigurationError:

@@ -10,6 +10,7 @@ server within half a second. The first server schedules all of it: `nnlo_common.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from nnlo_common.protocol._query_messages import (
     PartQuery,
     WantCheckpointQuery,
 )
+from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._rank_parts import speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._session import Session
@@ -351,6 +353,79 @@ class _FirstSaving(Saving):
         )
 
 
+class _GroupSaving(Saving):
+    """Saves the part of a rank of a training without servers.
+
+    All ranks save at the same batch boundary, and complete the checkpoint at a later one, when all have
+    written their parts; the lead begins and completes it.
+    """
+
+    def __init__(
+        self, store: Store, team: Session, trainer: GroupTrainer, state: SavedRank, file: str
+    ) -> None:
+        super().__init__(store, team.rank, state, file)
+        self._team, self._trainer, team.before_close = team, trainer, self.finish
+        self._open: tuple[Draft, Mapping[str, Any], float | None] | None = None
+        self._reported = PartQuery(number=0)  # this rank's part of it
+        self._wants_end = False
+
+    def want(self, *, end: bool) -> None:
+        """Make all ranks save at the next batch boundary but one."""
+        self._wants_end |= end
+        self._trainer.want_pause()
+
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - as with servers
+        """Save together with all other ranks."""
+        self._wait()
+        self._complete()
+        self._team.pause()
+        tree, facts, score = self._copy(), self._state._facts(), self.score
+        draft = self._store.begin() if self._rank == 0 else None
+        mine = {"number": None if draft is None else draft.number, "end": self._wants_end}
+        everyone = [json.loads(one) for one in self._trainer.take_together(json.dumps(mine).encode())]
+        self.ending = any(one["end"] for one in everyone)
+        number = everyone[0]["number"]
+        if number is not None:
+            draft = draft or self._store.draft(number)
+            self._open = draft, facts, score
+            self._start(draft, tree)
+        return True
+
+    def settle(self) -> None:
+        """Report this thread's finished write; complete the checkpoint if all ranks have written theirs."""
+        super().settle()
+        if self._trainer.all_written:
+            self._complete()
+
+    def finish(self) -> None:
+        """Wait until all ranks have finished their writes."""
+        self._wait()
+        self._complete()
+
+    def _tell(self, written: PartQuery | None) -> None:
+        if written is not None:
+            self._reported = written
+            self._trainer.tell_written()
+
+    def _complete(self) -> None:
+        """Complete the open checkpoint, if there is one (collective)."""
+        if self._open is None:
+            return
+        (draft, facts, score), self._open = self._open, None
+        mine = {"file": self._reported.file, "size": self._reported.size, "trouble": self._reported.trouble}
+        mine["blake2b"] = self._reported.blake2b
+        everyone = [json.loads(one) for one in self._trainer.take_together(json.dumps(mine).encode())]
+        if self._rank:
+            return
+        trouble = next((one["trouble"] for one in everyone if one["trouble"]), "")
+        if trouble:
+            self._store.abandon(draft, trouble)
+            return
+        for one in everyone:
+            draft.files[one["file"]] = Entry(one["size"], one["blake2b"])
+        self._store.commit(draft, facts, score)
+
+
 def _fail_for_memory() -> bytes:
     raise MemoryError
 
@@ -366,6 +441,8 @@ def saving_on(store: Store, team: Session | None, state: SavedRank, file: str) -
     """
     if team is None:
         return Saving(store, 0, state, file)
+    if not team.member.servers and isinstance(trainer := team.worker, GroupTrainer):
+        return _GroupSaving(store, team, trainer, state, file)
     if team.serving is not None and speaks(team.member.role):
         return _FirstSaving(store, team, team.serving, state, file)
     return _PartSaving(store, team, state, file)

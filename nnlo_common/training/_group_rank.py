@@ -1,0 +1,137 @@
+"""One rank's side of its group: the mean gradient, and checks that all ranks of the group are alike."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.cluster.transport._group import Group
+
+__all__ = ["GroupRank", "Meeting"]
+
+
+class Meeting(enum.IntEnum):
+    """A point of a training that all ranks of a group reach together; its words complete an error."""
+
+    BEGIN = enum.auto()
+    GRADIENT = enum.auto()
+    STEP = enum.auto()
+    BEGIN_EPOCH = enum.auto()
+    END_EPOCH = enum.auto()
+    LAST_ROUND = enum.auto()
+    LOOK = enum.auto()
+    ASK = enum.auto()
+    PAUSE = enum.auto()
+    LEAVE = enum.auto()
+
+    @property
+    def words(self) -> str:
+        """What a rank does there."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Meeting.BEGIN: "begins the training",
+    Meeting.GRADIENT: "brings a gradient",
+    Meeting.STEP: "makes a step",
+    Meeting.BEGIN_EPOCH: "begins an epoch",
+    Meeting.END_EPOCH: "ends its epoch",
+    Meeting.LAST_ROUND: "closes the last round",
+    Meeting.LOOK: "asks for the centre, as in evaluate()",
+    Meeting.ASK: "asks all ranks for something, as in mean()",
+    Meeting.PAUSE: "pauses for a checkpoint",
+    Meeting.LEAVE: "leaves the training",
+}
+
+
+class GroupRank:
+    """One rank's side of its group.
+
+    Attributes:
+        group: the transport's side.
+        index: this rank's number in the group; 0 is the lead.
+        size: the number of its ranks.
+        samples: the number of samples that all its ranks had taken at the last gradient.
+
+    Args:
+        group: the transport's side.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.index, self.size = group, group.index, len(group.ranks)
+        self._steps = 0
+        self.samples = 0
+
+    def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
+        """Wait for the others of the group at the same point; return both values of all, a row for each.
+
+        Raises:
+            ConfigurationError: they are at different points; raised on all ranks of the group.
+        """
+        # Equally many numbers at all points, so that ranks at different points understand each other.
+        everyone = self.group.gather(np.array([meeting, self._steps, first, second], np.float64))
+        for index, row in enumerate(everyone):
+            if (row[:2] != everyone[0, :2]).any():
+                raise ConfigurationError(self._apart(everyone, index))
+        self._steps += meeting is Meeting.STEP
+        return everyone[:, 2:]
+
+    def mean(self, gradient: Vector, weight: float, samples: float = 0) -> None:
+        """Replace the gradient by its weighted mean over the group.
+
+        Args:
+            gradient: this rank's gradient, the mean over its own samples.
+            weight: the weight of this rank's gradient, e.g. its number of samples.
+            samples: the number of samples that this rank has taken so far.
+
+        Raises:
+            ConfigurationError: the weights make no mean; raised on all ranks of the group.
+        """
+        weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
+        total = float(weights.sum())
+        if not (weights >= 0).all() or not 0 < total < np.inf:
+            raise ConfigurationError(
+                f"the weights of a step in the group of ranks {list(self.group.ranks)} are "
+                f"{weights.tolist()}; all must be at least 0, and one above"
+            )
+        if (weights == weights[0]).all():
+            self.group.add_up(gradient)
+            np.divide(gradient, np.float32(self.size), out=gradient)
+        else:
+            if weight:
+                np.multiply(gradient, np.float32(weight / total), out=gradient)
+            else:
+                gradient.fill(0)  # whatever it holds, NaN included
+            self.group.add_up(gradient)
+        self.samples = int(counts.sum())
+
+    def meet_alike(self, meeting: Meeting, parameters: Vector) -> None:
+        """Wait for the others at the same point; raise if the parameters differ between the ranks."""
+        digest = hashlib.blake2b(parameters.data, digest_size=8).digest()
+        first, second = np.frombuffer(digest, np.uint32).tolist()  # exact in a float64
+        everyone = self.meet(meeting, first, second)
+        for rank, other in zip(self.group.ranks, everyone, strict=True):
+            if (other != everyone[0]).any():
+                raise ConfigurationError(
+                    f"the parameters of rank {rank} differ from those of rank {self.group.ranks[0]} of the "
+                    f"same group after {self._steps} steps, though all ranks of a group make the same steps: "
+                    "change the model and the options of its optimizer on all ranks alike, and use no "
+                    "optimizer that draws random numbers of its own"
+                )
+
+    def _apart(self, everyone: npt.NDArray[np.float64], index: int) -> str:
+        told = [
+            f"rank {self.group.ranks[one]} {Meeting(int(everyone[one, 0])).words} after "
+            f"{int(everyone[one, 1])} steps"
+            for one in (0, index)
+        ]
+        return (
+            f"{told[0]}, but {told[1]}: the ranks of a group must make the same steps together. Deal out the "
+            "data so that each has equally many batches (ShardSampler, Participant.batches and the like do), "
+            "and call evaluate(), mean() and step() on all of them"
+        )

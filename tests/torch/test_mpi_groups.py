@@ -1,0 +1,75 @@
+"""Groups in torch over real MPI."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import PROGRAMS
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+import nnlo_torch as nt  # noqa: E402
+from nnlo_common.data import epoch_order  # noqa: E402
+from tests.helpers import torch_cases as cases  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.framework("torch")]
+
+SIZE, BATCH, EPOCHS = 53, 4, 2
+
+
+def trained(folder, size, servers, k, names):
+    """Run the program; what each rank has saved, by wrapper."""
+    args = [str(folder), str(servers), str(k), *names]
+    done = mpiexec(size, PROGRAMS / "torch_groups.py", *args, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    return {name: [np.load(folder / f"{name}.rank{rank}.npz") for rank in range(size)] for name in names}
+
+
+def plain(name, k):
+    """One process with batches k times as large; its weights and loss at the end."""
+    model = cases.model_of()
+    optimizer = getattr(nt, name)(
+        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), **cases.WRAPPERS[name]
+    )
+    inputs, targets = cases.data()
+    for epoch in range(EPOCHS):
+        order = epoch_order(SIZE, seed=0, epoch=epoch, shuffle=True)[: SIZE // k * k]
+        for start in range(0, len(order), k * BATCH):
+            indices = order[start : start + k * BATCH]
+            optimizer.zero_grad()
+            cases.loss_of(model, inputs[indices], targets[indices]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    vector = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
+    return vector, cases.loss_of(model, inputs, targets).item()
+
+
+def close(found, expected):
+    return np.allclose(found, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("k", [2, pytest.param(3, marks=pytest.mark.extended)])
+def test_without_a_server_ranks_make_the_steps_of_one_process_with_the_large_batch(k, tmp_path):
+    for name, found in trained(tmp_path, k, 0, k, ["Synchronous"]).items():
+        vector, loss = plain(name, k)
+        for one in found:
+            assert close(one["vector"], vector)
+            assert np.array_equal(one["vector"], found[0]["vector"])
+            assert close(one["loss"], loss)
+
+
+FEW = ("Downpour", "EASGD")
+REST = tuple(name for name in cases.WRAPPERS if name not in FEW)
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param(REST, marks=pytest.mark.extended)])
+def test_members_stay_equal_bit_for_bit_on_five_ranks(names, tmp_path):
+    for name, found in trained(tmp_path, 5, 1, 2, names).items():
+        for lead in (1, 3):
+            assert np.array_equal(found[lead]["vector"], found[lead + 1]["vector"]), name
+        assert len({float(one["loss"]) for one in found}) == 1
+        seen = np.concatenate([one["seen"] for one in found])
+        assert (np.bincount(seen) <= EPOCHS).all()
+        assert len(seen) > EPOCHS * (SIZE - 4)
