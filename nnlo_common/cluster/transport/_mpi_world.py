@@ -262,7 +262,7 @@ class MPIWorld:
         def end() -> None:
             who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
             os.write(2, f"{who} ends, because a rank that was to train with it has died\n".encode())
-            os._exit(1)
+            _end_alone()
 
         timer = threading.Timer(_MEETING_LIMIT_S, end)
         timer.daemon = True
