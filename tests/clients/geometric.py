@@ -55,7 +55,7 @@ def main() -> None:
     else:
         loader = DataLoader(data, batch_size=16, shuffle=True)
 
-    for _epoch in range(8):
+    for _epoch in range(20):
         for batch in loader:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch), batch.y).backward()

@@ -22,7 +22,8 @@ class Session:
         self.rank, self.first, self.serving = rank, first, serving
         self.serves, self.asked = serving is not None, []
         self.world, self.algorithm = SimpleNamespace(recalled=False), SimpleNamespace(tied_to_workers="")
-        self.member = SimpleNamespace(role=f"server {rank}" if self.serves else f"worker {rank}")
+        role = f"server {rank}" if self.serves else f"worker {rank}"
+        self.member = SimpleNamespace(role=role, servers=1)
 
     def ask(self, query):
         self.asked.append(type(query).__name__)
