@@ -132,7 +132,8 @@ def test_graphs_weigh_a_mean_by_their_number():
     """Not by their nodes, nor by the number of their attributes."""
 
     def program(world):
-        optimizer = nt.Downpour(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), world=world)
+        model = cases.model_of()  # which must live, or a rank may not find the names of its parameters
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world)
         mine = [Graph(num_graphs=world.rank + 1, y=float(world.rank))]
         means = optimizer.evaluate(lambda graph: {"y": graph.y}, mine)
         optimizer.close()
