@@ -6,7 +6,6 @@ script the framework is there already, so its package is told the number instead
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from nnlo_common.cluster._arrangement import Arrangement
-from nnlo_common.cluster._hosts import Place, describe_here, locate
+from nnlo_common.cluster._hosts import VISIBILITY, Place, describe_here, gathered_places
 from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.cluster._topology import Role, Topology
 from nnlo_common.cluster.transport._endpoint import RankWorld
@@ -23,7 +22,6 @@ __all__ = ["GpuTurns", "choose_gpu", "own_gpu", "search_turns", "share_host", "t
 
 #: The GPU of its host that each rank gets, of those that may be used; None: no GPU.
 GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
-_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _LOG = logging.getLogger(__name__)
 
 
@@ -89,7 +87,7 @@ def share_host(
         return
     allowed = [replace(place, gpus=place.gpus if most is None else min(place.gpus, most)) for place in places]
     wanted = range(allowed[rank].gpus) if alone else [turns(allowed)[rank]]
-    name = next((one for one in _VISIBILITY if one in env), _VISIBILITY[0])
+    name = next((one for one in VISIBILITY if one in env), VISIBILITY[0])
     seen = env.get(name, ",".join(map(str, range(here.gpus)))).split(",")
     env[name] = ",".join(seen[turn].strip() for turn in wanted if turn is not None)
 
@@ -109,7 +107,7 @@ def when_chosen(use: Callable[[int], object]) -> None:
 
 
 def choose_gpu(places: Sequence[Place], rank: int, turns: GpuTurns) -> int | None:
-    """Choose this process' GPU, and tell its frameworks; return its number among those it sees.
+    """Choose this process' GPU for a search, and tell its frameworks; return its number among those it sees.
 
     Args:
         places: the hosts of all ranks.
@@ -118,11 +116,15 @@ def choose_gpu(places: Sequence[Place], rank: int, turns: GpuTurns) -> int | Non
     """
     _Choice.gpu = turns(places)[rank]
     if _Choice.gpu is not None:
-        here = places[rank]
-        _LOG.info("rank %d on %s uses GPU %d of %d", rank, here.host, _Choice.gpu, here.gpus)
+        _log_choice(places[rank], _Choice.gpu)
         for use in _Choice.uses:
             use(_Choice.gpu)
     return _Choice.gpu
+
+
+def _log_choice(here: Place, gpu: int | None) -> None:
+    if gpu is not None:
+        _LOG.info("rank %d on %s uses GPU %d of %d", here.rank, here.host, gpu, here.gpus)
 
 
 def own_gpu(world: RankWorld | None, servers: int, *, server_gpu: bool) -> int | None:
@@ -139,9 +141,10 @@ def own_gpu(world: RankWorld | None, servers: int, *, server_gpu: bool) -> int |
     if world is None:
         first = 0 if describe_here()["gpus"] else None
         return first if _Choice.gpu is None else _Choice.gpu
-    turns = train_turns(servers, server_gpu=server_gpu)
     if world.of_trial:
-        serves = Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank).role
-        return None if serves is Role.SERVER and not server_gpu else _Choice.gpu
-    places = locate([json.loads(text) for text in world.gather_text(json.dumps(describe_here()))])
-    return choose_gpu(places, world.rank, turns) if world.own_process else turns(places)[world.rank]
+        role = Topology.plan(world.size, Arrangement(servers=servers)).assignment(world.rank).role
+        return None if role is Role.SERVER and not server_gpu else _Choice.gpu
+    places = gathered_places(world.gather_text)
+    gpu = train_turns(servers, server_gpu=server_gpu)(places)[world.rank]
+    _log_choice(places[world.rank], gpu)
+    return gpu

@@ -11,18 +11,31 @@ before a device is chosen.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._json_codec import table_of
 
-__all__ = ["Place", "crowded_hosts", "describe_here", "locate", "place_table", "text_table", "visible_gpus"]
+__all__ = [
+    "VISIBILITY",
+    "Place",
+    "crowded_hosts",
+    "describe_here",
+    "gathered_places",
+    "locate",
+    "place_table",
+    "text_table",
+    "visible_gpus",
+]
 
-_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+#: The variables by which GPUs are hidden from a process.
+VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +105,7 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
         >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "4,11"}), visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"})
         (2, 0)
     """
-    listed = [_listed_gpus(environment[name]) for name in _VISIBILITY if name in environment]
+    listed = [_listed_gpus(environment[name]) for name in VISIBILITY if name in environment]
     if listed:
         return min(listed)
     from_driver = len(list(root.glob("proc/driver/nvidia/gpus/*")))
@@ -137,6 +150,19 @@ def locate(reports: Sequence[Mapping[str, int | str]]) -> tuple[Place, ...]:
         _place(rank, report, residents[str(report["host"])], masks[str(report["host"])].bit_count())
         for rank, report in enumerate(reports)
     )
+
+
+def gathered_places(gather: Callable[[str], list[str]]) -> tuple[Place, ...]:
+    """Find the place of every rank (collective).
+
+    Args:
+        gather: gives every rank the texts of all ranks.
+
+    Raises:
+        ProtocolError: what a rank has sent is malformed.
+    """
+    reports = enumerate(gather(json.dumps(describe_here())))
+    return locate([table_of(text, (), f"the place of rank {rank}") for rank, text in reports])
 
 
 def _place(rank: int, report: Mapping[str, int | str], residents: list[int], host_cores: int) -> Place:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,8 @@ import numpy as np
 
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._json_codec import table_of
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
-from nnlo_common.cluster._hosts import Place, describe_here, locate
+from nnlo_common.cluster._hosts import Place, gathered_places
 from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
@@ -145,8 +143,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         error.collective = True  # all ranks compare the same facts and raise the same error
         disengage()  # no exchange has begun, so leaving is safe
         raise
-    reports = enumerate(world.gather_text(json.dumps(describe_here())))
-    places = locate([table_of(text, (), f"the place of rank {rank}") for rank, text in reports])
+    places = gathered_places(world.gather_text)
     place = places[world.rank]
     threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
     table = topology.table(places)

@@ -96,7 +96,6 @@ class ServerRank:
         self._left_after = math.inf  # the number of epochs of the worker that left first
         self._stall_detector, self._drop = stall_detector, drop
         self._groups = {lead: (lead, *others) for lead, *others in groups}
-        self._lead_of = {rank: lead for lead, group in self._groups.items() for rank in group}
         self._dropped: set[int] = set()
         self._losses: list[str] = []
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
@@ -435,7 +434,7 @@ class ServerRank:
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
             self._refuse_solitude(event.rank)
-        elif event.rank in self._lead_of:  # its lead dies with it
+        elif any(event.rank in group for group in self._groups.values()):  # its lead dies with it
             perform(self._endpoint, self._queries.handle(event))
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")

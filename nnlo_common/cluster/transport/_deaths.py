@@ -7,13 +7,15 @@ the communicator then names it.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+from typing import NoReturn
 
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._mpi4py import MPI
 
-__all__ = ["Deaths", "limit_finalize"]
+__all__ = ["Deaths", "end_alone", "limit_finalize"]
 
 # After a death, MPI_Finalize of Open MPI 5.0 sometimes never returns.
 _FINALIZE_LIMIT_S = 5.0
@@ -71,3 +73,12 @@ def limit_finalize(comm: MPI.Intracomm, *, meet: bool) -> None:
             backoff.pause()
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
         signal.setitimer(signal.ITIMER_REAL, _FINALIZE_LIMIT_S)
+
+
+def end_alone() -> NoReturn:
+    """End this process as a death that the others survive.
+
+    An exit, even with a status, is no death to Open MPI: others would wait, or its status become the job's.
+    """
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(1)  # not reached

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.cluster.transport._backoff import Backoff
-from nnlo_common.cluster.transport._deaths import Deaths
+from nnlo_common.cluster.transport._deaths import Deaths, end_alone
 from nnlo_common.cluster.transport._group import Numbers
 from nnlo_common.cluster.transport._mpi4py import MPI
 
@@ -97,9 +96,7 @@ class MPIGroup:
         text = f"nnlo: rank {self.ranks[self.index]} ends, because {who} of its group has died\n"
         os.write(2, text.encode())
         sys.stdout.flush()
-        # An exit, even with a status, is no death to Open MPI: the servers would wait for this rank.
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise SystemExit(1)
+        end_alone()
 
 
 class _MPIBroadcast:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from nnlo_common.base._errors import StartupError
 from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, engage, remember_exit
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
-from nnlo_common.cluster.transport._deaths import Deaths, limit_finalize
+from nnlo_common.cluster.transport._deaths import Deaths, end_alone, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
 from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to_kill
@@ -199,11 +198,11 @@ class MPIWorld:
         """
         self._announce_end()
         if self._cast_off:
-            _end_alone()
+            end_alone()
         if self.survives_loss and not answers_within(_LAUNCHER_ANSWERS_S):
             who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
             os.write(2, f"{who} ends alone, because the launcher does not answer\n".encode())
-            _end_alone()
+            end_alone()
         self.facts.abort(code)
 
     def _comm_of(self, ranks: Sequence[int]) -> MPI.Intracomm:
@@ -262,7 +261,7 @@ class MPIWorld:
         def end() -> None:
             who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
             os.write(2, f"{who} ends, because a rank that was to train with it has died\n".encode())
-            _end_alone()
+            end_alone()
 
         timer = threading.Timer(_MEETING_LIMIT_S, end)
         timer.daemon = True
@@ -283,9 +282,3 @@ class MPIWorld:
             _LOG.warning("messages will move only between steps: %s", error)
             return False
         return True
-
-
-def _end_alone() -> NoReturn:
-    """End this process as a death that the others survive; a status other than 0 would become the job's."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise SystemExit(1)  # not reached
