@@ -75,6 +75,7 @@ def share_host(
         turns: chooses the GPUs, if there are several ranks.
 
     Example:
+        >>> from nnlo_common.cluster._hosts import locate
         >>> env = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
         >>> share_host(locate([{"host": "a", "cores": 8, "gpus": 3}]), 0, 2, env, train_turns(1))
         >>> env
