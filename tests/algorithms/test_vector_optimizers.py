@@ -540,13 +540,16 @@ def test_later_steps_allocate_nothing(name: str) -> None:
     optimizer, x, gradient = CASES[name](), np.ones(size, np.float32), np.full(size, 0.5, np.float32)
     optimizer.step(x, gradient)
     buffers = [optimizer._work, *optimizer._slots.values()]
-    tracemalloc.start()
-    try:
-        optimizer.step(x, gradient)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 16_384, "a step may make views, not arrays"
+    # What another thread of the process allocates meanwhile is counted, too: not in each of three steps.
+    peaks = []
+    for _ in range(3):
+        tracemalloc.start()
+        try:
+            optimizer.step(x, gradient)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert min(peaks) < 16_384, "a step may make views, not arrays"
     for old, new in zip(buffers, [optimizer._work, *optimizer._slots.values()], strict=True):
         assert old is new
 

@@ -448,7 +448,7 @@ def test_leases_and_several_wrappers_are_refused_by_name():
         list(nt.ShardSampler(range(9), assignment="dynamic", optimizer=optimizer))
 
     def two(world):
-        wrapped(world, servers=0)
+        _kept = wrapped(world, servers=0)
         wrapped(world, servers=0)
 
     for size, program, text in (
