@@ -53,6 +53,7 @@ def read(tuner: Any) -> None:
 
     Raises:
         ConfigurationError: a file is damaged; files written by nnlo are whole.
+        RuntimeError: the directory is of a search with another oracle, in keras-tuner's words.
     """
     state = Path(tuner.state_file)
     try:
@@ -64,6 +65,8 @@ def read(tuner: Any) -> None:
     except ConfigurationError:
         raise
     except Exception as error:  # keras-tuner raises errors of many types for content that it has not written
+        if isinstance(error.__cause__, KeyError):  # its own refusal: names the directory, and what to do
+            raise
         kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not of a search"
         raise ConfigurationError(
             f"the search in {tuner.project_dir} cannot resume: one of its files is {kind} ({error}). "

@@ -14,7 +14,9 @@ from nnlo_common import ConfigurationError
 os.environ.setdefault("KERAS_BACKEND", "torch")
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no frameworks")
 
-from nnlo_keras.tune import _directory
+import keras_tuner
+
+from nnlo_keras.tune import MPITuner, _directory
 
 pytestmark = pytest.mark.framework("keras")
 
@@ -60,3 +62,18 @@ def test_files_that_keras_tuner_could_not_read_are_refused(
 def test_what_keras_tuner_raises_about_a_state_is_one_error(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(ConfigurationError, match="cannot resume: one of its files is not of a search"):
         _directory.read(tuner(tmp_path, error))
+
+
+@pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated")  # keras-tuner's
+def test_the_directory_of_another_oracle_is_refused_in_the_words_of_keras_tuner(tmp_path: Path) -> None:
+    class Tuner(MPITuner):
+        def run_trial(self, trial: Any, *_: Any, **__: Any) -> float:
+            return trial.hyperparameters.Float("x", 0, 1)
+
+    def search(oracle: type) -> None:
+        told = oracle(objective=keras_tuner.Objective("loss", "min"), max_trials=1)
+        Tuner(None, told, directory=str(tmp_path)).search()
+
+    search(keras_tuner.oracles.RandomSearchOracle)
+    with pytest.raises(RuntimeError, match="pass `overwrite=True` when creating the `Tuner`"):
+        search(keras_tuner.oracles.BayesianOptimizationOracle)
