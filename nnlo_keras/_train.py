@@ -78,15 +78,15 @@ class KerasTrainer(Trainer):
         self._model, self._inner = self.model, plan.made_optimizer(keras.optimizers)
         # Keras holds it in 32 bits; the text has only the significant digits.
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
-        options: dict[str, Any] = {"servers": settings.servers, **settings.algorithm}
-        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
+        ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
+        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **ranks, **settings.algorithm)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(H5Sequence, {"servers": settings.servers}, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
-        self.role = "alone" if world is None else assigned(world, settings.servers).title
+        self.role = "alone" if world is None else assigned(world, **ranks).title
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges; `Distribute` counts batches, not samples."""

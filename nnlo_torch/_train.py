@@ -83,8 +83,9 @@ class TorchTrainer(Trainer):
         """Wrap the optimizer, which joins the other ranks."""
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
         settings = self._settings
-        options = {"model": self._model, "servers": settings.servers, **settings.algorithm}
-        self._wrapper = make(self._optimizer, stall_timeout_s=settings.stall_timeout, **options)
+        ranks = {"servers": settings.servers, "group_size": settings.group_size}
+        options = {"model": self._model, "stall_timeout_s": settings.stall_timeout, **settings.algorithm}
+        self._wrapper = make(self._optimizer, **ranks, **options)
         self.role = self._wrapper.role
 
     def report(self) -> dict[str, Any]:

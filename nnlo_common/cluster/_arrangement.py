@@ -45,6 +45,34 @@ class Arrangement:
         names = ("blocks", "folds", "servers", "group_size")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
+    @classmethod
+    def of_training(cls, size: int, *, servers: int = 1, group_size: int | None = None) -> Arrangement:
+        """Return the arrangement of one training on ``size`` ranks.
+
+        Args:
+            size: how many ranks there are.
+            servers: how many of them serve the centre.
+            group_size: ranks of one worker; None: 1, or all ranks without a server.
+
+        Raises:
+            ConfigurationError: there would be several workers without a server.
+
+        Example:
+            >>> print(Arrangement.of_training(4, servers=0))
+            blocks=0, folds=1, servers=0, group_size=4
+        """
+        if group_size is None:
+            group_size = size if servers == 0 and size > 1 else 1
+        arrangement = cls(servers=servers, group_size=group_size)
+        if servers == 0 and group_size != size:
+            arrangement.check(size)
+            raise ConfigurationError(
+                f"servers=0 with group_size={group_size} on {size} ranks makes {size // group_size} workers "
+                "without a server, which is not possible yet; leave group_size out, so that all ranks are "
+                "one group, or use servers=1"
+            )
+        return arrangement
+
     @property
     def cells(self) -> int:
         """``max(blocks, 1) x folds``: how many centres are trained in parallel."""

@@ -185,19 +185,10 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
 
 def _arrangement(world: RankWorld, servers: int, group_size: int | None) -> Arrangement:
     """Return the arrangement of the ranks; refuse what no training can have yet."""
-    if group_size is None:
-        group_size = world.size if servers == 0 else 1
-    arrangement = Arrangement(servers=servers, group_size=group_size)
-    if servers == 0 and group_size != world.size:
-        arrangement.check(world.size)
+    arrangement = Arrangement.of_training(world.size, servers=servers, group_size=group_size)
+    if arrangement.group_size > 1 and world.of_trial:
         raise ConfigurationError(
-            f"servers=0 with group_size={group_size} on {world.size} ranks makes {world.size // group_size} "
-            "workers without a server, which is not possible yet; leave group_size out, so that all ranks "
-            "are one group, or use servers=1"
-        )
-    if group_size > 1 and world.of_trial:
-        raise ConfigurationError(
-            f"group_size={group_size} in a trial of a search is not possible yet; leave it out"
+            f"group_size={arrangement.group_size} in a trial of a search is not possible yet; leave it out"
         )
     return arrangement
 

@@ -347,6 +347,13 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
         BlockLayout.of(ranks(5), 2, 1).check(settings)
 
 
+@pytest.mark.parametrize("ranks_of", [{"servers": Given("0")}, {"group_size": Given("2")}])
+def test_groups_in_trials_are_refused_before_the_search(ranks_of):
+    settings = settings_of({**GIVEN, **ranks_of})
+    with pytest.raises(ConfigurationError, match="trials cannot have groups of ranks yet"):
+        BlockLayout.of(ranks(4), None, 1).check(settings)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -295,9 +295,33 @@ def test_three_ranks_train_a_torch_module():
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("ranks", "words", "told_ranks"),
+    [(2, ["--servers", "0"], "0 serving, 1 x 2"), (3, ["--group-size", "2"], "1 serving, 1 x 2")],
+)
+def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, words, told_ranks):
+    import torch
+
+    data = ["--train", "?.h5", "--val", "val.h5", "--epochs", "3", *ADAM]
+    done = started(*torch_net, *data, "--batch", "70", *words, "--run", "r", ranks=ranks, framework="torch")
+    assert done.returncode == 0, done.stderr
+    assert f"nnlo train: downpour, {told_ranks} training" in done.stdout
+    assert main(["train", *torch_net, *data, "--batch", "140", "--run", "alone"]) == 0
+    center, alone = (torch.load(f"{run}/weights.pt", weights_only=True) for run in ("r", "alone"))
+    for name, weights in alone.items():
+        torch.testing.assert_close(center[name], weights, rtol=0, atol=1e-5)
+    assert told("r")["center"]["val_loss"] == pytest.approx(told("alone")["center"]["val_loss"], abs=1e-5)
+    samples = [one["samples"] for one in json.loads(Path("r/run.json").read_text())["ranks"][-2:]]
+    assert samples == [3 * 70, 3 * 70]
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--servers", "3"], "3 ranks cannot be laid out"),
+        (["--group-size", "3"], "3 - 1 server = 2 worker ranks, fewer than group_size=3"),
         (["--epochs", "0"], "--epochs '0' is not possible"),
         pytest.param(["--labels-name", "three"], "do not fit", marks=pytest.mark.extended),
         (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),

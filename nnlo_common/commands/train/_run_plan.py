@@ -14,6 +14,7 @@ from typing import Any
 
 from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._fold_samples import parts
 from nnlo_common.commands.train._job import brief
@@ -209,12 +210,12 @@ def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
     return (name if not given else given[0] if len(given) == 1 else given), adaptor
 
 
-def check_exchanges(plan: RunPlan, workers: int) -> None:
+def check_exchanges(plan: RunPlan, cell: Cell) -> None:
     """Refuse a training too short for one exchange: its centre would never move.
 
     Args:
         plan: of the training.
-        workers: their number.
+        cell: the ranks that train.
     """
     settings = plan.settings
     rule = settings.rule()
@@ -223,13 +224,13 @@ def check_exchanges(plan: RunPlan, workers: int) -> None:
     elastic = isinstance(rule, EASGD)
     # In the paper's order the first exchange comes before the first step, and moves nothing.
     needed = rule.every + (isinstance(rule, EASGD) and rule.order == "paper")
-    share = math.ceil(plan.data.count() / workers)
-    steps = settings.epochs * math.ceil(share / settings.batch)
+    share, batch = math.ceil(plan.data.count() / len(cell.workers)), settings.batch * len(cell.groups[0])
+    steps = settings.epochs * math.ceil(share / batch)
     if needed > steps:
         less = rule.every + steps - needed
         raise ConfigurationError(
             f"--mode {settings.mode} exchanges every {rule.every} steps of a worker, but each has {steps} "
-            f"steps: {share} samples in batches of {settings.batch}, {settings.epochs} times; the centre "
+            f"steps: {share} samples in batches of {batch}, {settings.epochs} times; the centre "
             f"would not move{'' if elastic else ' until the training ends'}. Give "
             + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
         )

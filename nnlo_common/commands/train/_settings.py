@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster._topology import Cell, Topology
 from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 from nnlo_common.training._early_stopping import Target
@@ -91,7 +93,15 @@ class Settings:
     mode: str = option(GROUP, "how workers and centre exchange", default="downpour", choices=tuple(MODES))
     algorithm: dict[str, Any] = field(default_factory=dict, metadata={"options": MODE_OPTIONS})
 
-    servers: int = option(RANKS, "number of ranks that serve the centre, each a part", default=1, least=1)
+    servers: int = option(
+        RANKS,
+        "number of ranks that serve the centre, each a part; 0: none, and all ranks step together",
+        default=1,
+        least=0,
+    )
+    group_size: int | None = option(
+        RANKS, "ranks that train as one worker, on batches that many times as large", least=1
+    )
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     stall_timeout: int | None = option(
         RANKS, "drop a worker that is silent so long, or abort the job; else only warn", "S", least=1
@@ -119,6 +129,11 @@ class Settings:
     def rule(self) -> Algorithm:
         """Return the algorithm; it refuses invalid options."""
         return algorithm_of(self.mode, self.algorithm)
+
+    def cell(self, size: int) -> Cell:
+        """Return the servers and workers among `size` ranks; refuse a number that does not fit."""
+        arranged = Arrangement.of_training(size, servers=self.servers, group_size=self.group_size)
+        return Topology.plan(size, arranged).cells[0]
 
     @property
     def target(self) -> tuple[str, Target] | None:

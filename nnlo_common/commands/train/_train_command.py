@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from nnlo_common.base._errors import NNLOError
-from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.cluster._gpus import share_host, train_turns
-from nnlo_common.cluster._topology import Topology
+from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
@@ -93,7 +92,7 @@ class TrainRun(RankCommand):
             )
             self.trainer = plug_in(loaded.framework).prepare(plan)
             if job.size > 1:
-                check_exchanges(plan, job.size - settings.servers)
+                check_exchanges(plan, settings.cell(job.size))
         with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
 
@@ -146,8 +145,7 @@ class TrainRun(RankCommand):
 
     def _summary(self) -> str:
         settings, size = self.settings, self._job.size
-        workers = max(size - settings.servers, 1)
-        ranks = "alone" if size == 1 else f"{settings.servers} serving, {workers} training"
+        ranks = "alone" if size == 1 else _ranks_of(settings.cell(size))
         options = "".join(
             f" --{name.replace('_', '-')} {value}" for name, value in settings.algorithm.items()
         )
@@ -181,5 +179,13 @@ class TrainRun(RankCommand):
 def _check_ranks(settings: Settings, size: int) -> None:
     """Refuse an impossible number of ranks; a single process always trains plainly."""
     if size > 1:
-        Topology.plan(size, Arrangement(servers=settings.servers))
-        settings.rule().check(size - settings.servers, settings.servers)
+        cell = settings.cell(size)
+        if cell.servers:
+            settings.rule().check(len(cell.workers), len(cell.servers))
+
+
+def _ranks_of(cell: Cell) -> str:
+    """Return how many ranks serve and train."""
+    size = len(cell.groups[0])
+    training = str(len(cell.ranks) - len(cell.servers)) if size == 1 else f"{len(cell.groups)} x {size}"
+    return f"{len(cell.servers)} serving, {training} training"

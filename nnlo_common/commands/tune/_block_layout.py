@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
 from nnlo_common.commands.train._settings import Settings
@@ -51,6 +52,10 @@ class BlockLayout:
 
     def check(self, settings: Settings) -> None:
         """Refuse a training that does not fit the ranks of a block."""
+        if settings.servers == 0 or settings.group_size not in (None, 1):
+            raise ConfigurationError(
+                "trials cannot have groups of ranks yet: leave --servers 0 and --group-size out"
+            )
         if self.cell_size > 1:
             arrangement = Arrangement(blocks=len(self.blocks), folds=self.parallel, servers=settings.servers)
             arrangement.check(1 + sum(map(len, self.blocks)))
