@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.shared_folders import written_once
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
@@ -183,12 +184,20 @@ def test_alone_the_wrappers_are_the_plain_optimizers(wrapper):
 # Under mpiexec.
 
 
+def models_on(ranks, backend):
+    """Return what runs keras_models.py into a folder."""
+
+    def run(folder):
+        done = mpiexec(ranks, PROGRAMS / "keras_models.py", str(folder), timeout_s=350, env=on(backend))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
+
+
 @pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
 def trainings(request, tmp_path_factory):
     """What each piece of keras_models.py has left behind, by piece and rank."""
-    folder = tmp_path_factory.mktemp(request.param)
-    done = mpiexec(3, PROGRAMS / "keras_models.py", str(folder), timeout_s=350, env=on(request.param))
-    assert done.returncode == 0, done.stdout + done.stderr
+    folder = written_once(tmp_path_factory, f"models-3-{request.param}", models_on(3, request.param))
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
     return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}
 
@@ -196,9 +205,7 @@ def trainings(request, tmp_path_factory):
 @pytest.fixture(scope="module", params=[installed("torch"), installed("tensorflow", pytest.mark.extended)])
 def comparisons(request, tmp_path_factory):
     """How far Downpour is from the plain fit on a server and a worker, by training."""
-    folder = tmp_path_factory.mktemp(request.param)
-    done = mpiexec(2, PROGRAMS / "keras_models.py", str(folder), timeout_s=350, env=on(request.param))
-    assert done.returncode == 0, done.stdout + done.stderr
+    folder = written_once(tmp_path_factory, f"models-2-{request.param}", models_on(2, request.param))
     return request.param, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

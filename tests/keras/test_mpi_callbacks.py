@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.shared_folders import written_once
 
 PROGRAM = PROGRAMS / "keras_callbacks.py"
 
@@ -46,14 +47,17 @@ def trainings(request, tmp_path_factory):
 
     The first job is killed in the middle of its first training; the same command is then given once more.
     """
-    folder = tmp_path_factory.mktemp(request.param)
     env = {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    killed = mpiexec(3, PROGRAM, str(folder), "2", timeout_s=150, env=env)
-    assert killed.returncode != 0
-    assert not list(folder.glob("rank*.json"))
-    assert saved(folder / "here") == [1, 2]
-    done = mpiexec(3, PROGRAM, str(folder), timeout_s=250, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(folder):
+        killed = mpiexec(3, PROGRAM, str(folder), "2", timeout_s=150, env=env)
+        assert killed.returncode != 0
+        assert not list(folder.glob("rank*.json"))
+        assert saved(folder / "here") == [1, 2]
+        done = mpiexec(3, PROGRAM, str(folder), timeout_s=250, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    folder = written_once(tmp_path_factory, f"callbacks-{request.param}", run)
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
     return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}, folder
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.jobs import alone, mpiexec
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.shared_folders import written_once
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -95,13 +96,21 @@ WRAPPERS = ["Downpour", "Synchronous", "EASGD", "GEM", "AGN", "DynSGD", "LocalSG
 @pytest.fixture(scope="module", params=BRIEF)
 def trainings(request, tmp_path_factory):
     """What each piece of keras_all.py has left behind, by piece and rank, and the folder it wrote to."""
-    folder = tmp_path_factory.mktemp(request.param)
-    done = mpiexec(3, PROGRAMS / "keras_all.py", str(folder), timeout_s=350, env=on(request.param))
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(folder):
+        done = mpiexec(3, PROGRAMS / "keras_all.py", str(folder), timeout_s=350, env=on(request.param))
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed.txt").write_text(done.stdout)
+
+    folder = written_once(tmp_path_factory, f"fit-{request.param}", run)
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
     if request.param == "torch":
         assert not {"steps per execution", "compiled"} & set(ranks[0])
-    return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}, folder, done.stdout
+    return (
+        {piece: [rank[piece] for rank in ranks] for piece in ranks[0]},
+        folder,
+        (folder / "printed.txt").read_text(),
+    )
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -246,9 +255,12 @@ LEASED = {"leased H5Sequence", "H5Sequence of one lease"}
 @pytest.fixture(scope="module", params=BRIEF)
 def inputs(request, tmp_path_factory):
     """What each piece of keras_inputs.py has left behind, by piece and rank."""
-    folder = tmp_path_factory.mktemp("inputs")
-    done = mpiexec(3, PROGRAMS / "keras_inputs.py", str(folder), timeout_s=250, env=on(request.param))
-    assert done.returncode == 0, done.stderr
+
+    def run(folder):
+        done = mpiexec(3, PROGRAMS / "keras_inputs.py", str(folder), timeout_s=250, env=on(request.param))
+        assert done.returncode == 0, done.stderr
+
+    folder = written_once(tmp_path_factory, f"inputs-{request.param}", run)
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
     return {piece: [rank[piece] for rank in ranks] for piece in ranks[0]}
 
@@ -310,9 +322,12 @@ def test_two_synchronous_workers_are_one_process_with_batches_of_twice_the_size(
 @pytest.fixture(scope="module")
 def two_servers(tmp_path_factory):
     """What keras_servers.py has left behind, by rank, and the folder it wrote to."""
-    folder = tmp_path_factory.mktemp("servers")
-    done = mpiexec(3, PROGRAMS / "keras_servers.py", str(folder), timeout_s=90, env=on("torch"))
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(folder):
+        done = mpiexec(3, PROGRAMS / "keras_servers.py", str(folder), timeout_s=90, env=on("torch"))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    folder = written_once(tmp_path_factory, "two-servers", run)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)], folder
 
 

@@ -11,6 +11,7 @@ from nnlo_common.testing import Replay, RoundRobin, train_virtually
 from tests.helpers.jobs import mpiexec
 from tests.helpers.numpy_cases import CASES, gradient, initial
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.shared_folders import written_once
 
 LAYOUTS = [(2, 1), (3, 1), (5, 1), (3, 2), (5, 2)]  # ranks, of which servers
 
@@ -19,10 +20,12 @@ LAYOUTS = [(2, 1), (3, 1), (5, 1), (3, 2), (5, 2)]  # ranks, of which servers
 def trained(request, tmp_path_factory):
     """One mpiexec that runs all cases; its ranks, its servers and the folder it wrote to."""
     ranks, servers = request.param
-    folder = tmp_path_factory.mktemp("trained")
-    done = mpiexec(ranks, PROGRAMS / "train_all.py", str(folder), str(servers), timeout_s=100)
-    assert done.returncode == 0, done.stderr
-    return ranks, servers, folder
+
+    def run(folder):
+        done = mpiexec(ranks, PROGRAMS / "train_all.py", str(folder), str(servers), timeout_s=100)
+        assert done.returncode == 0, done.stderr
+
+    return ranks, servers, written_once(tmp_path_factory, f"trained-{ranks}-{servers}", run)
 
 
 def again(case, ranks, servers, steps, schedule):
