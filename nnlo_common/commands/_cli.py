@@ -95,6 +95,17 @@ def _parser() -> Parser:
     )
     doctor.add_argument("--json", dest="as_data", action="store_true", help="print JSON, for programs")
     doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
+    report = commands.add_parser(
+        "report",
+        help="make a page about one or several runs, with what to change",
+        description="Make one page about the folder of a run, or about several to compare: metrics, time of "
+        "each rank, memory, options, and what to change. It works without a network. The first run is the "
+        "one that the others are compared with.",
+    )
+    report.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
+    report.add_argument(
+        "--output", metavar="FILE", help="the page; else report.html, in the folder of a single run"
+    )
     _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     return parser
@@ -115,6 +126,10 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.doctor._doctor_command import run_doctor
 
         return run_doctor(**flags)
+    if command == "report":
+        from nnlo_common.commands.report._report_command import run_report
+
+        return run_report(**flags) if first_of_job() else 0
     if command == "train":
         from nnlo_common.commands.train._train_command import TrainRun
 

@@ -23,6 +23,9 @@ import optuna
 
 from nnlo_common import ConfigurationError
 from nnlo_common.base._limited_formats import npz_arrays
+from nnlo_common.commands.report._run_facts import read_run
+from nnlo_common.commands.report._runs_page import runs_page
+from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._model_file import check_model
 from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import Settings
@@ -350,12 +353,39 @@ def folder_of_search(path: Path) -> object:
     return inspect_folder(path.parent, goes_on=True)
 
 
+def report_of(path: Path) -> object:
+    run = read_run(path.parent)
+    return runs_page([run], [verdicts(run)], {})
+
+
 def as_json(value: Any) -> Callable[[random.Random], bytes]:
     """Return a maker of JSON near a value."""
     return lambda draw: json.dumps(changed_value(value, draw)).encode()
 
 
 INTERRUPTED = {"parameters": {"x": 0.5}, "seed": 3}
+
+RAN = {
+    "seconds": 2.5,
+    "versions": {"numpy": "2.4"},
+    "ranks": [{"rank": 0, "role": "server 0", "host": "a", "cores": 2, "samples": 40, "lost": ["rank 1"]}],
+}
+LEARNT = {"center": {"loss": [0.5, None]}, "workers": [{"role": "worker 0", "history": {"loss": [0.5]}}]}
+EPOCH = {
+    "epoch": 0,
+    "rank": 0,
+    "role": "alone",
+    "time": 1.7e9,
+    "seconds": 1.5,
+    "samples": 40,
+    "memory_mb": 99.5,
+    "cpu_s": 1.25,
+    "metrics": {"loss": 0.5},
+}
+SPANS = [
+    {"name": "process_name", "ph": "M", "args": {"name": "alone on a"}, "pid": 0, "tid": 0},
+    {"name": "batch", "ph": "X", "ts": 1.7e15, "dur": 900.0, "args": {"waited_ms": 0.25}, "pid": 0, "tid": 0},
+]
 
 READERS: dict[str, Reader] = {
     "manifest": Reader(
@@ -387,6 +417,18 @@ READERS: dict[str, Reader] = {
         in_file("a.txt", list_files),
     ),
     "journal": Reader([written(JOURNAL)], in_file("a.jsonl", journal_at), vary=changed_journal),
+    "facts of a run": Reader([json.dumps(RAN).encode()], in_file("run.json", report_of), vary=as_json(RAN)),
+    "history of a run": Reader(
+        [json.dumps(LEARNT).encode()], in_file("history.json", report_of), vary=as_json(LEARNT)
+    ),
+    "monitor": Reader(
+        [json.dumps(EPOCH).encode() + b"\n" + json.dumps(EPOCH).encode() + b"\n"],
+        in_file("monitor.rank0.jsonl", report_of),
+        vary=as_json(EPOCH),
+    ),
+    "timeline": Reader(
+        [json.dumps(SPANS).encode()], in_file("timeline.rank0.json", report_of), vary=as_json(SPANS)
+    ),
     "folder of a search": Reader(
         [written(JOURNAL), json.dumps(INTERRUPTED).encode()],
         in_file("journal.jsonl", folder_of_search),

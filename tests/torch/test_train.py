@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnlo_common.commands._cli import main
+from nnlo_common.commands.report._run_facts import read_run
 from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
@@ -85,6 +86,22 @@ def test_every_mode_trains_a_torch_module_alone(mode):
     words = nesterov if mode == "eamsgd" else []
     assert train(*torch_net, "--mode", mode, *words, "--run", "r") == 0
     assert len(told("r")["center"]["loss"]) == 1
+
+
+@pytest.mark.framework("torch")
+def test_a_torch_training_has_a_report_with_its_time(capsys):
+    words = ["--epochs", "3", "--monitor", "--timeline", "--run", "r"]
+    assert train(*torch_net, *ADAM, *words) == 0
+    assert main(["report", "r"]) == 0
+    assert "nnlo report: r/report.html" in capsys.readouterr().out
+    run = read_run(Path("r"))
+    (rank,) = run.ranks
+    assert (rank.role, rank.samples, [one.samples for one in rank.epochs]) == ("alone", 420, [140] * 3)
+    assert run.history == told("r")["center"]
+    spent = rank.shares.seconds
+    assert spent["computing"] > 0
+    assert spent["waiting"] == spent["serving"] == 0  # for whom?
+    assert rank.shares.total_s <= run.seconds
 
 
 @pytest.mark.framework("torch")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._connecting import connect
 from nnlo_common.cluster._gpus import share_host, train_turns
+from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
@@ -115,6 +116,7 @@ class TrainRun(RankCommand):
             {
                 "role": self.trainer.role,
                 "host": os.uname().nodename,
+                "cores": describe_here()["cores"],
                 "history": history,
                 "report": dict(self.trainer.report()),
             }
@@ -159,7 +161,7 @@ class TrainRun(RankCommand):
         seconds = time.perf_counter() - self._began_s
         model = self.trainer.save(self.folder)
         own = [
-            {"rank": rank, "role": one["role"], "host": one["host"]} | one["report"]
+            {"rank": rank, **{name: one[name] for name in ("role", "host", "cores")}} | one["report"]
             for rank, one in enumerate(ranks)
         ]
         facts = facts_of_command(self._began, seconds)

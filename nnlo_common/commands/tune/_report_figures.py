@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nnlo_common.commands._html_page import drawn
 from nnlo_common.commands.tune._search_facts import FinishedTrial
 from nnlo_common.commands.tune._trial_table import lasting, short
 
@@ -42,12 +43,7 @@ def figures(
         found["Parallel coordinates"] = visualization.plot_parallel_coordinate(study, target_name=name)
         found["Epochs"] = visualization.plot_intermediate_values(study)
     found["Blocks"] = go.Figure(_shifts(trials), {"barmode": "overlay", "xaxis_title": "seconds"})
-    for figure in found.values():
-        figure.update_layout(title=None)
-    return {
-        title: figure.to_html(full_html=False, default_height=450, include_plotlyjs=number == 0)
-        for number, (title, figure) in enumerate(found.items())
-    }
+    return drawn(found)
 
 
 def _shifts(trials: Sequence[FinishedTrial]) -> list[dict[str, Any]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
+from nnlo_common.commands._html_page import html_page, html_table
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._trial_table import lasting, short
 
@@ -20,15 +21,6 @@ _TOLD = {
     "Epochs": "the value after each epoch",
 }
 _UNDRAWN = "Figures need plotly: pip install 'nnlo[tune]' where the first rank runs"
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#1d2430;background:#fff;max-width:60rem;margin:2rem auto;
-padding:0 1rem}
-h1{font-size:1.5rem;margin-bottom:0}h2{font-size:1.1rem;margin:2rem 0 .3rem}p{margin:.3rem 0;color:#69748a}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{padding:.15rem .9rem .15rem 0;text-align:left;border-bottom:1px solid #d8dde6;white-space:nowrap}
-th{font-weight:600}td.long{white-space:normal;overflow-wrap:anywhere}.big{color:#1d2430;font-size:1.1rem}
-.scroll{overflow-x:auto}
-"""
 
 
 def page(
@@ -47,13 +39,12 @@ def page(
         drawings: figures as HTML, by title; empty: plotly is not installed.
         hint: a remark about the importances.
     """
-    heading = escape(_heading(facts, best))
-    parts = [f"<h1>{heading}</h1>", f"<p>{escape(_summary(facts, trials))}</p>"]
+    parts = [f"<p>{escape(_summary(facts, trials))}</p>"]
     told = {title: text for title, text in _TOLD.items() if title in drawings}
     if best is not None:
         good = [one for one in trials if one.value is not None]
         parts += [f'<p class="big">{escape(_compared(facts, best, good))}</p>']
-        parts += [_rows(["parameter", "value"], [[name, short(v)] for name, v in best.params.items()])]
+        parts += [html_table(["parameter", "value"], [[name, short(v)] for name, v in best.params.items()])]
         told["Importance"] = hint
     told["Blocks"] = _busy(facts, trials)
     for title, text in told.items():
@@ -62,13 +53,7 @@ def page(
     if not drawings:
         parts.append(f"<p>{_UNDRAWN}</p>")
     parts += [*_failures(trials), "<h2>Trials</h2>", '<div class="scroll">', _table(facts, trials), "</div>"]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{heading}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return html_page(_heading(facts, best), parts)
 
 
 def _heading(facts: SearchFacts, best: FinishedTrial | None) -> str:
@@ -109,7 +94,7 @@ def _failures(trials: Sequence[FinishedTrial]) -> list[str]:
     if not reasons:
         return []
     rows = [(", ".join(numbers), problem[:600]) for problem, numbers in reasons.items()]
-    return ["<h2>Failures</h2>", _rows(["trials", "what happened"], rows, long=True)]
+    return ["<h2>Failures</h2>", html_table(["trials", "what happened"], rows, long=True)]
 
 
 def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
@@ -140,11 +125,4 @@ def _table(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
         ]
         for one in trials
     ]
-    return _rows(["trial", facts.figure.name, "folds", *names, "block", "time", "folder"], rows)
-
-
-def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]], *, long: bool = False) -> str:
-    head = "".join(f"<th>{escape(one)}</th>" for one in heads)
-    cell = '<td class="long">' if long else "<td>"
-    body = "".join("<tr>" + "".join(f"{cell}{escape(one)}</td>" for one in row) + "</tr>\n" for row in rows)
-    return f"<table><tr>{head}</tr>\n{body}</table>"
+    return html_table(["trial", facts.figure.name, "folds", *names, "block", "time", "folder"], rows)

@@ -1,0 +1,161 @@
+"""Figures of runs for their report; plotly draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts
+from nnlo_common.commands.report._time_shares import KINDS
+
+__all__ = ["run_figures"]
+
+# Of Okabe and Ito: told apart by everybody, on white and on black.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
+
+
+def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
+    """Return the figures of runs by title; none if plotly is not installed.
+
+    Args:
+        runs: one, or several to compare; the first is the one that others are compared with.
+    """
+    try:
+        import plotly.graph_objects as go
+    except ImportError:
+        return {}
+    found: dict[str, Any] = {}
+    names = list(dict.fromkeys(name for run in runs for name in run.history))
+    for title, of_title in _pairs(names).items():
+        found[title] = _curves(go, runs, of_title)
+    if len(runs) > 1:
+        return found | _speeds(go, runs)
+    (run,) = runs
+    if any(one.shares is not None for one in run.ranks):
+        found["Time of each rank"] = _shares(go, run)
+    if any(one.epochs for one in run.ranks):
+        found["Pace"] = _of_epochs(
+            go, run, "samples per second", lambda epoch: epoch.samples / max(epoch.seconds, 1e-9)
+        )
+        found["Memory"] = _of_epochs(go, run, "resident memory (MB)", lambda epoch: epoch.memory_mb)
+        found["Processor"] = _of_epochs(
+            go, run, "cores in use", lambda epoch: epoch.cpu_s / max(epoch.seconds, 1e-9)
+        )
+    return found
+
+
+def _pairs(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the metrics of each figure: each with that of the validation.
+
+    Example:
+        >>> _pairs(["loss", "val_loss", "accuracy"])
+        {'loss': ['loss', 'val_loss'], 'accuracy': ['accuracy']}
+    """
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.removeprefix("val_"), []).append(name)
+    return found
+
+
+def _curves(go: Any, runs: Sequence[RunFacts], names: Sequence[str]) -> Any:
+    """Return metrics over epochs, and over samples and time where all runs have a monitor."""
+    figure, axes = go.Figure(), {"epochs": "epoch"}
+    monitored = all(run.center is not None and run.center.epochs for run in runs)
+    if monitored:
+        axes |= {"samples": "samples, of all workers", "seconds": "seconds since the first epoch began"}
+    places: dict[str, list[list[float]]] = {axis: [] for axis in axes}
+
+    def add(run: RunFacts, curve: Sequence[float | None], name: str, style: Mapping[str, Any]) -> None:
+        ticks = _ticks(run, len(curve), monitored)
+        for axis in axes:
+            places[axis].append(ticks[axis])
+        figure.add_scatter(x=ticks["epochs"], y=list(curve), name=name, mode="lines+markers", **style)
+
+    for number, run in enumerate(runs):
+        colour = _COLOURS[number % len(_COLOURS)]
+        prefix = f"{run.name}: " if len(runs) > 1 else ""
+        for name in names:
+            dash = "dash" if name.startswith("val_") else "solid"
+            add(run, run.history.get(name, ()), prefix + name, {"line": {"color": colour, "dash": dash}})
+            for role, curves in run.workers.items() if len(runs) == 1 else ():
+                thin = {"line": {"color": "#999999", "width": 1, "dash": dash}, "visible": "legendonly"}
+                add(run, curves.get(name, ()), f"{role}: {name}", thin)
+    buttons = [
+        {"label": axis, "method": "update", "args": [{"x": places[axis]}, {"xaxis.title.text": text}]}
+        for axis, text in axes.items()
+    ]
+    figure.update_layout(xaxis_title="epoch", yaxis_title=names[0].removeprefix("val_"))
+    if len(buttons) > 1:
+        menu = {"type": "buttons", "direction": "right", "buttons": buttons, "x": 0, "y": 1.15}
+        figure.update_layout(updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom"}])
+    return figure
+
+
+def _ticks(run: RunFacts, count: int, monitored: bool) -> dict[str, list[float]]:
+    """Return the places of the epochs on each axis."""
+    ticks: dict[str, list[float]] = {"epochs": [float(number + 1) for number in range(count)]}
+    if monitored:
+        assert run.center is not None  # monitored says so
+        epochs = run.center.epochs[:count]
+        share = run.workers_count if run.center.role == "lead" else 1
+        samples = 0.0
+        ticks |= {"samples": [], "seconds": []}
+        for epoch in epochs:
+            samples += epoch.samples * share
+            ticks["samples"].append(samples)
+            ticks["seconds"].append(epoch.ended_s - (epochs[0].ended_s - epochs[0].seconds))
+    return ticks
+
+
+def _shares(go: Any, run: RunFacts) -> Any:
+    ranks = [one for one in run.ranks if one.shares is not None]
+    bars = [
+        go.Bar(
+            y=[_label(one) for one in ranks],
+            x=[100 * one.shares.share(kind) for one in ranks if one.shares is not None],
+            name=kind,
+            orientation="h",
+            marker={"color": colour},
+        )
+        for kind, colour in zip(KINDS, _COLOURS, strict=False)
+    ]
+    figure = go.Figure(bars, {"barmode": "stack", "xaxis_title": "share of the time (%)"})
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _of_epochs(go: Any, run: RunFacts, what: str, value: Callable[[EpochFacts], float]) -> Any:
+    figure = go.Figure(layout={"xaxis_title": "epoch", "yaxis_title": what})
+    for number, one in enumerate(run.ranks):
+        if one.epochs:
+            figure.add_scatter(
+                x=list(range(1, len(one.epochs) + 1)),
+                y=[value(epoch) for epoch in one.epochs],
+                name=_label(one),
+                mode="lines+markers",
+                line={"color": _COLOURS[number % len(_COLOURS)]},
+            )
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _speeds(go: Any, runs: Sequence[RunFacts]) -> dict[str, Any]:
+    """Return the speed of runs beside that of the first; nothing without their monitors."""
+    paces = [run.samples_per_second for run in runs]
+    if not paces[0] or None in paces:
+        return {}
+    speeds = [(pace or 0.0) / paces[0] for pace in paces]
+    figure = go.Figure(
+        go.Bar(
+            x=[run.name for run in runs],
+            y=speeds,
+            marker={"color": _COLOURS[0]},
+            text=[f"{speed:.2f}" for speed in speeds],
+        ),
+        {"xaxis_title": "run", "yaxis_title": f"samples per second, over those of {runs[0].name}"},
+    )
+    return {"Speed": figure}
+
+
+def _label(rank: RankFacts) -> str:
+    return f"rank {rank.rank}: {rank.role}"

@@ -1,0 +1,125 @@
+"""Page of a report: what to change first, then what came out, how, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from nnlo_common.commands._html_page import html_page, html_table
+from nnlo_common.commands.report._run_facts import RunFacts
+from nnlo_common.commands.tune._trial_table import lasting
+
+__all__ = ["runs_page"]
+
+_UNDRAWN = "Figures need plotly: pip install 'nnlo[report]'"
+_GOOD = "Nothing to change was found."
+_UNMONITORED = "For pace and memory train with --monitor, or a Monitor in a script."
+_UNTIMED = "To see where the time went, train with --timeline, or a Timeline in a script."
+
+
+def runs_page(runs: Sequence[RunFacts], told: Sequence[Sequence[str]], drawings: Mapping[str, str]) -> str:
+    """Return the page as HTML.
+
+    Args:
+        runs: one, or several to compare.
+        told: the verdicts about each.
+        drawings: figures as HTML, by title; empty: plotly is not installed, or there is nothing to draw.
+    """
+    parts = ["<h2>What to change</h2>", *_told(runs, told)]
+    if len(runs) > 1:
+        parts += ["<h2>Runs</h2>", _scroll(_compared(runs))]
+    for title, drawing in drawings.items():
+        parts += [f"<h2>{escape(title)}</h2>", _scroll(drawing)]
+    if not drawings:
+        parts.append(f"<p>{escape(_UNDRAWN)}</p>")
+    for run in runs:
+        parts += _of_run(run, heading=f"{run.name}: " if len(runs) > 1 else "")
+    return html_page(_title(runs), parts)
+
+
+def _title(runs: Sequence[RunFacts]) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+    (run,) = runs
+    last = _last(run)
+    return f"{run.name}: {last}" if last else run.name
+
+
+def _told(runs: Sequence[RunFacts], told: Sequence[Sequence[str]]) -> list[str]:
+    parts = []
+    for run, sentences in zip(runs, told, strict=True):
+        prefix = f"{run.name}: " if len(runs) > 1 else ""
+        items = "".join(f"<li>{escape(prefix + one)}</li>" for one in sentences)
+        parts.append(f"<ul>{items}</ul>" if items else f"<p>{escape(prefix + _GOOD)}</p>")
+        missing = [
+            text
+            for text, there in (
+                (_UNMONITORED, any(one.epochs for one in run.ranks)),
+                (_UNTIMED, any(one.shares is not None for one in run.ranks)),
+            )
+            if not there
+        ]
+        if missing:
+            parts.append(f"<p>{escape(' '.join(missing))}</p>")
+    return parts
+
+
+def _compared(runs: Sequence[RunFacts]) -> str:
+    first = runs[0].samples_per_second
+    base = runs[0].workers_count or 1
+    rows = []
+    for run in runs:
+        pace = run.samples_per_second
+        speed = pace / first if pace and first else None
+        workers = run.workers_count
+        rows.append(
+            [
+                run.name,
+                str(workers),
+                "" if run.seconds is None else lasting(run.seconds),
+                "" if pace is None else f"{pace:,.0f}".replace(",", " "),
+                "" if speed is None else f"{speed:.2f}",
+                "" if speed is None or not workers else f"{speed * base / workers:.2f}",
+                _last(run),
+            ]
+        )
+    heads = ["run", "workers", "time", "samples/s", "speed-up", "efficiency", "at the end"]
+    return html_table(heads, rows)
+
+
+def _of_run(run: RunFacts, heading: str) -> list[str]:
+    """Return the tables of one run."""
+    rows = [
+        [
+            str(one.rank),
+            one.role,
+            one.host,
+            "" if one.cores is None else str(one.cores),
+            str(one.samples or ""),
+            str(one.exchanges or ""),
+            f"{one.staleness:.2f}" if one.exchanges else "",
+            str(one.dropped or ""),
+            f"{one.epochs[-1].memory_mb:.0f}" if one.epochs else "",
+        ]
+        for one in run.ranks
+    ]
+    heads = ["rank", "role", "host", "cores", "samples", "exchanges", "staleness", "dropped", "memory (MB)"]
+    parts = [f"<h2>{escape(heading)}Ranks</h2>", _scroll(html_table(heads, rows))]
+    facts = {"began": run.began, "command": run.command, "folder": str(run.folder.resolve())}
+    facts["time"] = "it has not ended" if run.seconds is None else lasting(run.seconds)
+    facts |= run.versions
+    told = [[name, value] for name, value in facts.items() if value]
+    parts += [f"<h2>{escape(heading)}With what</h2>", html_table(["what", "value"], told, long=True)]
+    if run.config:
+        parts += [f"<h2>{escape(heading)}Options</h2>", f"<pre>{escape(run.config)}</pre>"]
+    return parts
+
+
+def _last(run: RunFacts) -> str:
+    """Return the metrics at the end, in one line."""
+    ends = {name: values[-1] for name, values in run.history.items() if values}
+    return ", ".join(f"{name} {'not finite' if one is None else f'{one:.4f}'}" for name, one in ends.items())
+
+
+def _scroll(text: str) -> str:
+    return f'<div class="scroll">{text}</div>'

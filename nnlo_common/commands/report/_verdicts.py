@@ -1,0 +1,139 @@
+"""Verdicts about a run: sentences that name what is wrong and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from statistics import median
+
+from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
+
+__all__ = ["verdicts"]
+
+#: How much slower than the others' median a worker is when it is named.
+_SLOW = 1.5
+#: The share of their time that workers may wait, and that a server may be at work, without a remark.
+_WAITED, _BUSY = 0.25, 0.5
+_VALIDATED = 0.3
+#: How far a loss may rise above its lowest value, and memory from the second epoch to the last.
+_ROSE, _GREW = 1.5, 1.2
+_FEWEST_EPOCHS = 4
+
+
+def verdicts(run: RunFacts) -> list[str]:
+    """Return what to change, the most important first; nothing for a run in good order."""
+    told = [*_deaths(run), *_divergence(run), *_cores(run), *_slow_workers(run), *_waits(run)]
+    return [*told, *_validation(run), *_drops(run), *_memory(run)]
+
+
+def _deaths(run: RunFacts) -> Iterator[str]:
+    for one in run.ranks:
+        for line in one.lost:
+            yield f"a rank died: {line}"
+
+
+def _divergence(run: RunFacts) -> Iterator[str]:
+    advice = "lower the learning rate, or let workers exchange more often (a smaller every)"
+    for name in ("loss", "val_loss"):
+        values = run.history.get(name, ())
+        if None in values:
+            epoch = list(values).index(None) + 1
+            yield f"{name} is no finite number after epoch {epoch}: {advice}; check the data for NaN"
+            return
+        known = [one for one in values if one is not None]
+        # A loss may be below 0; then no ratio tells anything.
+        if name == "loss" and len(known) > 1 and min(known) > 0 and known[-1] > _ROSE * min(known):
+            best = known.index(min(known)) + 1
+            yield (
+                f"loss rises from {min(known):.4g} after epoch {best} to {known[-1]:.4g} at the end: {advice}"
+            )
+            return
+
+
+def _cores(run: RunFacts) -> Iterator[str]:
+    residents = Counter(one.host for one in run.ranks if one.host)
+    cores = {one.host: one.cores for one in run.ranks if one.cores}
+    for host, ranks in sorted(residents.items()):
+        if host in cores and ranks > (has := cores[host] or ranks):
+            yield (
+                f"{ranks} ranks shared {has} core{'s' * (has > 1)} of {host}, so they waited for each other: "
+                "start fewer ranks, or use more hosts"
+            )
+
+
+def _slow_workers(run: RunFacts) -> Iterator[str]:
+    paces = {
+        one.role: one.shares.batch_s
+        for one in run.ranks
+        if one.trains and one.shares is not None and one.shares.batch_s
+    }
+    if len(paces) < 2:
+        return
+    for role, slowest in sorted(paces.items(), key=lambda pair: -(pair[1] or 0)):
+        others = median(pace for other, pace in paces.items() if other != role and pace is not None)
+        if slowest is not None and slowest > _SLOW * others:
+            saved = _saved_by_leases(paces)
+            yield (
+                f"{role} takes {slowest / others:.1f} times as long as the others for a batch "
+                f"({1e3 * slowest:.1f} ms, the others {1e3 * others:.1f} ms): look at its host; "
+                f'assignment="dynamic" would save {100 * saved:.0f} % of an epoch'
+            )
+
+
+def _saved_by_leases(paces: Mapping[str, float | None]) -> float:
+    """Return how much of an epoch ends sooner where each worker takes as many samples as it can."""
+    known = [pace for pace in paces.values() if pace]
+    # With equal shares all wait for the slowest; with leases all end together.
+    return 1 - len(known) / (max(known) * sum(1 / pace for pace in known))
+
+
+def _waits(run: RunFacts) -> Iterator[str]:
+    """Tell of waits, unless a cause that has a verdict of its own explains them."""
+    workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
+    servers = [one.shares for one in run.ranks if not one.trains and one.shares is not None]
+    if not workers or not servers or any((*_slow_workers(run), *_cores(run))):
+        return
+    waited = sum(one.share("waiting") for one in workers) / len(workers)
+    busy = max(_busy(one) for one in run.ranks if not one.trains)
+    if waited > _WAITED and busy > _BUSY:
+        yield (
+            f"workers wait {100 * waited:.0f} % of their time, and a server works {100 * busy:.0f} % of its "
+            f"own: use servers={len(servers) + 1}, a larger every, or groups of ranks"
+        )
+    elif waited > _WAITED:
+        yield (
+            f"workers wait {100 * waited:.0f} % of their time though the servers are idle: the batches are "
+            "short for the way to the server; use a larger batch, a larger every, or lag=1"
+        )
+
+
+def _busy(server: RankFacts) -> float:
+    return 0.0 if server.shares is None else server.shares.share("serving")
+
+
+def _validation(run: RunFacts) -> Iterator[str]:
+    shares = [one.shares.share("validating") for one in run.ranks if one.shares is not None and one.trains]
+    if shares and (mean := sum(shares) / len(shares)) > _VALIDATED:
+        yield f"validation takes {100 * mean:.0f} % of the time: validate with fewer samples, or less often"
+
+
+def _drops(run: RunFacts) -> Iterator[str]:
+    applied = sum(one.exchanges for one in run.ranks)
+    dropped = sum(one.dropped for one in run.ranks)
+    if dropped > 0.1 * (applied + dropped):
+        yield (
+            f"{dropped} of {applied + dropped} contributions were too stale and are lost: "
+            "raise max_staleness, or use workers of one pace"
+        )
+
+
+def _memory(run: RunFacts) -> Iterator[str]:
+    for one in run.ranks:
+        used = [epoch.memory_mb for epoch in one.epochs[1:]]  # the first one still loads libraries
+        rises = all(later > earlier for earlier, later in pairwise(used))
+        if len(used) >= _FEWEST_EPOCHS - 1 and rises and used[-1] > _GREW * used[0]:
+            yield (
+                f"the memory of {one.role} grows in each epoch, from {used[0]:.0f} to {used[-1]:.0f} MB: "
+                "something keeps what each epoch makes, such as a list of losses with their graphs"
+            )

@@ -1,0 +1,340 @@
+"""`nnlo report`: what it reads, what it advises, and the page it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nnlo_common import ConfigurationError
+from nnlo_common.commands._cli import main
+from nnlo_common.commands._html_page import drawn
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, read_run
+from nnlo_common.commands.report._run_figures import run_figures
+from nnlo_common.commands.report._runs_page import runs_page
+from nnlo_common.commands.report._time_shares import TimeShares, time_shares
+from nnlo_common.commands.report._verdicts import verdicts
+from nnlo_common.training.report._epoch_log import EpochLog
+from nnlo_common.training.report._trace_file import Trace
+
+# -- what is planted -----------------------------------------------------------------------------------
+
+
+def shares(batch_s=None, **seconds):
+    return TimeShares(seconds=seconds, batch_s=batch_s)
+
+
+def epochs(*memory_mb, samples=100.0, seconds=2.0):
+    return [
+        EpochFacts(
+            ended_s=1000.0 + seconds * (number + 1),
+            seconds=seconds,
+            samples=samples,
+            memory_mb=used,
+            cpu_s=seconds / 2,
+            metrics={"loss": 1.0 / (number + 1)},
+        )
+        for number, used in enumerate(memory_mb)
+    ]
+
+
+def rank(number, role, **facts):
+    return RankFacts(rank=number, role=role, **{"host": "a", "cores": 4, **facts})
+
+
+SERVER = rank(0, "server 0", exchanges=90, staleness=1.5, shares=shares(serving=2.0, waiting=8.0))
+WORKERS = [
+    rank(number, f"worker {number - 1}", shares=shares(0.01, computing=8.0, exchanging=1.0, waiting=1.0))
+    for number in (1, 2, 3)
+]
+
+
+def run_of(*ranks, history=None, folder="runs/net-1", **facts):
+    return RunFacts(
+        folder=Path(folder),
+        history={"loss": [0.9, 0.5, 0.51], "val_loss": [0.9, 0.8, 0.9]} if history is None else history,
+        workers={},
+        ranks=ranks or [SERVER, *WORKERS],
+        versions={"numpy": "2.4"},
+        **facts,
+    )
+
+
+def waiting(worker, waited_s):
+    return replace(worker, shares=shares(0.01, computing=5.0, waiting=waited_s))
+
+
+SLOW = replace(WORKERS[2], shares=shares(0.03, computing=9.0, waiting=1.0))
+PLANTED = {
+    "a worker three times as slow": (
+        run_of(SERVER, *WORKERS[:2], SLOW),
+        # Two with 1 and one with 1/3 of the pace: an epoch lasts 3 / (7/3) instead of 3, or 57 % less.
+        r"^worker 2 takes 3\.0 times as long .*30\.0 ms, the others 10\.0 ms.* would save 57 % of an epoch$",
+    ),
+    "a server that is the bottleneck": (
+        run_of(
+            replace(SERVER, shares=shares(serving=9.0, waiting=1.0)), *(waiting(one, 5.0) for one in WORKERS)
+        ),
+        r"^workers wait 50 % of their time, and a server works 90 % of its own: use servers=2, ",
+    ),
+    "short batches": (
+        run_of(SERVER, *(waiting(one, 5.0) for one in WORKERS)),
+        r"^workers wait 50 % of their time though the servers are idle: .* lag=1$",
+    ),
+    "few cores": (
+        run_of(*(replace(one, cores=2) for one in (SERVER, *(waiting(one, 5.0) for one in WORKERS)))),
+        r"^4 ranks shared 2 cores of a, so they waited for each other",
+    ),
+    "a learning rate that diverges": (
+        run_of(history={"loss": [0.9, 0.4, 0.8]}),
+        r"^loss rises from 0\.4 after epoch 2 to 0\.8 at the end: lower the learning rate",
+    ),
+    "a loss that is no number": (
+        run_of(history={"loss": [0.9, None, None]}),
+        r"^loss is no finite number after epoch 2: lower the learning rate.*check the data for NaN$",
+    ),
+    "long validation": (
+        run_of(
+            SERVER, *(replace(one, shares=shares(0.01, computing=5.0, validating=5.0)) for one in WORKERS)
+        ),
+        r"^validation takes 50 % of the time",
+    ),
+    "stale contributions": (
+        run_of(replace(SERVER, dropped=30), *WORKERS),
+        r"^30 of 120 contributions were too stale and are lost: raise max_staleness",
+    ),
+    "memory that grows": (
+        run_of(SERVER, replace(WORKERS[0], epochs=epochs(100, 200, 250, 300)), *WORKERS[1:]),
+        r"^the memory of worker 0 grows in each epoch, from 200 to 300 MB",
+    ),
+    "a death": (
+        run_of(replace(SERVER, lost=["rank 2 on a, last seen at step 7"]), *WORKERS),
+        r"^a rank died: rank 2 on a, last seen at step 7$",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_cause_is_the_only_one_that_is_named(run, expected):
+    (told,) = verdicts(run)
+    assert re.search(expected, told)
+
+
+HEALTHY = {
+    "all files": run_of(),
+    "neither monitor nor timeline": run_of(*(replace(one, shares=None) for one in (SERVER, *WORKERS))),
+    "memory in its first epoch": run_of(replace(SERVER, epochs=epochs(50, 200, 210, 215)), *WORKERS),
+    "memory that comes and goes": run_of(replace(SERVER, epochs=epochs(50, 200, 190, 300)), *WORKERS),
+    "a loss below 0": run_of(history={"loss": [-3.0, -9.0, -2.0]}),
+    "overfitting": run_of(history={"loss": [0.9, 0.2], "val_loss": [0.5, 0.9]}),
+    "one rank": run_of(rank(0, "alone", shares=shares(0.01, computing=10.0))),
+    "nothing yet": run_of(history={}),
+}
+
+
+@pytest.mark.parametrize("run", HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_run_has_no_verdict(run):
+    assert verdicts(run) == []
+
+
+# -- where the time went -------------------------------------------------------------------------------
+
+
+def span(name, begin_s, lasts_s, waited_s=0.0):
+    facts = {"args": {"waited_ms": 1e3 * waited_s}} if waited_s else {}
+    return {"name": name, "ph": "X", "ts": 1e6 * begin_s, "dur": 1e6 * lasts_s, **facts}
+
+
+def test_each_moment_counts_once_as_the_innermost_event():
+    found = time_shares(
+        [
+            {"name": "process_name", "ph": "M"},
+            span("epoch 0", 0, 100),
+            span("batch", 0, 20),
+            span("exchange", 20, 10, waited_s=7),
+            span("batch", 30, 40),
+            # An evaluation that asks the others: both waits are measured by one clock.
+            span("validation", 70, 25, waited_s=5),
+            span("ask", 80, 6, waited_s=5),
+        ]
+    )
+    assert found.total_s == pytest.approx(100)
+    wanted = {"computing": 60, "exchanging": 4, "validating": 19, "waiting": 12, "other": 5, "serving": 0}
+    assert found.seconds == pytest.approx(wanted)
+    assert found.batch_s == pytest.approx(30)
+
+
+def test_a_server_serves_except_for_its_waits():
+    found = time_shares([span("join", 0, 1), span("serve", 1, 9, waited_s=6)])
+    assert (found.share("serving"), found.share("waiting")) == (pytest.approx(0.3), pytest.approx(0.6))
+    assert found.batch_s is None
+
+
+@pytest.mark.parametrize(
+    "events", [{}, [1], [span("batch", 0, 1) | {"dur": "long"}], [{"ph": "X", "ts": 1, "dur": 1}]]
+)
+def test_what_is_no_timeline_is_refused(events):
+    with pytest.raises(ValueError, match=r"is no list of events|is none of a timeline"):
+        time_shares(events)
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def write_run(folder, *, ended=True):
+    """Write what a run of a server and a worker leaves in its folder."""
+    folder.mkdir()
+    for number, role in enumerate(("server 0", "worker 0")):
+        log = EpochLog(folder / "monitor.jsonl", number, role)
+        for epoch in range(3):
+            log.end(epoch, {"samples": 40}, 0.1, {"loss": 0.5 / (epoch + 1)})
+        trace = Trace.of_rank(folder / "timeline.json", number, role)
+        trace.add("batch" if number else "serve", 1.0, 4.0)
+        trace.add("exchange", 4.0, 5.0, waited_ms=500)
+        trace.flush()
+    (folder / "config.toml").write_text('loss = "<mse>"\n')
+    if ended:
+        one = {"host": "a", "cores": 2, "samples": 120, "exchanges": 0, "mean_staleness": 0.0, "lost": []}
+        ranks = [{"rank": 0, "role": "server 0", **one}, {"rank": 1, "role": "worker 0", **one}]
+        facts = {"command": "nnlo train", "seconds": 12.5, "versions": {"numpy": "2"}, "ranks": ranks}
+        (folder / "run.json").write_text(json.dumps(facts))
+        history = {"center": {"loss": [0.5, 0.25, None]}, "workers": [{"role": "worker 0", "history": {}}]}
+        (folder / "history.json").write_text(json.dumps(history))
+    return folder
+
+
+def test_a_finished_run_is_read(tmp_path):
+    run = read_run(write_run(tmp_path / "net-1"))
+    assert (run.name, run.seconds, run.history["loss"]) == ("net-1", 12.5, [0.5, 0.25, None])
+    assert [(one.role, one.cores, len(one.epochs)) for one in run.ranks] == [
+        ("server 0", 2, 3),
+        ("worker 0", 2, 3),
+    ]
+    assert [one.shares.seconds["waiting"] for one in run.ranks] == pytest.approx([0.5, 0.5])
+    assert (run.workers_count, run.center.samples) == (1, 120)
+
+
+def test_of_a_killed_run_the_monitor_tells(tmp_path):
+    folder = write_run(tmp_path / "net-1", ended=False)
+    with (folder / "monitor.rank1.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "rank"')  # killed within a write
+    run = read_run(folder)
+    assert run.seconds is None
+    assert run.history["loss"] == pytest.approx([0.5, 0.25, 0.5 / 3])
+    assert [len(one.epochs) for one in run.ranks] == [3, 3]
+    assert "it has not ended" in runs_page([run], [[]], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("run.json", "[]", "run.json is none of `nnlo train`"),
+        ("run.json", '{"ranks": {}}', "run.json is none of `nnlo train`"),
+        ("history.json", '{"center": {"loss": 3}}', "history.json is none of `nnlo train`"),
+        ("history.json", "{" * 300, "history.json: "),
+        ("monitor.rank0.jsonl", '{}\n{"epoch": 1}\n', "monitor.rank0.jsonl: .* is none of a Monitor"),
+        ("monitor.rank0.jsonl", "{]\n{}\n", "monitor.rank0.jsonl, line 1: "),
+        ("monitor.rank0.jsonl", "3\n{}\n", "monitor.rank0.jsonl, line 1: is none of a Monitor"),
+        ("timeline.rank0.json", "{}", "timeline.rank0.json is no list of events"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, expected):
+    folder = write_run(tmp_path / "net-1")
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigurationError, match=expected):
+        read_run(folder)
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "there is no such folder; name the folder of a run" in capsys.readouterr().err
+    assert main(["report", str(tmp_path)]) == 2
+    assert "has no history.json, no run.json, and no file of a Monitor" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# -- the page ------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_one_page_beside_the_run(tmp_path, capsys):
+    folder = write_run(tmp_path / "net-1")
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"nnlo report: {folder / 'report.html'}"
+    assert printed[0].startswith("net-1: loss is no finite number after epoch 3")
+    page = (folder / "report.html").read_text()
+    assert "<title>net-1: loss not finite</title>" in page
+    assert "loss = &quot;&lt;mse&gt;&quot;" in page
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)  # it needs no network
+
+
+def test_several_runs_are_compared_with_the_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    alone = run_of(rank(0, "alone", epochs=epochs(100, 100)), folder="alone", history={"loss": [1.0, 0.5]})
+    together = run_of(
+        rank(0, "server 0", epochs=epochs(100, 100, samples=150.0)),
+        rank(1, "worker 0"),
+        rank(2, "worker 1"),
+        folder="together",
+        history={"loss": [1.0, 0.4]},
+    )
+    page = runs_page([alone, together], [[], ["look here"]], {})
+    assert "<td>together</td><td>2</td><td></td><td>75</td><td>1.50</td><td>0.75</td>" in page
+    assert "<li>together: look here</li>" in page
+    for name in ("a", "b"):
+        write_run(tmp_path / name)
+    assert main(["report", "a", "b", "--output", "both.html"]) == 0
+    assert "nnlo report: both.html" in capsys.readouterr().out
+    assert "2 runs: a, b" in Path("both.html").read_text()
+
+
+def lead_of_two():
+    return run_of(
+        *(
+            rank(number, role, epochs=epochs(100, 100))
+            for number, role in enumerate(("lead", "worker 0, member 1"))
+        ),
+        history={"loss": [1.0, 0.5]},
+    )
+
+
+def test_without_a_server_the_samples_of_all_ranks_are_counted():
+    run = lead_of_two()
+    assert run.workers_count == 2
+    assert run.samples_per_second == pytest.approx(100.0)
+
+
+def test_every_figure_has_named_axes_and_can_be_seen_on_white_and_black():
+    pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
+    monitored = run_of(
+        *(replace(one, epochs=epochs(100, 110, 120)) for one in (SERVER, *WORKERS)),
+        history={"loss": [0.9, 0.5, 0.4], "val_loss": [0.9, 0.6, 0.5], "accuracy": [0.1, 0.2, None]},
+    )
+    figures = run_figures([monitored])
+    assert list(figures) == ["loss", "accuracy", "Time of each rank", "Pace", "Memory", "Processor"]
+    assert list(run_figures([monitored, lead_of_two()]))[-1] == "Speed"
+    pages = drawn(figures)
+    for title, figure in figures.items():
+        layout = figure.to_dict()["layout"]
+        assert layout["xaxis"]["title"]["text"], title
+        assert layout["yaxis"].get("title", {}).get("text") or title == "Time of each rank"  # ranks are named
+        assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
+    buttons = figures["loss"].to_dict()["layout"]["updatemenus"][0]["buttons"]
+    assert [one["label"] for one in buttons] == ["epochs", "samples", "seconds"]
+    assert buttons[1]["args"][0]["x"][0] == [100.0, 200.0, 300.0]
+    assert buttons[2]["args"][0]["x"][0] == [2.0, 4.0, 6.0]
+    stacked = [
+        sum(bar["x"][place] for bar in figures["Time of each rank"].to_dict()["data"]) for place in range(4)
+    ]
+    assert stacked == pytest.approx([100.0] * 4)
+    assert sum(len(one) > 1_000_000 for one in pages.values()) == 1  # plotly itself
+
+
+def test_without_plotly_the_page_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    assert run_figures([run_of()]) == {}
+    assert "Figures need plotly: pip install &#x27;nnlo[report]&#x27;" in runs_page([run_of()], [[]], {})
