@@ -65,7 +65,14 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, long: boo
 def drawn(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return plotly's figures as HTML, by title; the first contains plotly, so that no network is needed."""
     for figure in figures.values():
-        figure.update_layout(title=None, paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, font={"color": _SEEN})
+        figure.update_layout(
+            title=None,
+            paper_bgcolor=_CLEAR,
+            plot_bgcolor=_CLEAR,
+            font={"color": _SEEN},
+            modebar={"bgcolor": _CLEAR, "color": _SEEN},
+            legend={"orientation": "h", "y": -0.2, "yanchor": "top"},  # beside, it would hide a narrow figure
+        )
         figure.update_xaxes(gridcolor=_FAINT, zerolinecolor=_FAINT, linecolor=_SEEN)
         figure.update_yaxes(gridcolor=_FAINT, zerolinecolor=_FAINT, linecolor=_SEEN)
     return {

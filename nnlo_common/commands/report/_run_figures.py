@@ -25,7 +25,9 @@ def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
     except ImportError:
         return {}
     found: dict[str, Any] = {}
-    names = list(dict.fromkeys(name for run in runs for name in run.history))
+    names = sorted(
+        {name for run in runs for name in run.history}, key=lambda name: ("loss" not in name, name)
+    )
     for title, of_title in _pairs(names).items():
         found[title] = _curves(go, runs, of_title)
     if len(runs) > 1:
