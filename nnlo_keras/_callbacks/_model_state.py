@@ -71,7 +71,8 @@ class ModelState:
             "algorithm": algorithm,
             "optimizer": type(optimizer).__name__,
             "servers": 0 if team is None else team.member.servers,
-            "workers": 0 if team is None else team.member.workers,
+            "workers": 0 if team is None else team.share[1],
+            **({} if team is None or team.member.group_size == 1 else {"group_size": team.member.group_size}),
             "model": _numbered(
                 layout_of(model.trainable_variables) if team is None else team.model.parameters.layout
             ),
@@ -99,7 +100,7 @@ class ModelState:
     def _of(self, optimizer: Any) -> list[Any]:
         """Return an optimizer's variables; only counts and rates if it does not step on this rank."""
         wrapper = wrapper_of(optimizer)
-        steps = self._team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
+        steps = self._team is None or wrapper is None or wrapper.steps_workers
         return [one for one in optimizer.variables if steps or not one.shape]
 
 
