@@ -260,7 +260,7 @@ class Distribute(keras.callbacks.Callback):
         if team.member.group is None:
             self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
         else:
-            grouped = GroupExchanges(team, weights, wrappers[0], rates, sizes, self.model)
+            grouped = GroupExchanges(team, weights, wrappers[0], rates, sizes=sizes, model=self.model)
             self._exchanges = grouped
             self._restore += grouped.take_over(container, self)
         if self._statistics is not None:

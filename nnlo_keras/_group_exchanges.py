@@ -42,20 +42,20 @@ def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper], *, leased: bool) -
         found = f"this model has {len(wrappers)} wrapped optimizers, but a training in groups can have one"
     elif isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         found = (
-            "a LossScaleOptimizer is around the wrapper, as the policy mixed_float16 puts it there, but ranks "
-            "of a group would skip different steps; use mixed_bfloat16 or float32"
+            "a LossScaleOptimizer is around the wrapper, as the policy mixed_float16 puts it there, but the "
+            "ranks of a group would skip different steps; use mixed_bfloat16 or float32"
         )
     elif steps > 1:
         found = (
-            f"compile() was given steps_per_execution={steps}, but the mean over the group is made after each "
-            "batch; leave steps_per_execution out"
+            f"compile() was given steps_per_execution={steps}, but the mean over the group is made after "
+            "each batch; leave steps_per_execution out"
         )
     elif leased:
         found = "an H5Sequence with assignment='dynamic' cannot be leased to groups; use assignment='static'"
     if found:
         error = ConfigurationError(
-            f"{name} with groups of ranks (group_size above 1, or servers=0): {found}, or leave group_size and "
-            "servers=0 out"
+            f"{name} with groups of ranks (group_size above 1, or servers=0): {found}, or leave group_size "
+            "and servers=0 out"
         )
         error.collective = True  # all ranks run the same script
         raise error
@@ -102,7 +102,14 @@ class GroupExchanges(Exchanges):
     """
 
     def __init__(
-        self, team: Session, weights: Weights, wrapper: Wrapper, rates: Rates, sizes: BatchSizes, model: Any
+        self,
+        team: Session,
+        weights: Weights,
+        wrapper: Wrapper,
+        rates: Rates,
+        *,
+        sizes: BatchSizes,
+        model: Any,
     ) -> None:
         super().__init__(team, weights, [wrapper], rates, sizes, undisturbed=False)
         assert team.member.group is not None  # callers check it
@@ -190,7 +197,7 @@ class GroupExchanges(Exchanges):
         self._team.last_round()
 
     def share(self, logs: Any) -> None:
-        """Without a server: replace the metrics by their means over all ranks, and add the lead's validation."""
+        """Without a server: replace the metrics by the means over all ranks; add the lead's validation."""
         if logs is None:
             return
         found, leads = numbers(logs), speaks(self._team.member.role)
@@ -218,8 +225,8 @@ class GroupExchanges(Exchanges):
         """Replace the gradient of this rank's batch by the mean over the group."""
         if self._weights.twice():
             raise ConfigurationError(
-                "the optimizer was applied more than once in a batch, but a group of ranks makes one step for "
-                "each batch; apply it once, or leave group_size and servers=0 out"
+                "the optimizer was applied more than once in a batch, but a group of ranks makes one step "
+                "for each batch; apply it once, or leave group_size and servers=0 out"
             )
         gradient = self._weights.gradient.vector
         self._group.mean(gradient, samples, self._team.report().samples + 1)
@@ -231,8 +238,8 @@ class GroupExchanges(Exchanges):
         self._before = None
         if changed := self._weights.changed_since(before):
             raise ConfigurationError(
-                f"the weight {changed!r} was changed within the training step or by a callback at the end of a "
-                "batch, but a group of ranks makes its step after that; to clip weights give the layer a "
+                f"the weight {changed!r} was changed within the training step or by a callback at the end of "
+                "a batch, but a group of ranks makes its step after that; to clip weights give the layer a "
                 "kernel_constraint, or leave group_size and servers=0 out"
             )
 

@@ -41,8 +41,8 @@ class H5Sequence(keras.utils.PyDataset):
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
-        group_size: as in the wrapper; the ranks of a group get equally many samples, of which up to k - 1 of a
-            group of k are left out.
+        group_size: as in the wrapper; the ranks of a group get equally many samples, so that up to k - 1 are
+            left out for a group of k.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
@@ -193,8 +193,8 @@ class H5Sequence(keras.utils.PyDataset):
 
 def _refuse_leases() -> NoReturn:
     error = ConfigurationError(
-        "an H5Sequence with assignment='dynamic' cannot be leased to groups (group_size above 1, or servers=0); "
-        "use assignment='static', or leave group_size and servers=0 out"
+        "an H5Sequence with assignment='dynamic' cannot be leased to groups (group_size above 1, or "
+        "servers=0); use assignment='static', or leave group_size and servers=0 out"
     )
     error.collective = True  # all ranks make the same
     raise error

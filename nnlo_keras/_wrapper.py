@@ -52,8 +52,8 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         own: this wrapper's own options, as its constructor takes them.
         local: moves a worker's weights between exchanges, if gradients are added up: a Keras optimizer, the
             learning rate of plain SGD, "as yours", or nothing.
-        servers: the number of ranks that serve the centre. 0: all ranks are one group, and your optimizer steps
-            on each with the mean gradient: synchronous data parallelism without a centre.
+        servers: the number of ranks that serve the centre. 0: all ranks are one group, and your optimizer
+            steps on each with the mean gradient: synchronous data parallelism without a centre.
         group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
             None: 1, or all ranks with servers=0.
         name: as for any optimizer.

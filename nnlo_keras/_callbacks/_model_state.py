@@ -101,7 +101,10 @@ class ModelState:
         """Return an optimizer's variables; only counts and rates if it does not step on this rank."""
         wrapper = wrapper_of(optimizer)
         steps = self._team is None or wrapper is None or wrapper.steps_workers
-        return [one for one in optimizer.variables if steps or not one.shape]
+        # In a group the wrapper itself has a sum, which every batch begins anew.
+        grouped = wrapper is not None and wrapper.grouped
+        variables = wrapper.inner_optimizer.variables if wrapper and grouped else optimizer.variables
+        return [one for one in variables if steps or not one.shape]
 
 
 def _with_own_integers(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:

@@ -54,8 +54,8 @@ def fit_together(
         )
     if wrapper.grouped:
         raise _Fatal(
-            f"build() returns a model with a {type(wrapper).__name__} for groups of ranks (group_size above 1, or "
-            "servers=0), which is not possible in a trial of a search yet; leave both out"
+            f"build() returns a model with a {type(wrapper).__name__} for groups of ranks (group_size above "
+            "1, or servers=0), which is not possible in a trial of a search yet; leave both out"
         )
     callbacks = options["callbacks"]
     if not any(isinstance(one, Distribute) for one in callbacks):

@@ -199,6 +199,10 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise", backend=None):
         (2, "signal", ["wrapper=Downpour", "assignment=dynamic"]),
         (2, "signal", ["wrapper=EASGD", "every=4"]),
         (2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"]),
+        (2, "signal", ["wrapper=Synchronous", "servers=0"]),
+        (2, "raise", ["wrapper=Synchronous", "servers=0", "data=arrays"]),
+        (3, "signal", ["wrapper=EASGD", "every=4", "group_size=2"]),
+        (3, "raise", ["wrapper=Synchronous", "group_size=2", "data=arrays"]),
     ],
     ids=str,
 )
