@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._rank_parts import TeamPart
 
 __all__ = ["Observed", "See"]
@@ -64,10 +65,10 @@ class Observed:
         unchecked: Any = part
         self._part = unchecked
         self._see, self._waited_s = see, [0.0]
-        if hasattr(unchecked, "_endpoint"):  # a rank of a training without servers has none
-            unchecked._endpoint = _Waits(unchecked._endpoint, self._waited_s)
-        if hasattr(unchecked, "_group"):
-            unchecked._group.group = _Waits(unchecked._group.group, self._waited_s)
+        if not isinstance(part, GroupTrainer):  # which has no endpoint
+            self._part._endpoint = _Waits(self._part._endpoint, self._waited_s)
+        if isinstance(part, GroupTrainer | GroupWorkerRank):
+            self._part._group.group = _Waits(self._part._group.group, self._waited_s)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._part, name)
