@@ -14,6 +14,7 @@ __all__ = [
     "last_of",
     "own_logs",
     "drop_center_callbacks",
+    "refuse_backup",
     "refuse_loading",
     "restored_first",
     "undisturbed",
@@ -69,6 +70,21 @@ def refuse_loading(container: Any, servers: int) -> None:
         error = ConfigurationError(
             f"{asked} was given with servers={servers}, but each server has only a part of the training and "
             "would restore earlier weights without the others; use servers=1"
+        )
+        error.collective = True  # all ranks have the same callbacks
+        raise error
+
+
+def refuse_backup(container: Any) -> None:
+    """Refuse BackupAndRestore without a server: it would restore the optimizer on one rank only.
+
+    Raises:
+        ConfigurationError: it was given; raised on all ranks.
+    """
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in container.callbacks):
+        error = ConfigurationError(
+            "BackupAndRestore was given with servers=0, but it would restore the optimizer on the first rank "
+            "only; use nnlo_keras.Checkpoint"
         )
         error.collective = True  # all ranks have the same callbacks
         raise error

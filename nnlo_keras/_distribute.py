@@ -9,10 +9,16 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say
+from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say, speaks
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
-from nnlo_keras._callback_lists import drop_center_callbacks, refuse_loading, restored_first, undisturbed
+from nnlo_keras._callback_lists import (
+    drop_center_callbacks,
+    refuse_backup,
+    refuse_loading,
+    restored_first,
+    undisturbed,
+)
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import (
     begin_with,
@@ -24,6 +30,7 @@ from nnlo_keras._compat import (
 )
 from nnlo_keras._exchanges import Exchanges
 from nnlo_keras._given_data import warn_of_data
+from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._rates import Rates
 from nnlo_keras._sequence_feed import SequenceFeed
@@ -130,8 +137,10 @@ class Distribute(keras.callbacks.Callback):
             return  # `on_train_begin` reports what is missing
         if wrapper.servers > 1:
             refuse_loading(container, wrapper.servers)
-        role = assigned(world, wrapper.servers).title
-        if role == "server 0":
+        if wrapper.servers == 0:
+            refuse_backup(container)
+        role = assigned(world, wrapper.servers, wrapper.group_size).title
+        if speaks(role):
             restored_first(container)
         elif role.startswith("server"):
             # It steps its part of the centre with its own rate, so it keeps ReduceLROnPlateau.
@@ -195,10 +204,16 @@ class Distribute(keras.callbacks.Callback):
             feed.end_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the epoch: send the remaining gradients and the metrics; a second call does nothing."""
+        """End the epoch: send the remaining gradients and the metrics."""
         if self._served is not None:
             self._served.end_epoch()
         elif self._exchanges is not None:
+            self.end_exchanges(epoch, logs)
+            self._exchanges.close_epoch()
+
+    def end_exchanges(self, epoch: int, logs: Any) -> None:
+        """On a worker: make the last exchange of this epoch, if it was not made yet."""
+        if self._exchanges is not None:
             self._exchanges.end_epoch(epoch, logs, last=not self._epochs_left)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -221,6 +236,8 @@ class Distribute(keras.callbacks.Callback):
             one.after_epochs()
         if served is not None:
             team.settle_center(served.settle)
+        elif isinstance(self._exchanges, GroupExchanges) and not team.member.servers:
+            self._exchanges.copy_from_lead(self._statistics)
         else:
             team.take_over_center()
         team.close()
@@ -239,11 +256,17 @@ class Distribute(keras.callbacks.Callback):
             return
         local = wrappers[0].mode is StepMode.LOCAL
         sizes = BatchSizes.of(self.model, steps_matter=local)
-        exchanging = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
-        self._served, self._exchanges = None, exchanging
+        self._served = None
+        if team.member.group is None:
+            self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
+        else:
+            grouped = GroupExchanges(team, weights, wrappers[0], rates, sizes=sizes, model=self.model)
+            self._exchanges = grouped
+            self._restore += grouped.take_over(container, self)
         if self._statistics is not None:
             self._restore += self._statistics.count(wrappers[0])
-        self._restore += unvalidated(self.model)  # only the rank with the centre validates
+        if not speaks(self.role):  # only the rank with the centre validates
+            self._restore += unvalidated(self.model)
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
 
@@ -262,12 +285,15 @@ class Distribute(keras.callbacks.Callback):
                 "device on each rank"
             )
         first = wrappers[0]
-        local = first.algorithm.optimizer_runs == "worker"
-        if not local and any(wrapper.sum is None for wrapper in wrappers):
+        local, grouped = first.algorithm.optimizer_runs == "worker", first.grouped
+        if grouped:
+            leased = self._feed is not None and self._feed.dynamic
+            refuse_in_groups(self.model, wrappers, leased=leased)
+        if (grouped or not local) and any(wrapper.sum is None for wrapper in wrappers):
             raise ConfigurationError(
                 "this optimizer was built before nnlo knew the ranks; make a new one for this training"
             )
-        self._prepare(assigned(world, first.servers).title)
+        self._prepare(assigned(world, first.servers, first.group_size).title)
         weights = Weights(self.model, wrappers)
         self._statistics = Statistics.of(self.model, weights.variables)
         team = self._team = Session(
@@ -277,16 +303,19 @@ class Distribute(keras.callbacks.Callback):
             buffers=self._statistics,
             options=RateOption(wrappers),
             center_optimizer=lambda place: KerasCenterOptimizer(wrappers, weights, place),
-            moved_outside=local or first.moves_locally,  # within the training step
-            given_sums=not local,
+            local_step=local_step_of(first, weights) if grouped else None,
+            moved_outside=not grouped and (local or first.moves_locally),  # within the training step
+            given_sums=not grouped and not local,
             servers=first.servers,
+            group_size=first.group_size,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
             stall_timeout_s=self._stall_timeout_s,
             meetings=[type(one).__name__ for one in self._rank_callbacks if one.meets],
         )
         self.role = team.member.role
-        mode = StepMode.SERVE if team.serves else StepMode.LOCAL if local else StepMode.ACCUMULATE
+        training = StepMode.KEEP if grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE
+        mode = StepMode.SERVE if team.serves else training
         for wrapper in wrappers:
             wrapper.mode = mode
         for one in self._rank_callbacks:
@@ -317,11 +346,13 @@ class Distribute(keras.callbacks.Callback):
     def _agree_on_first_epoch(self, team: Session) -> None:
         """Begin on all ranks with the epoch that BackupAndRestore has restored on the first server."""
         restored = {"epoch": first_epoch(self.model)}
-        first = team.agree(restored, weight=1.0 if self.role == "server 0" else 0.0)["epoch"]
+        first = team.agree(restored, weight=float(speaks(self.role)))["epoch"]
         begin_with(self.model, int(first))
 
     def _pass_epochs(self, team: Session) -> None:
         """Take part in the remaining epochs after an early stop, as far as other ranks wait for this one."""
+        if not team.member.servers:
+            return  # all ranks have stopped together
         for epoch in self._epochs_left:
             for one in self._rank_callbacks:
                 one.before_empty_epoch(epoch)

@@ -154,6 +154,9 @@ class Exchanges:
         if last:
             self.last_round()
 
+    def close_epoch(self) -> None:
+        """Finish the epoch after all other callbacks; a single worker has nothing left to do."""
+
     def last_round(self) -> None:
         """Commit the training since the last round to the centre; once, together with all ranks."""
         if self._weight:

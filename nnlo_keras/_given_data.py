@@ -30,16 +30,17 @@ def warn_of_data(team: Session) -> None:
     seen = team.agree(as_values(mark), weight=0.0 if team.serves else 1.0)
     if not speaks(team.member.role):
         return
-    workers = team.member.workers
+    workers = team.share[1]
     if workers > 1 and all_same(seen):
         warn(
             f"fit() was given the same data on all {workers} workers, so each trains on all samples, and an "
             f"epoch has each {workers} times; give each worker its share: fit(*nnlo_keras.shard(x, y), ...)"
         )
+    validates = "a server" if team.member.servers else "the first rank"
     if split := given.get("validation_split"):
         warn(
-            f"validation_split={split}: every rank sets its own samples apart, but only a server validates, "
-            f"with its own; {VALIDATE}"
+            f"validation_split={split}: every rank sets its own samples apart, but only {validates} "
+            f"validates, with its own; {VALIDATE}"
         )
 
 

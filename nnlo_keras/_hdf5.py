@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import keras
 
@@ -41,6 +41,8 @@ class H5Sequence(keras.utils.PyDataset):
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
+        group_size: as in the wrapper; the ranks of a group get equally many samples, so that up to k - 1 are
+            left out for a group of k.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
@@ -68,6 +70,7 @@ class H5Sequence(keras.utils.PyDataset):
         *,
         shard: bool = True,
         servers: int = 1,
+        group_size: int | None = None,
         world: RankWorld | None = None,
         **options: Unpack[BatchOptions],
     ) -> None:
@@ -76,8 +79,13 @@ class H5Sequence(keras.utils.PyDataset):
         world, self.dynamic, self.leased = world or launched(), batches.dynamic, False
         self._part = [0, batches.size]
         if shard and world is not None and world.size > 1:
-            worker = assigned(world, servers).worker
-            self._part = list(_part(batches.size, worker, world.size - servers, leased=self.dynamic))
+            assignment, ranks = assigned(world, servers, group_size), world.size - servers
+            size = group_size or (1 if servers else ranks)
+            if self.dynamic and size > 1:
+                _refuse_leases()
+            worker = assignment.worker
+            index = None if worker is None else worker + ranks // size * (assignment.member or 0)
+            self._part = list(_part(batches.size, index, ranks, size, leased=self.dynamic))
             self.leased = self.dynamic and worker is not None
             batches.take_part((self._part[0], self._part[1]))
         self._shard, self._like = shard, None if not self.leased else batches.like()
@@ -183,7 +191,16 @@ class H5Sequence(keras.utils.PyDataset):
         self._looks, self.fed = 0, False
 
 
-def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple[int, int]:
+def _refuse_leases() -> NoReturn:
+    error = ConfigurationError(
+        "an H5Sequence with assignment='dynamic' cannot be leased to groups (group_size above 1, or "
+        "servers=0); use assignment='static', or leave group_size and servers=0 out"
+    )
+    error.collective = True  # all ranks make the same
+    raise error
+
+
+def _part(size: int, worker: int | None, workers: int, group_size: int, *, leased: bool) -> tuple[int, int]:
     """Return a worker's range of positions in each epoch; a server (worker None) gets one position."""
     if size < workers and not leased:
         raise ConfigurationError(
@@ -191,4 +208,4 @@ def _part(size: int, worker: int | None, workers: int, *, leased: bool) -> tuple
             "Keras cannot fit without data; start fewer workers, name more files, or use "
             "assignment='dynamic'"
         )
-    return (0, 1) if worker is None else portion(size, worker, workers)
+    return (0, 1) if worker is None else portion(size, worker, workers, group_size)

@@ -122,14 +122,16 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
 
 
 def _kind(wrapper: Wrapper) -> tuple[object, ...]:
-    return type(wrapper), wrapper.algorithm, wrapper.describe(), wrapper.servers
+    sizes = wrapper.servers, wrapper.group_size
+    return type(wrapper), wrapper.algorithm, wrapper.describe(), sizes
 
 
 def _described(wrapper: Wrapper) -> str:
     of_optimizer = (
         f", momentum={momentum}" if (momentum := getattr(wrapper.algorithm, "momentum", None)) else ""
     )
-    return f"{wrapper.describe()}{of_optimizer}, servers={wrapper.servers}"
+    group = "" if wrapper.group_size is None else f", group_size={wrapper.group_size}"
+    return f"{wrapper.describe()}{of_optimizer}, servers={wrapper.servers}{group}"
 
 
 def _listed(wrappers: Mapping[str, Wrapper]) -> str:

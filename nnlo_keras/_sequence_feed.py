@@ -68,6 +68,11 @@ class SequenceFeed:
         return [undo]
 
     @property
+    def dynamic(self) -> bool:
+        """Whether workers lease the batches."""
+        return self._data.dynamic
+
+    @property
     def has_position(self) -> bool:
         """Whether a training can resume in mid-epoch."""
         fit = self._fit

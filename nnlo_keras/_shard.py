@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RankWorld, assigned, explain, launched
+from nnlo_common.plugin import RankWorld, assigned, explain, launched, share
 from nnlo_keras._given_data import VALIDATE
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["shard"]
 
 
-def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
+def shard(*data: Any, servers: int = 1, group_size: int | None = None, world: RankWorld | None = None) -> Any:
     """Return this rank's share of the training data; every sample goes to exactly one worker.
 
     Worker w of p gets every p-th item, beginning with the w-th. Items are
@@ -27,12 +27,16 @@ def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
     * the samples of a torch `Dataset`: make the `DataLoader` from the returned subset;
     * the batches of a `PyDataset`.
 
+    The ranks of a group get equally many items, so that they make equally many steps: up to k - 1 items of a
+    group of k are left out. Items are dealt out to the group as to one worker with batches k times as large.
+
     A server gets only the first item, from which its `fit` learns shapes and types. In a process alone the
     data is returned unchanged.
 
     Args:
         data: arrays of equal length, lists or dictionaries of them, or one data set.
         servers: as in the wrapper.
+        group_size: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
@@ -41,12 +45,11 @@ def shard(*data: Any, servers: int = 1, world: RankWorld | None = None) -> Any:
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        assignment = assigned(world, servers)
-        worker = -1 if assignment.worker is None else assignment.worker
-        if worker < 0:  # Keras cannot split its one sample, and says so before it calls any callback
+        part = _Part.of(world, servers, group_size)
+        if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
-        data = tuple(_part(one, worker, world.size - servers) for one in data)
+        data = tuple(_part(one, part) for one in data)
     return data[0] if len(data) == 1 else data
 
 
@@ -72,6 +75,47 @@ def _length(data: Any) -> int:
     return int(data.shape[0]) if _is_array(data) else len(data)  # sparse matrices have no len()
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Part of the data that a rank takes.
+
+    Attributes:
+        index: its number among the ranks that train; 0 on a server.
+        ranks: their number.
+        group_size: how many of them are one worker.
+        serves: whether the rank serves instead.
+    """
+
+    index: int
+    ranks: int
+    group_size: int
+    serves: bool
+
+    @classmethod
+    def of(cls, world: RankWorld, servers: int, group_size: int | None) -> _Part:
+        """Return the part of a rank."""
+        assignment = assigned(world, servers, group_size)
+        ranks = world.size - servers
+        size = group_size or (1 if servers else ranks)
+        if assignment.worker is None:
+            return cls(0, ranks, size, serves=True)
+        # As the core's `Member.share`: the ranks of a group come as far apart as they can.
+        return cls(assignment.worker + ranks // size * (assignment.member or 0), ranks, size, serves=False)
+
+    def positions(self, size: int) -> range:
+        """Return the positions of this part's items among so many."""
+        return (
+            range(min(1, size))
+            if self.serves
+            else share(size, self.index, self.ranks, group_size=self.group_size)
+        )
+
+    def slice(self, size: int) -> slice:
+        """Return these positions as a slice."""
+        positions = self.positions(size)
+        return slice(positions.start, positions.stop, positions.step)
+
+
 def _check_enough(count: int, workers: int, what: str) -> None:
     if count < workers:
         idle = f"worker {count}" if count == workers - 1 else f"workers {count} to {workers - 1}"
@@ -83,11 +127,11 @@ def _check_enough(count: int, workers: int, what: str) -> None:
         raise error
 
 
-def _part(data: Any, worker: int, workers: int) -> Any:
+def _part(data: Any, part: _Part) -> Any:
     if data is None:  # no targets, or no weights
         return None
     if _is_structure(data):
-        return keras.tree.map_structure(lambda leaf: _part(leaf, worker, workers), data)
+        return keras.tree.map_structure(lambda leaf: _part(leaf, part), data)
     if isinstance(data, H5Sequence):
         raise ConfigurationError(
             "shard() cannot divide an H5Sequence, which already holds only this rank's share; pass it to "
@@ -95,10 +139,10 @@ def _part(data: Any, worker: int, workers: int) -> Any:
         )
     if isinstance(data, keras.utils.PyDataset):
         if data.num_batches is not None:
-            _check_enough(data.num_batches, workers, "batches")
-        return _EveryNth(data, max(worker, 0), workers, served=worker < 0)
+            _check_enough(data.num_batches, part.ranks, "batches")
+        return _EveryNth(data, part)
     if type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard"):
-        return data.take(1) if worker < 0 else data.shard(workers, worker)
+        return data.take(1) if part.serves else _elements(data, part)
     if _is_torch(data, "DataLoader"):
         raise ConfigurationError(
             "shard() cannot divide a DataLoader, whose sampler is fixed; divide the data set that it loads: "
@@ -107,11 +151,11 @@ def _part(data: Any, worker: int, workers: int) -> Any:
     if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
         from torch.utils.data import Subset
 
-        _check_enough(len(data), workers, "samples")
-        return Subset(data, range(1) if worker < 0 else range(worker, len(data), workers))
+        _check_enough(len(data), part.ranks, "samples")
+        return Subset(data, part.positions(len(data)))
     if hasattr(data, "__getitem__") and (_is_array(data) or hasattr(data, "__len__")):
-        _check_enough(_length(data), workers, "samples")
-        return data[:1] if worker < 0 else data[worker::workers]
+        _check_enough(_length(data), part.ranks, "samples")
+        return data[part.slice(_length(data))]
     raise ConfigurationError(
         f"shard() cannot divide a {type(data).__name__}; pass arrays, a tf.data.Dataset, a PyDataset or a "
         "torch Dataset with a length, or give each rank its own share yourself"
@@ -124,17 +168,30 @@ def _is_torch(data: Any, name: str) -> bool:
     return module is not None and isinstance(data, getattr(module, name))
 
 
+def _elements(data: Any, part: _Part) -> Any:
+    """Return this rank's elements of a `tf.data.Dataset`."""
+    if part.group_size == 1:
+        return data.shard(part.ranks, part.index)
+    size = int(data.cardinality())
+    if size >= 0:
+        return data.shard(part.ranks, part.index).take(len(part.positions(size)))
+    # Its end is unknown. It ends, on all ranks of the group, with the first that has no element left.
+    groups = part.ranks // part.group_size
+    ours = [data.shard(part.ranks, part.index % groups + groups * one) for one in range(part.group_size)]
+    member = part.index // groups
+    return type(data).zip(tuple(ours)).map(lambda *elements: elements[member])
+
+
 class _EveryNth(keras.utils.PyDataset):
     """Every p-th batch of another PyDataset."""
 
-    def __init__(self, data: Any, worker: int, workers: int, *, served: bool) -> None:
+    def __init__(self, data: Any, part: _Part) -> None:
         super().__init__(
             workers=data.workers,
             use_multiprocessing=data.use_multiprocessing,
             max_queue_size=data.max_queue_size,
         )
-        # The name `_workers` is taken: Keras keeps its number of loading threads there.
-        self._data, self._first, self._every, self._served = data, worker, workers, served
+        self._data, self._part = data, part
 
     def __len__(self) -> int:
         total = self._data.num_batches
@@ -142,10 +199,10 @@ class _EveryNth(keras.utils.PyDataset):
             raise ConfigurationError(
                 "shard() got a PyDataset without a length; define its num_batches or __len__"
             )
-        return min(1, total) if self._served else math.ceil((total - self._first) / self._every)
+        return len(self._part.positions(total))
 
     def __getitem__(self, index: int) -> Any:
-        return self._data[self._first + index * self._every]
+        return self._data[self._part.index + index * self._part.ranks]
 
     def on_epoch_begin(self) -> None:
         self._data.on_epoch_begin()

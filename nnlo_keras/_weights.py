@@ -49,7 +49,7 @@ class Weights:
         self.parameters = FlatVector(self.layout)
         self._flat_variables = flat_variables(self.variables, self.parameters, model)
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
-        lag = wrappers[0].algorithm.lag if self._sums else 0
+        lag = 0 if not self._sums or wrappers[0].steps_workers else wrappers[0].algorithm.lag
         # Sums are copied out of the training step anyway, so each goes to a vector that can be sent.
         self.gradients = [FlatVector(self.layout) for _ in range(1 + lag)]
         self._turn = 0
@@ -65,6 +65,10 @@ class Weights:
         """Copy the gradient sums into their vector."""
         for one in self._sums:
             one.collect()
+
+    def twice(self) -> bool:
+        """Whether a variable has more than one gradient in the collected sums."""
+        return any(one.twice() for one in self._sums)
 
     def clear(self) -> None:
         """Begin new sums."""
@@ -134,7 +138,7 @@ class Weights:
         if tied := next((segment for segment in self.layout.segments if segment.tied_to), None):
             raise ConfigurationError(
                 f"the variables {tied.name!r} and {tied.tied_to!r} are the same tensor; use one variable "
-                "for both, or an algorithm that exchanges weights, such as EASGD"
+                "for both, or an algorithm that exchanges weights, such as EASGD, without groups"
             )
 
 
@@ -211,10 +215,18 @@ class KerasCenterOptimizer:
         wrappers: the user's wrapped optimizers.
         weights: the server's model.
         place: the part of the vector that this server holds.
+        optimizers: those that step, if not the wrapped ones.
     """
 
-    def __init__(self, wrappers: Sequence[Wrapper], weights: Weights, place: slice) -> None:
-        self._optimizers, self._weights = [wrapper.inner_optimizer for wrapper in wrappers], weights
+    def __init__(
+        self,
+        wrappers: Sequence[Wrapper],
+        weights: Weights,
+        place: slice,
+        optimizers: Sequence[Any] | None = None,
+    ) -> None:
+        self._weights = weights
+        self._optimizers = [one.inner_optimizer for one in wrappers] if optimizers is None else optimizers
         self._steps = []
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
         views = weights.parameters.views()

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, launched, mixins
+from nnlo_common.plugin import Algorithm, launched, mixins, whole_number
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
@@ -19,11 +19,12 @@ __all__ = ["StepMode", "Wrapper", "wrapper_of"]
 
 
 class StepMode(enum.Enum):
-    """Mode of a wrapper: whether gradients step an optimizer here or are added up."""
+    """Mode of a wrapper: whether gradients step an optimizer here, are added up, or are kept."""
 
     ALONE = "the wrapped optimizer steps; there are no other ranks"
     LOCAL = "the wrapped optimizer steps; weights are exchanged between batches"
     ACCUMULATE = "gradients are added up and sent between batches; nothing steps here"
+    KEEP = "gradients are kept for the mean over the group, which is made between batches"
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
@@ -36,12 +37,13 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     Attributes:
         inner_optimizer: yours.
         algorithm: the algorithm that exchanges it.
-        servers: the number of ranks that serve the centre.
+        servers: the number of ranks that serve the centre; 0: all ranks are one group without a centre.
+        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
         mode: what it does with gradients.
         local_optimizer: moves a worker's weights between exchanges, if gradients are added up.
         local_rate: the learning rate of plain SGD that moves them if there is no local_optimizer; None:
             nothing moves them; "as yours": your optimizer's rate.
-        sum: the sum of gradients, if they are added up.
+        sum: the sum of gradients, if they are added up or kept.
         applied: how often it was applied, or traced.
 
     Args:
@@ -50,7 +52,10 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         own: this wrapper's own options, as its constructor takes them.
         local: moves a worker's weights between exchanges, if gradients are added up: a Keras optimizer, the
             learning rate of plain SGD, "as yours", or nothing.
-        servers: the number of ranks that serve the centre.
+        servers: the number of ranks that serve the centre. 0: all ranks are one group, and your optimizer
+            steps on each with the mean gradient: synchronous data parallelism without a centre.
+        group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
+            None: 1, or all ranks with servers=0.
         name: as for any optimizer.
     """
 
@@ -62,13 +67,15 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         *,
         local: Any = None,
         servers: int = 1,
+        group_size: int | None = None,
         name: str | None = None,
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
         rate = local is None or local == mixins.AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
-        self.algorithm, self.servers = algorithm, servers
+        self.algorithm, self.servers = algorithm, whole_number("servers", servers, 0)
+        self.group_size = None if group_size is None else whole_number("group_size", group_size, 1)
         self._own, self.mode = own, StepMode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
@@ -83,11 +90,6 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def _wrap(
         self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
     ) -> None:
-        if common.pop("group_size", None) not in (None, 1) or common.get("servers", 1) == 0:
-            raise ConfigurationError(
-                f"{type(self).__name__}: groups of ranks (group_size above 1, or servers=0) are not possible "
-                "with Keras yet; leave group_size out and use servers=1, or train in nnlo_torch"
-            )
         Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
         if self.local_optimizer is not None:
             del own["local"]  # `get_config` serializes it
@@ -105,8 +107,9 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
             self.local_optimizer.build(variables)
         with self.only_itself():  # otherwise Keras makes averages and accumulators for the wrapper, too
             super().build(variables)
-        if self.algorithm.optimizer_runs != "worker" and (self.several or launched() is not None):
-            self.sum = gradient_sum(self, variables)
+        sums = self.grouped or self.algorithm.optimizer_runs != "worker"
+        if sums and (self.several or launched() is not None):
+            self.sum = gradient_sum(self, variables, changed=self.grouped)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Use the gradients as the mode says; runs within the compiled training step."""
@@ -118,10 +121,11 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
             )
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
-        if self.mode is StepMode.ACCUMULATE:
+        if self.mode in (StepMode.ACCUMULATE, StepMode.KEEP):
             variables = self.owned if trainable_variables is None else trainable_variables
             self._accumulate(grads, variables)
-            self._step_locally(grads, variables)
+            if self.mode is StepMode.ACCUMULATE:
+                self._step_locally(grads, variables)
             return None
         return self.inner_optimizer.apply(grads, trainable_variables)
 
@@ -151,6 +155,16 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
                         keras.ops.convert_to_tensor(gradient, sparse=False), variable.dtype
                     )
                     variable.assign_sub(dense * keras.ops.cast(rate, variable.dtype))
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the ranks of a training form groups."""
+        return self.servers == 0 or self.group_size not in (None, 1)
+
+    @property
+    def steps_workers(self) -> bool:
+        """Whether your optimizer steps each worker's weights."""
+        return self.servers == 0 or self.algorithm.optimizer_runs == "worker"
 
     @property
     def moves_locally(self) -> bool:
@@ -212,8 +226,12 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Set the variables to the wrapped optimizer's averages, if it keeps any, on ranks where it runs."""
-        steps_here = self.mode is not StepMode.SERVE or self.algorithm.optimizer_runs == "center"
-        if self.mode is not StepMode.ACCUMULATE and steps_here:
+        steps_here = {
+            StepMode.ACCUMULATE: False,
+            StepMode.KEEP: self.steps_workers,
+            StepMode.SERVE: self.algorithm.optimizer_runs == "center",
+        }
+        if steps_here.get(self.mode, True):
             self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store: Any) -> None:
@@ -225,6 +243,8 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Return a config that makes an equal wrapper."""
         config = {"optimizer": _serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
+        if self.group_size is not None:
+            config["group_size"] = self.group_size
         if self.local_optimizer is not None:
             config["local"] = _serialized(self.local_optimizer)
         return {**config, **self._own}

@@ -28,6 +28,8 @@ class Meeting(enum.IntEnum):
     ASK = enum.auto()
     PAUSE = enum.auto()
     LEAVE = enum.auto()
+    AGREE = enum.auto()
+    COPY = enum.auto()
 
     @property
     def words(self) -> str:
@@ -46,6 +48,8 @@ _WORDS = {
     Meeting.ASK: "asks all ranks for something, as in mean()",
     Meeting.PAUSE: "pauses for a checkpoint",
     Meeting.LEAVE: "leaves the training",
+    Meeting.AGREE: "ends a batch or an epoch",
+    Meeting.COPY: "takes over the first rank's numbers",
 }
 
 
@@ -110,6 +114,16 @@ class GroupRank:
             self.group.add_up(gradient)
         self.samples = int(counts.sum())
 
+    def agree(self, *, stop: bool, rate: float) -> tuple[bool, float]:
+        """Return whether any rank of the group wants to stop, and the lead's learning rate (collective)."""
+        everyone = self.meet(Meeting.AGREE, stop, rate)
+        return bool(everyone[:, 0].any()), float(everyone[0, 1])
+
+    def copy_from_lead(self, vector: Vector) -> None:
+        """Copy the lead's numbers to all ranks of the group (collective)."""
+        self.meet(Meeting.COPY)
+        self.group.broadcast(vector.view(np.uint8)).wait()
+
     def meet_alike(self, meeting: Meeting, parameters: Vector) -> None:
         """Wait for the others at the same point; raise if the parameters differ between the ranks."""
         digest = hashlib.blake2b(parameters.data, digest_size=8).digest()
@@ -132,6 +146,6 @@ class GroupRank:
         ]
         return (
             f"{told[0]}, but {told[1]}: the ranks of a group must make the same steps together. Deal out the "
-            "data so that each has equally many batches (ShardSampler, Participant.batches and the like do), "
-            "and call evaluate(), mean() and step() on all of them"
+            "data so that each has equally many batches (ShardSampler, nnlo_keras.shard, Participant.batches "
+            "and the like do), and call evaluate(), mean() and step() on all of them"
         )

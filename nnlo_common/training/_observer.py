@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._rank_parts import TeamPart
 
 __all__ = ["Observed", "See"]
@@ -26,21 +27,29 @@ _SEEN = {
 }
 
 
-class _Waits:
-    """Endpoint that measures the time spent waiting in `receive`."""
+#: The methods of an endpoint, and of a group, in which a rank waits for others.
+_WAITING = ("receive", "gather", "gather_bytes")
 
-    def __init__(self, endpoint: Any) -> None:
-        self._endpoint, self.waited_s = endpoint, 0.0
+
+class _Waits:
+    """Endpoint, or side of a group, that adds the time spent waiting in it to a sum."""
+
+    def __init__(self, waited: Any, sum_s: list[float]) -> None:
+        self._waited, self._sum_s = waited, sum_s
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._endpoint, name)
+        found = getattr(self._waited, name)
+        if name not in _WAITING:
+            return found
 
-    def receive(self, timeout_s: float | None = None) -> Any:
-        began_s = time.perf_counter()
-        try:
-            return self._endpoint.receive(timeout_s)
-        finally:
-            self.waited_s += time.perf_counter() - began_s
+        def timed(*args: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return found(*args)
+            finally:
+                self._sum_s[0] += time.perf_counter() - began_s
+
+        return timed
 
 
 class Observed:
@@ -52,12 +61,14 @@ class Observed:
     """
 
     def __init__(self, part: TeamPart, see: See) -> None:
-        # Replace the endpoint only here, so that unobserved parts are not slowed down.
+        # Replace the endpoint and the group only here, so that unobserved parts are not slowed down.
         unchecked: Any = part
         self._part = unchecked
-        self._see = see
-        self._waits = _Waits(self._part._endpoint)
-        self._part._endpoint = self._waits
+        self._see, self._waited_s = see, [0.0]
+        if not isinstance(part, GroupTrainer):  # which has no endpoint
+            self._part._endpoint = _Waits(self._part._endpoint, self._waited_s)
+        if isinstance(part, GroupTrainer | GroupWorkerRank):
+            self._part._group.group = _Waits(self._part._group.group, self._waited_s)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._part, name)
@@ -65,10 +76,10 @@ class Observed:
             return found
 
         def seen(*args: Any, **options: Any) -> Any:
-            began_s, waited_s = time.perf_counter(), self._waits.waited_s
+            began_s, waited_s = time.perf_counter(), self._waited_s[0]
             try:
                 return found(*args, **options)
             finally:
-                self._see(_SEEN[name], began_s, time.perf_counter(), self._waits.waited_s - waited_s)
+                self._see(_SEEN[name], began_s, time.perf_counter(), self._waited_s[0] - waited_s)
 
         return seen

@@ -69,8 +69,7 @@ class Session:
         buffers: its buffers, if it has any.
         options: the options of the user's optimizer.
         center_optimizer: makes the optimizer of the given part of the centre.
-        local_step: moves the parameters in each step, as a framework's optimizer does; None: nothing does,
-            or the framework does so by itself.
+        local_step: moves the parameters in each step; None: nothing does, or the framework by itself.
         moved_outside: the framework moves the parameters by itself between steps.
         given_sums: the model's gradient is the sum over all steps since the last contribution.
         servers: the number of servers; 0: all ranks are one group, and `local_step` makes each step.
@@ -101,9 +100,8 @@ class Session:
         stall_timeout_s: float | None = None,
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
-        self.algorithm, self.world = algorithm, world
+        self.algorithm, self.world, self._move = algorithm, world, local_step
         self._runs, self._options = algorithm.optimizer_runs if servers else "worker", options
-        self._move = local_step
         ahead = servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
         plan = TrainingPlan(
             algorithm=algorithm,
@@ -309,6 +307,10 @@ class Session:
             self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0
 
+    def take_buffers(self) -> None:
+        """Load the averaged buffers into the model; without servers all ranks call it together."""
+        self._collectives.take_buffers()
+
     def last_round(self) -> None:
         """Contribute the steps since the last round to the centre, if the algorithm trains in rounds.
 
@@ -438,10 +440,7 @@ class Session:
             yield
 
     def take_over_center(self) -> None:
-        """Load the final centre into a worker's model, after the last step of all workers.
-
-        All workers call it after their last step.
-        """
+        """Load the final centre into a worker's model; all workers call it after their last step."""
         self.start()
         self.end_epoch()
         self._collectives.meet()  # all workers have ended

@@ -208,7 +208,8 @@ class Checkpoint(RankCallback):
         """Save the end of the training, for whatever reason it ended."""
         if self._begun:
             self._over, self._inside = True, False
-            self._epoch += self.has_center or not self.model.stop_training
+            together = self.team is not None and not self.team.member.servers  # all stop after the same epoch
+            self._epoch += together or self.has_center or not self.model.stop_training
             self._save_whole(last=True)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature

@@ -49,8 +49,8 @@ class Driver(Protocol):
     def leave(self) -> None:
         """Leave the training, at any point in an epoch."""
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End the epoch."""
+    def end_exchanges(self, epoch: int, logs: Any) -> None:
+        """Make the last exchange of this epoch, if it was not made yet."""
 
 
 def is_driver(callback: object) -> TypeGuard[Driver]:

@@ -38,8 +38,8 @@ class MetricAverage(RankCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replace this rank's metrics by the means."""
-        if self.team is None or self.distribute is None:
-            return
+        if self.team is None or self.distribute is None or not self.team.member.servers:
+            return  # without servers, the metrics are the same on all ranks already
         self.end_exchanges(epoch, logs)
         values = numbers(logs) if self.trains else {}
         weight = self.samples_in_epoch or self.distribute.batches_in_epoch
@@ -50,5 +50,5 @@ class MetricAverage(RankCallback):
 
     def before_end(self) -> None:
         """Withdraw from further means, so that workers with more epochs do not wait for this rank."""
-        if self.team is not None:
+        if self.team is not None and self.team.member.servers:
             self.team.ask(EpochMeanQuery(epoch=None, values={}, weight=0))

@@ -71,7 +71,8 @@ class ModelState:
             "algorithm": algorithm,
             "optimizer": type(optimizer).__name__,
             "servers": 0 if team is None else team.member.servers,
-            "workers": 0 if team is None else team.member.workers,
+            "workers": 0 if team is None else team.share[1],
+            **({} if team is None or team.member.group_size == 1 else {"group_size": team.member.group_size}),
             "model": _numbered(
                 layout_of(model.trainable_variables) if team is None else team.model.parameters.layout
             ),
@@ -99,8 +100,11 @@ class ModelState:
     def _of(self, optimizer: Any) -> list[Any]:
         """Return an optimizer's variables; only counts and rates if it does not step on this rank."""
         wrapper = wrapper_of(optimizer)
-        steps = self._team is None or wrapper is None or wrapper.algorithm.optimizer_runs == "worker"
-        return [one for one in optimizer.variables if steps or not one.shape]
+        steps = self._team is None or wrapper is None or wrapper.steps_workers
+        # In a group the wrapper itself has a sum, which every batch begins anew.
+        grouped = wrapper is not None and wrapper.grouped
+        variables = wrapper.inner_optimizer.variables if wrapper and grouped else optimizer.variables
+        return [one for one in variables if steps or not one.shape]
 
 
 def _with_own_integers(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:

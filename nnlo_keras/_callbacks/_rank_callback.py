@@ -99,7 +99,7 @@ class RankCallback(keras.callbacks.Callback):
     def end_exchanges(self, epoch: int, logs: Any) -> None:
         """Make the last exchange of this epoch now, even if `Distribute` comes later in the list."""
         if self.distribute is not None:
-            self.distribute.on_epoch_end(epoch, logs)
+            self.distribute.end_exchanges(epoch, logs)
 
 
 def numbers(logs: Any) -> dict[str, float]:

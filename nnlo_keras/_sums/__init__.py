@@ -32,6 +32,9 @@ class GradientAccumulator(Protocol):
         A mark may be the sum of several gradients' marks.
         """
 
+    def twice(self) -> bool:
+        """Whether a variable has more than one gradient in the sum that `collect` has copied."""
+
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector with this index."""
 
@@ -39,12 +42,18 @@ class GradientAccumulator(Protocol):
         """Resume with the sum that `collect` has copied into the current vector."""
 
 
-def gradient_sum(optimizer: Any, variables: Sequence[Any]) -> GradientAccumulator:
-    """Make a gradient sum for an optimizer's variables."""
+def gradient_sum(optimizer: Any, variables: Sequence[Any], *, changed: bool = False) -> GradientAccumulator:
+    """Make a gradient sum for an optimizer's variables.
+
+    Args:
+        optimizer: the owner of the variables that hold the sums.
+        variables: the variables that get gradients.
+        changed: the collected sums are changed, as the mean over a group is made in their place.
+    """
     if keras.backend.backend() == "torch":
         from nnlo_keras._sums._torch import TorchSum
 
         return TorchSum(variables)
     from nnlo_keras._sums._traced import TracedSum
 
-    return TracedSum(optimizer, variables)
+    return TracedSum(optimizer, variables, changed=changed)

@@ -25,7 +25,7 @@ class TorchSum:
     def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = variables
         self._there = [False] * len(variables)  # whether a variable has a gradient in this sum
-        self._turn = 0
+        self._turn, self._twice = 0, False
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:  # noqa: ARG002 - as for all back ends
         """Set the vectors that take the sums, in turn."""
@@ -56,6 +56,7 @@ class TorchSum:
         if first[0]:
             copy_all(*first)
         if later[0]:
+            self._twice = True
             add_all(*later)
 
     @torch.no_grad()
@@ -70,9 +71,13 @@ class TorchSum:
                 view.copy_(total)
         self._vectors[self._turn].vector[self._marks] = np.where(self._there, PRESENT, 0)
 
+    def twice(self) -> bool:
+        """Whether a variable has more than one gradient in this sum."""
+        return self._twice
+
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector with this index."""
-        self._turn, self._there = turn, [False] * len(self._variables)
+        self._turn, self._there, self._twice = turn, [False] * len(self._variables), False
 
     @torch.no_grad()
     def resume(self) -> None:

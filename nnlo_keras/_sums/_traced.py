@@ -36,9 +36,10 @@ class TracedSum:
     Args:
         optimizer: the owner of the variables that hold the sums.
         variables: the variables that get gradients.
+        changed: the collected sums are changed, so they may not be the variables' own memory.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+    def __init__(self, optimizer: Any, variables: Sequence[Any], *, changed: bool = False) -> None:
         layout = layout_of(variables)
         self._segments, self._marks = layout.segments, layout.marks()
         self._large = [index for index, segment in enumerate(self._segments) if segment.size >= _LARGE]
@@ -47,7 +48,7 @@ class TracedSum:
         # sum's number.
         ends = np.cumsum([0, *(place.stop - place.start for _, place in self._runs)]).tolist()
         self._inside, self._rest = [slice(*pair) for pair in pairwise(ends)], slice(ends[-1], -1)
-        whole = keras.backend.backend() == "tensorflow" and ends[1:] == [layout.size]
+        whole = not changed and keras.backend.backend() == "tensorflow" and ends[1:] == [layout.size]
         self._room = HEADER_BYTES // 4 if whole else 0
         size = self._room + ends[-1] + len(self._large) + 1
         self._asked = optimizer.add_variable(shape=(1,), dtype="float32", name="sum_asked")
@@ -115,6 +116,10 @@ class TracedSum:
             vector[place] = joined[inside]
         if self._large:
             vector[self._marks[self._large]] = joined[self._rest]
+
+    def twice(self) -> bool:
+        """Whether a variable has more than one gradient in the collected sum."""
+        return bool((self._vectors[self._turn].vector[self._marks] > PRESENT).any())
 
     def restart(self, turn: int) -> None:
         """Begin a new sum, for the vector with this index."""

@@ -199,6 +199,10 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise", backend=None):
         (2, "signal", ["wrapper=Downpour", "assignment=dynamic"]),
         (2, "signal", ["wrapper=EASGD", "every=4"]),
         (2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"]),
+        (2, "signal", ["wrapper=Synchronous", "servers=0"]),
+        (2, "raise", ["wrapper=Synchronous", "servers=0", "data=arrays"]),
+        (3, "signal", ["wrapper=EASGD", "every=4", "group_size=2"]),
+        (3, "raise", ["wrapper=Synchronous", "group_size=2", "data=arrays"]),
     ],
     ids=str,
 )
@@ -218,6 +222,10 @@ def interrupted_and_resumed(tmp_path, ranks, how, options, backend=None):
     done = run(tmp_path, ranks, "straight", *options, backend=backend)
     assert done.returncode == 0, done.stderr
     stop_at = 7 if ranks == 3 else 13
+    if any(
+        one.startswith(("servers", "group_size")) for one in options
+    ):  # 15 batches in each rank of a group
+        stop_at = 7 if how == "signal" else 13
     stopped = run(tmp_path, ranks, "stopped", *options, stop_at=stop_at, how=how, backend=backend)
     assert stopped.returncode == 75 if how == "signal" else stopped.returncode != 0, stopped.stderr
     again = run(tmp_path, ranks, "stopped", *options, backend=backend)

@@ -213,11 +213,3 @@ def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused
     distribute._refuse_to_wait_at_start(nk.Downpour(momentum()).algorithm)
     with pytest.raises(ConfigurationError, match=r"Broadcast\(\) needs all ranks .* warm_start=3 lets one"):
         distribute._refuse_to_wait_at_start(nk.Downpour(momentum(), warm_start=3).algorithm)
-
-
-@pytest.mark.parametrize("options", [{"group_size": 2}, {"servers": 0}])
-def test_groups_are_refused_by_name(options):
-    with pytest.raises(
-        ConfigurationError, match=r"Downpour: groups of ranks .* are not possible with Keras yet"
-    ):
-        nk.Downpour(momentum(), **options)

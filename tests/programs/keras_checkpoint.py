@@ -54,6 +54,8 @@ def train(
     data="hdf5",
     assignment="static",
     minutes=0,
+    servers=1,
+    group_size=None,
     **options,
 ):
     """Train; return the model, its history, and what was done."""
@@ -70,14 +72,16 @@ def train(
     makes, extra = keras.optimizers.Adam, {}
     if wrapper == "GEM":
         makes, extra = keras.optimizers.SGD, {"momentum": 0.9}
-    model.compile(getattr(nk, wrapper)(makes(0.01, **extra), **options), "mse", metrics=["mae"])
+    ranks = {"servers": servers, "group_size": group_size}
+    model.compile(getattr(nk, wrapper)(makes(0.01, **extra), **ranks, **options), "mse", metrics=["mae"])
     fitted = {"batch_size": 4, "shuffle": False}
     if data == "hdf5":
-        samples = nk.H5Sequence(file, features="x", labels="y", batch_size=4, window=2, assignment=assignment)
+        given = {"features": "x", "labels": "y", "batch_size": 4, "window": 2, "assignment": assignment}
+        samples = nk.H5Sequence(file, **given, **ranks)
         given, fitted = (samples,), {}
     else:
         with h5py.File(file) as opened:
-            given = nk.shard(opened["x"][()], opened["y"][()])
+            given = nk.shard(opened["x"][()], opened["y"][()], **ranks)
         fitted["shuffle"] = data == "shuffled"
     distribute = nk.Distribute()
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
