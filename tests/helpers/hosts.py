@@ -97,7 +97,7 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._leaving.callback(shutil.rmtree, self._folder, ignore_errors=True)
         (self._folder / "own").mkdir()
-        lines = [f"{self._address(name)} {name}" for name in self.names]
+        lines = [f"{self.address(name)} {name}" for name in self.names]
         (self._folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         self._first: dict[str, int] = {}
         self._pipes: dict[str, subprocess.Popen[str]] = {}
@@ -110,7 +110,7 @@ class Cluster:
         apart = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         for name in self.names:
             paths = map(str, [self.shared, self._folder, ROOT, sys.prefix, sys.base_prefix])
-            words = [name, self._address(name), self._folder, *paths]
+            words = [name, self.address(name), self._folder, *paths]
             program = [sys.executable, "-I", "-S", str(_FIRST_PROCESS), *map(str, words)]
             outer = self._held(name, ["unshare", *apart, *program])
             (first,) = psutil.Process(outer).children()
@@ -265,7 +265,8 @@ class Cluster:
         _run(f"nsenter --net=/proc/{self._switch}/ns/net {words}")
 
     @staticmethod
-    def _address(name: str) -> str:
+    def address(name: str) -> str:
+        """Return the address of a host; all hosts know each other by their names, too."""
         return f"10.77.0.{name.removeprefix('node')}"
 
 
