@@ -180,12 +180,17 @@ class Cluster:
             ):
                 yield Job(asked, reader)
 
-    def rank(self, number: int) -> psutil.Process:
-        """Return the process of a rank of the running job."""
+    def rank(self, number: int, variable: str = _RANK) -> psutil.Process:
+        """Return the process of a rank of the running job.
+
+        Args:
+            number: its rank.
+            variable: where the launcher has written it in the environment.
+        """
         for process in self._processes():
             with contextlib.suppress(psutil.Error):
                 parent = process.parent()
-                if process.environ().get(_RANK) == str(number) and _RANK not in parent.environ():
+                if process.environ().get(variable) == str(number) and variable not in parent.environ():
                     return process
         raise ProcessLookupError(f"no process is rank {number}")
 

@@ -7,20 +7,25 @@ the hosts, and a Slurm of this machine is not touched. No test asks who runs Slu
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.helpers.hosts import Cluster, Job, hosts
-from tests.helpers.paths import ROOT
+from tests.helpers.jobs import running_mpi
+from tests.helpers.paths import DOCS, ROOT
 
-__all__ = ["CPUS", "Slurm", "slurm"]
+__all__ = ["CPUS", "Slurm", "page_script", "slurm"]
 
 #: Of each node, as Slurm counts them; that many tasks of one CPU fit on it, whatever this machine has.
 CPUS = 4
@@ -49,11 +54,13 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
+# As some sites have it; it must not matter to whoever follows the page.
+KillOnBadExit=1
 ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout={silence_s}
 KillWait=5
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=100000,bf_interval=2
 StateSaveLocation=/tmp/slurmctld
 SlurmdSpoolDir=/tmp/slurmd
 SlurmctldPidFile=/tmp/slurmctld.pid
@@ -86,7 +93,7 @@ class Slurm:
         key, control = folder / "munge.key", cluster.names[-1]
         key.write_bytes(secrets.token_bytes(128))
         lines = [
-            f"NodeName={name} NodeAddr={cluster.address(name)} CPUs={CPUS} State=UNKNOWN"
+            f"NodeName={name} NodeAddr={cluster.address(name)} CPUs={CPUS} Gres=gpu:{CPUS} State=UNKNOWN"
             for name in self.nodes
         ]
         self._conf = folder / "slurm.conf"
@@ -99,6 +106,10 @@ class Slurm:
                 nodes="\n".join(lines),
             )
         )
+        # Slurm counts these as GPUs, and asks nothing else of them.
+        for number in range(CPUS):
+            os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # as /dev/null
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{CPUS - 1}]\n")
         (self.home / "venv" / "bin").mkdir(parents=True)
         activate = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}\n"
         (self.home / "venv" / "bin" / "activate").write_text(activate)
@@ -175,6 +186,10 @@ class Slurm:
             time.sleep(_POLL_S)
         return now
 
+    def rank(self, number: int) -> psutil.Process:
+        """Return the process of a rank of the running step."""
+        return self.cluster.rank(number, "SLURM_PROCID")
+
     def output(self) -> str:
         """Return what the jobs of the home folder have printed."""
         paths = sorted(self.home.glob("*.out"))
@@ -206,6 +221,13 @@ class Slurm:
         return {"SLURM_CONF": str(self._conf), "HOME": str(self.home), **(env or {})}
 
 
+def page_script(name: str) -> str:
+    """Return the job script of docs/clusters.md whose job has this name."""
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "clusters.md").read_text(), re.DOTALL)
+    (script,) = [block for block in blocks if f"#SBATCH --job-name={name}\n" in block]
+    return script
+
+
 @contextlib.contextmanager
 def slurm(shared: Path, *, silence_s: int = 60) -> Iterator[Slurm]:
     """Run Slurm on three nodes for a `with` block; at its end nothing of it is left.
@@ -226,7 +248,9 @@ def slurm(shared: Path, *, silence_s: int = 60) -> Iterator[Slurm]:
 
 
 def _missing() -> str | None:
-    """Return which part of Slurm is not installed; None if all are."""
+    """Return why Slurm cannot start our ranks here; None if it can."""
+    if running_mpi() != "Open MPI":
+        return "Slurm starts ranks by PMIx, which the wheel of MPICH does not know"
     for tool in ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed: {_PACKAGES}"
