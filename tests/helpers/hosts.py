@@ -187,7 +187,7 @@ class Cluster:
             number: its rank.
             variable: where the launcher has written it in the environment.
         """
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 parent = process.parent()
                 if process.environ().get(variable) == str(number) and variable not in parent.environ():
@@ -197,7 +197,7 @@ class Cluster:
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of all ranks that run, on all hosts."""
         found = []
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if _RANK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -231,7 +231,8 @@ class Cluster:
         """Kill everything on a host at once; its network interface goes with it."""
         os.kill(self._first[self.names[number - 1]], signal.SIGKILL)
 
-    def _processes(self) -> Iterator[psutil.Process]:
+    def processes(self) -> Iterator[psutil.Process]:
+        """Go through all processes of all hosts."""
         for first in self._first.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 yield from psutil.Process(first).children(recursive=True)

@@ -112,6 +112,8 @@ class Slurm:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{CPUS - 1}]\n")
         (self.home / "venv" / "bin").mkdir(parents=True)
         activate = f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}\n"
+        # What the hosts need to start ranks without Slurm; mpiexec inside a job asks Slurm.
+        activate += "unset $(compgen -e | grep -E '^(PRTE|OMPI)_MCA_')\n"
         (self.home / "venv" / "bin" / "activate").write_text(activate)
 
     def begin(self) -> None:
@@ -189,6 +191,11 @@ class Slurm:
     def rank(self, number: int) -> psutil.Process:
         """Return the process of a rank of the running step."""
         return self.cluster.rank(number, "SLURM_PROCID")
+
+    def daemons(self) -> list[int]:
+        """Return the processes of munged, slurmctld and slurmd, one of each on a host."""
+        names = {"munged", "slurmctld", "slurmd"}
+        return [process.pid for process in self.cluster.processes() if process.name() in names]
 
     def output(self) -> str:
         """Return what the jobs of the home folder have printed."""

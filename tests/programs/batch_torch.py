@@ -5,6 +5,7 @@ The first start of a job never comes to its end by itself; the later ones are qu
 
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -19,7 +20,7 @@ optimizer = nnlo_torch.Downpour(torch.optim.SGD(model.parameters(), lr=1e-3))
 sampler = nnlo_torch.ShardSampler(data, assignment="dynamic", unit=10)
 loader = torch.utils.data.DataLoader(data, batch_size=10, sampler=sampler)
 checkpoint = nnlo_torch.Checkpoint("run", optimizer)
-with open(f"used{optimizer.rank}", "a") as used:  # noqa: PTH123
+with Path(f"used{optimizer.rank}").open("a") as used:
     for _ in checkpoint.epochs(EPOCHS):
         for inputs, numbers in checkpoint.batches(loader):
             model(inputs).square().mean().backward()
@@ -28,4 +29,5 @@ with open(f"used{optimizer.rank}", "a") as used:  # noqa: PTH123
             print(*numbers.tolist(), file=used, flush=True)
             time.sleep(pause_s)
 optimizer.close()
+Path("finished").touch()
 optimizer.say(f"finished on {optimizer.size} ranks")

@@ -141,3 +141,34 @@ def test_a_training_goes_on_without_a_node_that_fails(tmp_path, node, happens):
         times = used(own.home)  # no checkpoint was there yet, so the epoch began anew
         assert len(times) == SAMPLES
         assert min(times.values()) == EPOCHS
+
+
+def test_a_training_of_mpiexec_goes_on_without_a_dead_worker_and_is_resumed_with_all(tmp_path):
+    with slurm(tmp_path) as own:
+        shutil.copy(PROGRAMS / "batch_torch.py", own.home / "train.py")
+        job = own.submit(page_script("surviving"))
+        await_that(lambda: used(own.home))
+        own.cluster.rank(2).kill()
+        await_that(lambda: "it has died. Workers left: 1" in own.output())
+        own.call("scancel", "--batch", "--signal=USR1", job)
+        ended = own.wait(job, LIMIT_S)
+        text = own.output()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), text
+        assert "finished on 3 ranks" in text
+        assert len(used(own.home)) == SAMPLES
+        assert min(used(own.home).values()) == EPOCHS
+
+
+def test_a_training_of_mpiexec_goes_on_without_a_node_that_fails(tmp_path):
+    with slurm(tmp_path, silence_s=15) as own:
+        shutil.copy(PROGRAMS / "batch_torch.py", own.home / "train.py")
+        job = own.submit(page_script("surviving"), "--nodes=2")
+        await_that(lambda: used(own.home))
+        own.cluster.kill(2)
+        ended = own.wait(job, LIMIT_S)
+        text = own.output()
+        assert ended["JobState"] == "COMPLETED", text
+        assert int(ended["Restarts"]) >= 1, text
+        assert "PRTE has lost communication with a remote daemon" in text
+        assert "finished on 2 ranks" in text
+        assert min(used(own.home).values()) == EPOCHS

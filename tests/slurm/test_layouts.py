@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import subprocess
+import sys
+import textwrap
 
+import psutil
 import pytest
 
+from tests.helpers.jobs import environment
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.slurm import CPUS
 
@@ -44,3 +51,21 @@ def test_each_task_has_a_gpu_of_its_own(batch):
     seen = re.findall(r"task (\d) on (node\d) sees (\d)\n", text)
     assert sorted(task for task, _, _ in seen) == ["0", "1", "2", "3"], text
     assert len({(node, gpu) for _, node, gpu in seen}) == 4, text
+
+
+def test_nothing_is_left_of_a_slurm_whose_tests_were_killed(batch, tmp_path):
+    code = f"""
+        import os, pathlib
+        from tests.helpers.slurm import slurm
+        with slurm(pathlib.Path({str(tmp_path)!r})) as killed:
+            print(*killed.daemons(), flush=True)
+            os.kill(os.getpid(), 9)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    killed = subprocess.run(words, env=environment(None), capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    daemons = [int(word) for word in killed.stdout.split()]
+    assert len(daemons) == 8  # munged on each host, slurmd on the nodes, slurmctld
+    for daemon in daemons:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(daemon).wait(30)
