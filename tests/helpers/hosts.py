@@ -97,7 +97,7 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._leaving.callback(shutil.rmtree, self._folder, ignore_errors=True)
         (self._folder / "own").mkdir()
-        lines = [f"{self._address(name)} {name}" for name in self.names]
+        lines = [f"{self.address(name)} {name}" for name in self.names]
         (self._folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         self._first: dict[str, int] = {}
         self._pipes: dict[str, subprocess.Popen[str]] = {}
@@ -110,7 +110,7 @@ class Cluster:
         apart = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         for name in self.names:
             paths = map(str, [self.shared, self._folder, ROOT, sys.prefix, sys.base_prefix])
-            words = [name, self._address(name), self._folder, *paths]
+            words = [name, self.address(name), self._folder, *paths]
             program = [sys.executable, "-I", "-S", str(_FIRST_PROCESS), *map(str, words)]
             outer = self._held(name, ["unshare", *apart, *program])
             (first,) = psutil.Process(outer).children()
@@ -180,19 +180,24 @@ class Cluster:
             ):
                 yield Job(asked, reader)
 
-    def rank(self, number: int) -> psutil.Process:
-        """Return the process of a rank of the running job."""
-        for process in self._processes():
+    def rank(self, number: int, variable: str = _RANK) -> psutil.Process:
+        """Return the process of a rank of the running job.
+
+        Args:
+            number: its rank.
+            variable: where the launcher has written it in the environment.
+        """
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 parent = process.parent()
-                if process.environ().get(_RANK) == str(number) and _RANK not in parent.environ():
+                if process.environ().get(variable) == str(number) and variable not in parent.environ():
                     return process
         raise ProcessLookupError(f"no process is rank {number}")
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of all ranks that run, on all hosts."""
         found = []
-        for process in self._processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if _RANK in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -226,7 +231,8 @@ class Cluster:
         """Kill everything on a host at once; its network interface goes with it."""
         os.kill(self._first[self.names[number - 1]], signal.SIGKILL)
 
-    def _processes(self) -> Iterator[psutil.Process]:
+    def processes(self) -> Iterator[psutil.Process]:
+        """Go through all processes of all hosts."""
         for first in self._first.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 yield from psutil.Process(first).children(recursive=True)
@@ -265,7 +271,8 @@ class Cluster:
         _run(f"nsenter --net=/proc/{self._switch}/ns/net {words}")
 
     @staticmethod
-    def _address(name: str) -> str:
+    def address(name: str) -> str:
+        """Return the address of a host; all hosts know each other by their names, too."""
         return f"10.77.0.{name.removeprefix('node')}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 
 import pytest
@@ -21,6 +22,7 @@ from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
 from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.search.messages._search_messages import Done, End, Halt, ParameterRequest, Start
+from tests.helpers.paths import DOCS
 from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -160,3 +162,11 @@ def test_what_is_no_time_is_refused(until, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     with pytest.raises(ConfigurationError, match=f"until={until!r}"):
         optimize(optuna.create_study(), lambda trial: 0.0, n_trials=1, until=until)
+
+
+def test_a_job_of_slurm_that_was_not_told_its_end_is_told_how_to_learn_it(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        end_of("slurm", 0.0)
+    (line,) = re.findall(r"`(export .*)` into the job script", str(caught.value))
+    assert f"```bash\n{line}\n```" in (DOCS / "clusters.md").read_text()

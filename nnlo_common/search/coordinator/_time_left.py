@@ -17,6 +17,9 @@ __all__ = ["TimeLeft", "end_of"]
 
 # Time for the ranks and the launcher to exit before Slurm kills them.
 _SLURMS_MARGIN_S = 60.0
+_TELL_THE_END = (
+    'export SLURM_JOB_END_TIME=$(date -d "$(squeue --noheader --jobs=$SLURM_JOB_ID --format=%e)" +%s)'
+)
 
 
 class TimeLeft:
@@ -88,8 +91,8 @@ def end_of(
         said = environment.get("SLURM_JOB_END_TIME", "")
         if not said.isdecimal():
             raise ConfigurationError(
-                f"until='slurm': SLURM_JOB_END_TIME is {said!r}, not a time; Slurm sets it in its jobs "
-                "(since version 22.05). Elsewhere give seconds or a datetime"
+                f"until='slurm': SLURM_JOB_END_TIME is {said!r}, not a time. Slurm 22.05 does not set it: "
+                f"put `{_TELL_THE_END}` into the job script before srun. Elsewhere give seconds or a datetime"
             )
         return int(said) - _SLURMS_MARGIN_S
     if isinstance(until, int | float) and not isinstance(until, bool) and until > 0:
