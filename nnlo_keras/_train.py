@@ -81,7 +81,7 @@ class KerasTrainer(Trainer):
         ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **ranks, **settings.algorithm)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        self._open(H5Sequence, {"servers": settings.servers}, {"shuffle": False, "shard": False})
+        self._open(H5Sequence, ranks, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)

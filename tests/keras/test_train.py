@@ -181,3 +181,21 @@ def test_the_example_trains_on_three_ranks(monkeypatch):
     assert center["val_loss"][-1] < center["val_loss"][0]
     assert len(told("runs/cifar10-1")["workers"]) == 2
     assert Path("runs/cifar10-1/model.keras").is_file()
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+@keras_warns
+@pytest.mark.parametrize(("ranks", "words"), [(2, ["--servers", "0"]), (3, ["--group-size", "2"])])
+def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, words):
+    import keras
+
+    data = ["--train", "?.h5", "--val", "val.h5", "--epochs", "3", *ADAM]
+    done = started(*keras_net, *data, "--batch", "70", *words, "--run", "r", ranks=ranks, framework="keras")
+    assert done.returncode == 0, done.stderr
+    assert main(["train", *keras_net, *data, "--batch", "140", "--run", "alone"]) == 0
+    center, alone = (keras.models.load_model(f"{run}/model.keras").get_weights() for run in ("r", "alone"))
+    for ours, theirs in zip(center, alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert told("r")["center"]["val_loss"] == pytest.approx(told("alone")["center"]["val_loss"], abs=1e-5)
