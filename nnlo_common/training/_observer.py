@@ -42,10 +42,10 @@ class _Waits:
         if name not in _WAITING:
             return found
 
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             began_s = time.perf_counter()
             try:
-                return found(*args)
+                return found(*args, **options)
             finally:
                 self._sum_s[0] += time.perf_counter() - began_s
 

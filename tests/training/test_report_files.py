@@ -48,7 +48,7 @@ def test_an_observed_part_does_what_it_did_and_tells_how_long_it_waited():
         return 2 * weight
 
     part = SimpleNamespace(
-        _endpoint=SimpleNamespace(receive=lambda timeout_s: time.sleep(0.01)), step=step, due=True
+        _endpoint=SimpleNamespace(receive=lambda timeout_s=None: time.sleep(0.01)), step=step, due=True
     )
     told = []
     observed = Observed(part, lambda *what: told.append(what))
