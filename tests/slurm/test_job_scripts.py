@@ -7,7 +7,6 @@ import shutil
 import time
 from collections import Counter
 
-import h5py
 import numpy as np
 import pytest
 
@@ -67,6 +66,7 @@ def prepare_search(home, names):
     (home / "net.py").write_text(NET)
     for name in names:
         (home / name).write_text(OPTIONS)
+    h5py = pytest.importorskip("h5py")
     with h5py.File(home / "train.h5", "w") as file:
         file["features"] = np.random.default_rng(1).normal(size=(120, 3)).astype("f4")
         file["labels"] = file["features"][:, :1]

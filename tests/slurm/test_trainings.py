@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import h5py
 import numpy as np
 import pytest
 
@@ -58,6 +57,7 @@ def test_without_pmix_each_rank_is_alone_and_is_refused(batch):
 @pytest.fixture
 def given(batch):
     """A network of PyTorch, and a file to train it with, in the home folder."""
+    h5py = pytest.importorskip("h5py")
     with h5py.File(batch.home / "train.h5", "w") as file:
         file["features"] = np.random.default_rng(1).normal(size=(120, 3)).astype("f4")
         file["labels"] = file["features"][:, :1]
