@@ -117,7 +117,8 @@ class JointTraining:
 
     @trained.setter
     def trained(self, trained: bool) -> None:
-        (self.beginning.set if trained else self.beginning.clear)()
+        if trained != self.beginning.is_set():  # set in each step
+            (self.beginning.set if trained else self.beginning.clear)()
 
     @property
     def over(self) -> bool:

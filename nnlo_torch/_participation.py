@@ -83,7 +83,8 @@ class Participation:
     @property
     def serves(self) -> bool:
         """Whether this rank serves the centre instead of training."""
-        return self._team is not None and self._team.serves
+        team = self._joint.team
+        return team is not None and team.serves
 
     @property
     def share(self) -> tuple[int, int]:

@@ -386,8 +386,10 @@ class MPIEndpoint:
         """Wait for the previous send from this buffer, then return it."""
         frame = holding or self._channels[peer, message.shard].staged()
         if (leaving := self._leaving.pop(id(frame), None)) is not None:
-            with self._noting_deaths():
+            try:  # without the context manager, which takes 5 us of an exchange's 25
                 leaving.Wait()
+            except MPI.Exception as error:
+                self._note_deaths(error)
         if holding is None and message.vector is not None:
             np.copyto(frame.vector[: message.vector.size], message.vector)
         return frame
