@@ -90,6 +90,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def _wrap(
         self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
     ) -> None:
+        self._refuse_unknown(common, Wrapper.__init__)
         Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
         if self.local_optimizer is not None:
             del own["local"]  # `get_config` serializes it

@@ -140,6 +140,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: Any = None,
         **common: Any,
     ) -> None:
+        self._refuse_unknown(common, Wrapper.__init__)
         refuse(optimizer, type(self).__name__)
         rate, moves = local_of(local, optimizer, type(self).__name__)
         if rate:

@@ -6,6 +6,9 @@ literals, for editors and type checkers; a test compares them with those of the 
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from nnlo_common.algorithms._agn import AGN
@@ -55,6 +58,22 @@ class WrapperBase:
             common: options that all wrappers of the framework take.
         """
         raise NotImplementedError
+
+    def _refuse_unknown(self, names: Iterable[str], taken_by: Callable[..., None]) -> None:
+        """Refuse misspelt options as Python does, but name the nearest.
+
+        Args:
+            names: the options that are not the algorithm's.
+            taken_by: the constructor of the framework's `Wrapper`, which takes them.
+        """
+        common = _keywords(taken_by)
+        unknown = next((name for name in names if name not in common), None)
+        if unknown is None:
+            return
+        possible = sorted({*_keywords(type(self).__init__), *common})
+        near = difflib.get_close_matches(unknown, possible, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(possible)}"
+        raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown!r}; {advice}")
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
         """Return the momentum of a plain momentum SGD; refuse any other optimizer."""
@@ -309,3 +328,8 @@ class DiLoCoMixin(WrapperBase, Generic[Optimizer]):
         own: dict[str, Any] = {"every": every, "outer_learning_rate": outer_learning_rate}
         own |= {"outer_momentum": outer_momentum, "lag": lag}
         self._wrap(optimizer, DiLoCo(**own), own, **options)
+
+
+def _keywords(constructor: Callable[..., None]) -> list[str]:
+    parameters = inspect.signature(constructor).parameters.values()
+    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]

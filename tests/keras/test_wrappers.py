@@ -213,3 +213,30 @@ def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused
     distribute._refuse_to_wait_at_start(nk.Downpour(momentum()).algorithm)
     with pytest.raises(ConfigurationError, match=r"Broadcast\(\) needs all ranks .* warm_start=3 lets one"):
         distribute._refuse_to_wait_at_start(nk.Downpour(momentum(), warm_start=3).algorithm)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice"),
+    [
+        ("evry", "did you mean 'every'?"),
+        ("bta", "did you mean 'beta'?"),
+        ("server", "did you mean 'servers'?"),
+        ("groupsize", "did you mean 'group_size'?"),
+        ("zzz", "its options are alpha, beta, "),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
+    with pytest.raises(TypeError) as caught:
+        nk.EASGD(momentum(), **{wrong: 2})
+    assert str(caught.value).startswith(f"EASGD() got an unexpected keyword argument {wrong!r}; {advice}")
+
+
+def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
+    class Louder(nk.EASGD):
+        def __init__(self, optimizer, *, volume, **options):
+            super().__init__(optimizer, **options)
+            self.volume = volume
+
+    assert Louder(momentum(), volume=3, every=2).volume == 3
+    with pytest.raises(TypeError, match=r"Louder\(\) got .* 'volum'; did you mean 'volume'?"):
+        Louder(momentum(), volume=3, volum=2)

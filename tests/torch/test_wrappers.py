@@ -574,3 +574,30 @@ def test_a_sampler_with_a_random_state_of_its_own_is_refused_on_several_ranks():
         pytest.raises(ConfigurationError, match="RandomSampler has a generator of its own"),
     ):
         cluster.run(program, timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice"),
+    [
+        ("evry", "did you mean 'every'?"),
+        ("bta", "did you mean 'beta'?"),
+        ("server", "did you mean 'servers'?"),
+        ("groupsize", "did you mean 'group_size'?"),
+        ("zzz", "its options are alpha, beta, "),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
+    with pytest.raises(TypeError) as caught:
+        nt.EASGD(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), **{wrong: 2})
+    assert str(caught.value).startswith(f"EASGD() got an unexpected keyword argument {wrong!r}; {advice}")
+
+
+def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
+    class Louder(nt.EASGD):
+        def __init__(self, optimizer, *, volume, **options):
+            super().__init__(optimizer, **options)
+            self.volume = volume
+
+    assert Louder(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), volume=3, every=2).volume == 3
+    with pytest.raises(TypeError, match=r"Louder\(\) got .* 'volum'; did you mean 'volume'?"):
+        Louder(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), volume=3, volum=2)
