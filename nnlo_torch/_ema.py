@@ -9,7 +9,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Session
+from nnlo_common.plugin import Session, speaks
 from nnlo_torch._joint import AveragedWeights
 from nnlo_torch._wrapper import Wrapper
 
@@ -64,8 +64,7 @@ class EMA(AveragedModel, AveragedWeights):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the averaged model."""
         training = self._training()
-        team = None if training is None else training._team
-        trains = team is not None and team.member.servers > 0 and not team.serves
+        trains = training is not None and training._has_center and not speaks(training.role)
         if training is not None and trains and self._epoch != training._epochs_begun:
             raise ConfigurationError(
                 f"rank {training.rank} trains, but the server keeps the averages; use them on all ranks in "

@@ -219,7 +219,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:
             changes.keep(joint.epochs_begun)
-        if not team.member.servers:
+        if not self._has_center:
             self._run(self._after_commit)
         return loss
 
@@ -236,10 +236,15 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         )
 
     @property
+    def _has_center(self) -> bool:
+        """Whether there is a centre on servers."""
+        team = self._joint.team
+        return team is not None and team.member.servers > 0
+
+    @property
     def _steps_here(self) -> bool:
         """Whether your optimizer steps on this rank unless it serves."""
-        team = self._joint.team
-        return team is None or not team.member.servers or self.algorithm.optimizer_runs == "worker"
+        return not self._has_center or self.algorithm.optimizer_runs == "worker"
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes leave the gradients of a group's ranks apart.

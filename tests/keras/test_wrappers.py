@@ -18,6 +18,7 @@ import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.keras_cases import equal  # noqa: E402
+from tests.helpers.misspelt_options import MISSPELT, assert_answered, assert_subclass_has_options_of_its_own  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -215,28 +216,10 @@ def test_a_warm_start_and_a_callback_that_waits_for_all_at_the_start_are_refused
         distribute._refuse_to_wait_at_start(nk.Downpour(momentum(), warm_start=3).algorithm)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "advice"),
-    [
-        ("evry", "did you mean 'every'?"),
-        ("bta", "did you mean 'beta'?"),
-        ("server", "did you mean 'servers'?"),
-        ("groupsize", "did you mean 'group_size'?"),
-        ("zzz", "its options are alpha, beta, "),
-    ],
-)
+@MISSPELT
 def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
-    with pytest.raises(TypeError) as caught:
-        nk.EASGD(momentum(), **{wrong: 2})
-    assert str(caught.value).startswith(f"EASGD() got an unexpected keyword argument {wrong!r}; {advice}")
+    assert_answered(nk.EASGD, momentum(), wrong, advice)
 
 
 def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
-    class Louder(nk.EASGD):
-        def __init__(self, optimizer, *, volume, **options):
-            super().__init__(optimizer, **options)
-            self.volume = volume
-
-    assert Louder(momentum(), volume=3, every=2).volume == 3
-    with pytest.raises(TypeError, match=r"Louder\(\) got .* 'volum'; did you mean 'volume'?"):
-        Louder(momentum(), volume=3, volum=2)
+    assert_subclass_has_options_of_its_own(nk.EASGD, momentum())

@@ -13,6 +13,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
 from tests.helpers.frameworks import since
 from tests.helpers.jobs import mpiexec
+from tests.helpers.misspelt_options import MISSPELT, assert_answered, assert_subclass_has_options_of_its_own
 from tests.helpers.paths import EXAMPLES, PROGRAMS
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -576,28 +577,10 @@ def test_a_sampler_with_a_random_state_of_its_own_is_refused_on_several_ranks():
         cluster.run(program, timeout_s=30)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "advice"),
-    [
-        ("evry", "did you mean 'every'?"),
-        ("bta", "did you mean 'beta'?"),
-        ("server", "did you mean 'servers'?"),
-        ("groupsize", "did you mean 'group_size'?"),
-        ("zzz", "its options are alpha, beta, "),
-    ],
-)
+@MISSPELT
 def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
-    with pytest.raises(TypeError) as caught:
-        nt.EASGD(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), **{wrong: 2})
-    assert str(caught.value).startswith(f"EASGD() got an unexpected keyword argument {wrong!r}; {advice}")
+    assert_answered(nt.EASGD, torch.optim.SGD(cases.model_of().parameters(), lr=0.1), wrong, advice)
 
 
 def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
-    class Louder(nt.EASGD):
-        def __init__(self, optimizer, *, volume, **options):
-            super().__init__(optimizer, **options)
-            self.volume = volume
-
-    assert Louder(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), volume=3, every=2).volume == 3
-    with pytest.raises(TypeError, match=r"Louder\(\) got .* 'volum'; did you mean 'volume'?"):
-        Louder(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), volume=3, volum=2)
+    assert_subclass_has_options_of_its_own(nt.EASGD, torch.optim.SGD(cases.model_of().parameters(), lr=0.1))
