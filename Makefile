@@ -38,10 +38,10 @@ pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
 # Programs of tests begin with their framework imported, in a third of the time; `make test-all` starts them as
 # users do.
 warm           = NNLO_TEST_STARTS=warm
-# Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec two at a
-# time, each worker its own half of the files, so that tests which look at one job stay together.
+# Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec
+# each worker has its own part of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
-jobs           = --numprocesses 2 --dist worksteal
+jobs           = --numprocesses 3 --dist worksteal
 strike         = $(test_env) $(framework_env)
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest
