@@ -34,6 +34,12 @@ class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):
     """Synchronous SGD: your optimizer steps the centre with the mean gradient of each step.
 
     See `nnlo_common.Synchronous`. p workers with batches of B are one process with batches of p B.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Synchronous(torch.optim.SGD(model.parameters(), lr=0.1), backup=1)
+        >>> optimizer.algorithm.backup  # with 4 workers each step waits for the first 3
+        1
     """
 
 
@@ -41,6 +47,12 @@ class EASGD(mixins.EASGDMixin[torch.optim.Optimizer], Wrapper):
     """Elastic averaging: your optimizer runs on each worker; each exchange pulls worker and centre together.
 
     See `nnlo_common.EASGD` for the equations and the stability of each order.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = EASGD(torch.optim.SGD(model.parameters(), lr=0.05), every=10, beta=0.9)
+        >>> optimizer.algorithm.every  # steps of a worker between two exchanges
+        10
     """
 
 
@@ -50,6 +62,13 @@ class EAMSGD(mixins.EAMSGDMixin[torch.optim.Optimizer], Wrapper):
     See `nnlo_common.EAMSGD`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the
     learning rates and the momentum of the equations. Between steps the model holds the look-ahead point,
     where the next gradient is taken; at the end of the training, the worker's weights.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+        >>> optimizer = EAMSGD(inner, every=10)
+        >>> optimizer.algorithm.every
+        10
     """
 
     def _change_gradient(self) -> None:
@@ -61,6 +80,12 @@ class GEM(mixins.GEMMixin[torch.optim.Optimizer], Wrapper):
 
     See `nnlo_common.GEM`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the learning
     rates and the momentum of that SGD.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = GEM(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), kappa=2.0)
+        >>> optimizer.algorithm.kappa  # the workers together may have twice the energy of that SGD
+        2.0
     """
 
     def _change_gradient(self) -> None:
@@ -71,6 +96,12 @@ class AGN(mixins.AGNMixin[torch.optim.Optimizer], Wrapper):
     """Accumulated gradient normalization: explore with plain SGD, push the mean of its gradients.
 
     See `nnlo_common.AGN`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = AGN(torch.optim.Adam(model.parameters(), lr=1e-3), every=15)
+        >>> optimizer.algorithm.every  # gradients in each mean
+        15
     """
 
     def _wrap(
@@ -88,6 +119,12 @@ class DynSGD(mixins.DynSGDMixin[torch.optim.Optimizer], Wrapper):
     """Staleness-aware SGD: your optimizer steps the centre; staler gradients are scaled down more.
 
     See `nnlo_common.DynSGD`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = DynSGD(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> optimizer.param_groups[0]["lr"]  # a gradient with one stale commit moves the centre with half of it
+        0.1
     """
 
 
@@ -95,6 +132,12 @@ class LocalSGD(mixins.LocalSGDMixin[torch.optim.Optimizer], Wrapper):
     """Local SGD: your optimizer runs on each worker; after each round all take the mean of their weights.
 
     See `nnlo_common.LocalSGD`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=8, warmup=100)
+        >>> optimizer.algorithm.every, optimizer.algorithm.warmup  # the first 100 steps are each averaged
+        (8, 100)
     """
 
 
@@ -102,4 +145,10 @@ class DiLoCo(mixins.DiLoCoMixin[torch.optim.Optimizer], Wrapper):
     """DiLoCo: your optimizer makes local rounds; their mean displacement drives an outer Nesterov SGD.
 
     See `nnlo_common.DiLoCo`.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = DiLoCo(torch.optim.AdamW(model.parameters(), lr=1e-3), every=50)
+        >>> optimizer.algorithm.outer_learning_rate, optimizer.algorithm.outer_momentum
+        (0.7, 0.9)
     """

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.commands._nnlo_words import in_our_words, value_in_our_words
 from nnlo_common.commands.train._job import first_of_job
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
 from nnlo_common.commands.train._option_files import read_config
@@ -98,6 +99,9 @@ def given_by(
     """
     if unknown:
         _refuse(unknown, options, command)
+    if spelled := value_in_our_words(flags):
+        name, words = spelled
+        raise ConfigurationError(f"{options[name].flag} {flags[name]!r} is NNLO's spelling; write {words}")
     given = {name: Given(value) for name, value in flags.items()}
     config = given.pop("config", None)
     if config is None:
@@ -134,5 +138,7 @@ def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str)
             f"{word!r} belongs to no option; see nnlo {command} --help (quote a pattern of files, so that "
             "the shell passes it as one word, or put the files after --train)"
         )
+    if words := in_our_words(word):
+        raise ConfigurationError(f"{word} is an option of NNLO; here {words} (see nnlo {command} --help)")
     flags = ["--config", *(option.flag for option in options.values())]
     raise ConfigurationError(f"there is no option {word}{nearest(word, flags)} (see nnlo {command} --help)")
