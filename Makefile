@@ -6,6 +6,7 @@
 #   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
 #   .venv-mpich  MPICH and the test tools; for `make strikes` the frameworks, too
 #   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
+#   .venv-docs   what builds the documentation site
 #   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
 #   .venv-oldest-clients the oldest versions of those packages, on the PyTorch of the development
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
@@ -51,7 +52,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench docs check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -115,7 +116,12 @@ bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and train
 		KERAS_BACKEND=$$backend .venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/overhead_keras.py || exit; \
 	done
 
-check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the repository
+docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a broken link or name is an error
+	$(say) 'mkdocs build --strict'
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo 'open build/site/index.html'
+
+check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the rules of the repository
 	$(say) 'ruff check'
 	@.venv/bin/ruff check
 	$(say) 'ruff format --check'
@@ -128,11 +134,11 @@ check: .venv/stamp-dev ## lint, format, types, spelling, and the rules of the re
 	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-mpich .venv-clients .venv-oldest .venv-oldest-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-docs .venv-clients .venv-oldest .venv-oldest-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
-.venv/stamp-created .venv-mpich/stamp-created .venv-clients/stamp-created \
+.venv/stamp-created .venv-mpich/stamp-created .venv-docs/stamp-created .venv-clients/stamp-created \
 .venv-oldest/stamp-created .venv-oldest-clients/stamp-created:
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
@@ -160,6 +166,11 @@ clean: ## remove the environments and every cache
 .venv-mpich/stamp-frameworks: .venv-mpich/stamp-test
 	$(say) '.venv-mpich: installing PyTorch and Keras'
 	@$(call pip,.venv-mpich) --editable '.[mpich,torch,keras,hdf5,test]' '$(TORCH)'
+	@touch $@
+
+.venv-docs/stamp-docs: pyproject.toml | .venv-docs/stamp-created
+	$(say) '.venv-docs: installing what builds the site'
+	@$(call pip,.venv-docs) --editable '.[docs]'
 	@touch $@
 
 .venv-clients/stamp-test: pyproject.toml | .venv-clients/stamp-created

@@ -61,6 +61,17 @@ class Distribute(keras.callbacks.Callback):
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Example:
+        >>> import numpy as np
+        >>> import nnlo_keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(optimizer=nnlo_keras.Downpour(keras.optimizers.SGD(0.1)), loss="mse")
+        >>> distribute = Distribute()
+        >>> x = np.ones((4, 1), "f4")
+        >>> history = model.fit(x, x, batch_size=2, epochs=1, callbacks=[distribute], verbose=0)
+        >>> distribute.role
+        'alone'
     """
 
     drives_training = True

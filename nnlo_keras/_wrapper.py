@@ -57,6 +57,12 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
             None: 1, or all ranks with servers=0.
         name: as for any optimizer.
+
+    Example:
+        >>> import nnlo_keras
+        >>> optimizer = nnlo_keras.EASGD(keras.optimizers.SGD(0.1))
+        >>> isinstance(optimizer, Wrapper), isinstance(optimizer, keras.optimizers.Optimizer)
+        (True, True)
     """
 
     def __init__(

@@ -65,6 +65,13 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Example:
+        >>> import nnlo_torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = nnlo_torch.EASGD(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> isinstance(optimizer, Wrapper), isinstance(optimizer, torch.optim.Optimizer)
+        (True, True)
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = False

@@ -123,7 +123,7 @@ class DynSGD(mixins.DynSGDMixin[torch.optim.Optimizer], Wrapper):
     Example:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = DynSGD(torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> optimizer.param_groups[0]["lr"]  # a gradient with one stale commit moves the centre with half of it
+        >>> optimizer.param_groups[0]["lr"]  # after one stale commit: half of it
         0.1
     """
 

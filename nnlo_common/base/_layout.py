@@ -26,7 +26,12 @@ _LINE = 16  # float32 numbers in a cache line
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The place of one array in the vector; a tied array has the place of the array it is tied to."""
+    """The place of one array in the vector; a tied array has the place of the array it is tied to.
+
+    Example:
+        >>> Segment(name="bias", shape=(3,), dtype="float32", offset=6, size=3).place
+        slice(6, 9, None)
+    """
 
     name: str
     shape: tuple[int, ...]

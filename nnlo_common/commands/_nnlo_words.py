@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 __all__ = ["NNLO_FLAGS", "in_our_words", "value_in_our_words"]
 
-#: Flags of NNLO's TrainingDriver.py and OptimizationDriver.py that mean something else here, or have another name.
+#: Flags of NNLO's TrainingDriver.py and OptimizationDriver.py that do not exist here by the same name.
 NNLO_FLAGS = {
     "--n-masters": "write --servers N",
     "--n-processes": "write --group-size N; the ranks of a group now get different samples",

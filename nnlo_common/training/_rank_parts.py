@@ -31,6 +31,11 @@ class TrainingReport:
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
             the workers' weights: samples, unless they were set.
         lost: on servers, one line for each dead rank: rank, host, its last message, and the time of death.
+
+    Example:
+        >>> report = TrainingReport(steps=40, samples=800, exchanges=8)
+        >>> report.samples // report.steps  # the mean size of a batch
+        20
     """
 
     steps: int = 0

@@ -22,7 +22,7 @@ class Net(torch.nn.Module):
 
     def __init__(self, dtype=torch.bfloat16):
         super().__init__()
-        # Without an offset of its own: before the norm its gradient is rounding alone, which Adam would magnify.
+        # No bias: before the norm its gradient is rounding alone, which Adam would magnify.
         self.first = torch.nn.Linear(5, 8, bias=False)
         self.norm = torch.nn.BatchNorm1d(8)
         self.offset = torch.nn.Parameter(torch.zeros(8, dtype=dtype))

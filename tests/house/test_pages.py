@@ -1,0 +1,121 @@
+"""Code and links of the README and docs/: each block runs as it stands, each link has an end."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.helpers.jobs import alone, mpiexec
+from tests.helpers.paths import DOCS, ROOT
+
+PAGES = ["README.md", *sorted(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
+#: Pages whose blocks are one program; every other block is a program of its own.
+JOINED = {"docs/optimisation.md"}
+#: The block that makes the files for the others of its page, run once.
+MAKES_FILES = {("docs/data.md", 0)}
+#: Pages of searches: a coordinator, and a block of three ranks.
+RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4}
+#: Pages that other tests run on one process.
+ELSEWHERE = {
+    "README.md": "tests/house/test_readme.py",
+    "docs/clients.md": "tests/clients/test_docs.py",
+    "docs/data.md": "tests/house/test_readme.py",
+    "docs/keras_tuner.md": "tests/house/test_readme.py",
+    "docs/optimisation.md": "tests/search/test_mpi_search.py",
+    "docs/pytorch.md": "tests/house/test_readme.py",
+}
+OTHER_PACKAGES = "docs/clients.md"  # which tests/clients run on three ranks, too
+
+
+def blocks_of(page):
+    """The programs of a page, by their numbers."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return dict(enumerate(["\n".join(blocks)] if page in JOINED and blocks else blocks))
+
+
+PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
+ALONE = [program for program in PROGRAMS if program[0] not in ELSEWHERE]
+#: What one meets first runs on three ranks in every run of the tests; the others in `make test-all`.
+SOON = {"docs/start.md", "docs/coming_from.md"}
+
+
+def written(page, number, folder):
+    program = folder / f"block{number}.py"
+    program.write_text(blocks_of(page)[number])
+    return program
+
+
+def environment(text):
+    """Keras on torch if nothing else is asked for; skips a block that needs a missing framework."""
+    for package, framework in (("torch", "torch"), ("nnlo_torch", "torch"), ("keras", "keras")):
+        if re.search(rf"^import {package}\b", text, re.MULTILINE):
+            pytest.importorskip(framework, reason="the environment for MPICH has no frameworks")
+    return {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "number"), ALONE)
+def test_a_block_runs_in_one_process(page, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = written(page, number, tmp_path)
+    done = alone(program, timeout_s=100, env=environment(program.read_text()))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [
+        pytest.param(*program, marks=() if program[0] in SOON else pytest.mark.extended)
+        for program in PROGRAMS
+        if program not in MAKES_FILES
+    ],
+)
+def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for one in MAKES_FILES:
+        if one[0] == page:
+            assert alone(written(*one, tmp_path), timeout_s=60).returncode == 0
+    program = written(page, number, tmp_path)
+    done = mpiexec(RANKS.get(page, 3), program, timeout_s=200, env=environment(program.read_text()))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_a_page_that_is_run_elsewhere_is_named_there(page):
+    assert page.rpartition("/")[2] in (ROOT / ELSEWHERE[page]).read_text()
+
+
+# Links.
+
+
+def anchors_of(page):
+    """The anchors of the headings, as the site and code hosts make them."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def broken(page, text):
+    """The links of a text that lead nowhere, if it stands in the place of the page."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        end = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if not end.exists() or (anchor and anchor not in anchors_of(end.relative_to(ROOT))):
+            yield target
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "examples/README.md", "CHANGELOG.md"])
+def test_links_have_an_end(page):
+    assert not list(broken(page, (ROOT / page).read_text()))
+
+
+def test_a_broken_link_is_seen():
+    text = "[a](start.md) [b](nowhere.md) [c](start.md#train) [d](start.md#nothing) `[e](no.md)`"
+    assert list(broken("docs/index.md", text)) == ["nowhere.md", "start.md#nothing"]
