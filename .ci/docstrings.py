@@ -12,7 +12,7 @@ from latex2mathml.converter import convert
 class ReadableDocstrings(griffe.Extension):
     """Rewrites docstrings as they are loaded, so that browsers show them without any script."""
 
-    def on_instance(self, *, obj: griffe.Object | griffe.Alias, **kwargs: Any) -> None:
+    def on_instance(self, *, obj: griffe.Object | griffe.Alias, **_others: Any) -> None:
         """Rewrite one docstring."""
         if obj.docstring is not None:
             # griffe takes only the plural for a section of code.
@@ -20,4 +20,5 @@ class ReadableDocstrings(griffe.Extension):
             obj.docstring.value = re.sub(r":math:`([^`]+)`", self._mathml, text)
 
     def _mathml(self, found: re.Match[str]) -> str:
-        return convert(re.sub(r"\s+", " ", found[1]))
+        # The span keeps an equation at the start of a line within its paragraph.
+        return f"<span>{convert(' '.join(found[1].split()))}</span>"
