@@ -69,3 +69,8 @@ def __getattr__(name: str) -> Any:
             raise
         raise MissingExtraError(name, package, "tune") from None
     return MPITuner
+
+
+def __dir__() -> list[str]:
+    """List what is public, with MPITuner, and not what this module imports for itself."""
+    return sorted([*__all__, "MPITuner"])

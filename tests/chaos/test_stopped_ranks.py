@@ -14,8 +14,8 @@ from tests.helpers.paths import PROGRAMS
 
 pytestmark = [pytest.mark.mpi, pytest.mark.extended]
 NAMES = {
-    0: r"nnlo: rank 0 on \S+, a server, has not answered for 5\.\d s \(a step\); longer than usual",
-    1: r"nnlo: rank 1 on \S+, last heard [5-9]\.\d s ago: EXCHANGE after step \d+; longer than usual",
+    0: r"nnlo: rank 0 on \S+, a server, has not answered for \d+\.\d s \(a step\); longer than usual",
+    1: r"nnlo: rank 1 on \S+, last heard \d+\.\d s ago: EXCHANGE after step \d+; longer than usual",
 }
 
 
@@ -46,7 +46,7 @@ def test_a_stopped_rank_is_named_and_goes_on_when_it_is_woken(rank, tmp_path):
         time.sleep(20)
         assert len(re.findall(NAMES[rank], process.complaints())) == 1, process.complaints()
         os.kill(pid, signal.SIGCONT)
-        wait_for(process, rf"nnlo: rank {rank} on \S+ is back after (19|20|21)\.\d s")
+        wait_for(process, rf"nnlo: rank {rank} on \S+ is back after \d+\.\d s")
         (tmp_path / "end").touch()
         assert process.stdout.read().count("done") == 3
         assert process.wait(30) == 0

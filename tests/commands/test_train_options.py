@@ -480,6 +480,27 @@ def test_a_folder_that_is_there_is_refused():
         claim(settings(run="a.h5/r"), "net", "")
 
 
+def test_more_epochs_continue_a_complete_training():
+    ours = settings(run="r", checkpoint=1)
+    folder, _ = claim(ours, "net", "a = 1\nepochs = 2\n")
+    assert claim(ours, "net", "a = 1\nepochs = 3\n") == (folder, True), "it was interrupted"
+    write_json(folder / "history.json", {})
+    with pytest.raises(
+        ConfigurationError, match="a complete training of --epochs 3; to continue it, give more"
+    ):
+        claim(ours, "net", "a = 1\nepochs = 3\n")
+    with pytest.raises(
+        ConfigurationError, match=r"--epochs 2: --run .* was begun with 3; give at least as many"
+    ):
+        claim(ours, "net", "a = 1\nepochs = 2\n")
+    with pytest.raises(ConfigurationError, match="only there is 'a = 1'"):
+        claim(ours, "net", "a = 2\nepochs = 5\n")
+    assert (folder / "history.json").exists()
+    assert claim(ours, "net", "a = 1\nepochs = 5\n") == (folder, True)
+    assert not (folder / "history.json").exists()
+    assert (folder / "config.toml").read_text() == "a = 1\nepochs = 5\n"
+
+
 def test_with_checkpoints_the_same_training_goes_on():
     ours = settings(run="r", checkpoint=1)
     folder, resumes = claim(ours, "net", "a = 1\nb = 2\n")

@@ -87,6 +87,29 @@ def test_keras_files_train(name):
 @pytest.mark.framework("keras")
 @pytest.mark.slow
 @keras_warns
+def test_the_epochs_of_a_finished_keras_training_can_be_raised(capsys):
+    words = [*keras_net, *ADAM]
+    assert train(*words, "--epochs", "4", "--run", "whole") == 0
+    assert train(*words, "--epochs", "2", "--run", "r", "--checkpoint") == 0
+    assert train(*words, "--epochs", "4", "--run", "r", "--checkpoint") == 0
+    assert told("r") == told("whole")
+    assert train(*words, "--epochs", "3", "--run", "r", "--checkpoint") == 2
+    assert "--epochs 3: --run" in capsys.readouterr().err
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_loss_by_the_name_of_torch_is_answered_with_that_of_keras(capsys):
+    words = ["cross_entropy" if word == "sparse_categorical_crossentropy" else word for word in keras_net]
+    assert "cross_entropy" in words
+    assert train(*words, *ADAM) == 2
+    assert "; Keras calls it categorical_crossentropy, or sparse_" in capsys.readouterr().err
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
 def test_a_keras_training_goes_on_from_its_checkpoint(monkeypatch):
     import keras
 

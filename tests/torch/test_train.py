@@ -125,6 +125,35 @@ def test_a_torch_training_goes_on_from_its_checkpoint(capsys):
     assert "has a complete training" in capsys.readouterr().err
 
 
+def weights_of(folder):
+    import torch
+
+    return {name: one.tolist() for name, one in torch.load(f"{folder}/weights.pt", weights_only=True).items()}
+
+
+@pytest.mark.framework("torch")
+def test_the_epochs_of_a_finished_torch_training_can_be_raised(capsys):
+    words = [*torch_net, *ADAM, "--seed", "3"]
+    assert train(*words, "--epochs", "5", "--run", "whole") == 0
+    assert train(*words, "--epochs", "2", "--run", "r", "--checkpoint") == 0
+    assert train(*words, "--epochs", "5", "--run", "r", "--checkpoint") == 0
+    assert told("r") == told("whole")
+    assert weights_of("r") == weights_of("whole")
+    assert train(*words, "--epochs", "4", "--run", "r", "--checkpoint") == 2
+    assert "--epochs 4: --run" in capsys.readouterr().err
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize(
+    ("keras_name", "ours"), [("mse", "mse_loss"), ("categorical_crossentropy", "cross_entropy,")]
+)
+def test_a_loss_by_the_name_of_keras_is_answered_with_that_of_torch(keras_name, ours, capsys):
+    words = [keras_name if word == "cross_entropy" else word for word in torch_net]
+    assert train(*words, *ADAM) == 2
+    assert f"--loss {keras_name}: not found in PyTorch" in (told := capsys.readouterr().err)
+    assert f"; PyTorch calls it {ours}" in told
+
+
 @pytest.mark.framework("torch")
 def test_a_torch_training_that_was_killed_ends_as_one_that_was_not(monkeypatch, capsys):
     import torch

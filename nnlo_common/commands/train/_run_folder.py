@@ -85,7 +85,10 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
             folder.mkdir(parents=True, exist_ok=True)
             return _written(folder, config), False
         if folder.is_dir() and settings.checkpoint is not None:
-            _check_resumable(folder, config)
+            if _check_resumable(folder, config):
+                # First what says that the run is complete: killed in between, the same command continues it.
+                (folder / HISTORY).unlink(missing_ok=True)
+                write_text(folder / CONFIG, config)
             return folder, True
     raise ConfigurationError(f"--run {folder} exists already; name another folder, or delete it")
 
@@ -122,13 +125,25 @@ def _written(folder: Path, config: str) -> Path:
     return folder
 
 
-def _check_resumable(folder: Path, config: str) -> None:
-    """Refuse to resume in a folder whose training is complete or has other options."""
-    if (folder / HISTORY).exists():
-        raise ConfigurationError(f"--run {folder} has a complete training; name another folder")
-    if not (folder / CONFIG).is_file():
+def _check_resumable(folder: Path, config: str) -> bool:
+    """Refuse to resume with other options or no epochs left; return whether epochs were raised."""
+    file = folder / CONFIG
+    if not file.is_file():
         raise ConfigurationError(f"--run {folder} is not the folder of a run; name another one")
-    check_same(folder / CONFIG, config, "training")
+    check_same(file, config, "training", may_change=("epochs",))
+    before = parsed_toml(option_text(file, f"--run {file}", LARGEST_TOML), f"--run {file}").get("epochs", 1)
+    epochs = parsed_toml(config, "these options").get("epochs", 1)
+    if not isinstance(before, int) or epochs < before:
+        raise ConfigurationError(
+            f"--epochs {epochs}: --run {folder} was begun with {before!r}; give at least as many, or name "
+            "another folder"
+        )
+    if epochs == before and (folder / HISTORY).exists():
+        raise ConfigurationError(
+            f"--run {folder} has a complete training of --epochs {before}; to continue it, give more epochs, "
+            "else name another folder"
+        )
+    return bool(epochs > before)
 
 
 def check_same(file: Path, config: str, kind: str, may_change: Collection[str] = ()) -> None:

@@ -55,6 +55,30 @@ class Data:
             return len(source)
 
 
+#: Losses by the names of the other framework: named and not taken, since what they expect of the model may
+#: differ. PyTorch's cross entropy takes logits, Keras' by default probabilities.
+OTHER_FRAMEWORK = {
+    "torch": {
+        "binary_crossentropy": "binary_cross_entropy",
+        "categorical_crossentropy": "cross_entropy, of outputs without a softmax",
+        "huber": "huber_loss",
+        "mae": "l1_loss",
+        "mean_absolute_error": "l1_loss",
+        "mean_squared_error": "mse_loss",
+        "mse": "mse_loss",
+        "sparse_categorical_crossentropy": "cross_entropy, of outputs without a softmax",
+    },
+    "keras": {
+        "binary_cross_entropy": "binary_crossentropy",
+        "cross_entropy": "categorical_crossentropy, or sparse_categorical_crossentropy for whole numbers as "
+        "labels; both of outputs after a softmax",
+        "huber_loss": "huber",
+        "l1_loss": "mean_absolute_error",
+        "mse_loss": "mean_squared_error",
+    },
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The plan of a training.
@@ -86,9 +110,10 @@ class RunPlan:
         """Return the error for an unknown name."""
         framework = {"keras": "Keras", "torch": "PyTorch"}[self.loaded.framework]
         also = ", nor in the Python file" if self.loaded.module is not None else ""
+        other = OTHER_FRAMEWORK.get(self.loaded.framework, {}).get(name)
+        meant = f"; {framework} calls it {other}" if other else nearest(name, known)
         return ConfigurationError(
-            f"{asked_for} {name}: not found in {framework}{also}{nearest(name, known)}\n"
-            f"{framework} has {', '.join(known)}"
+            f"{asked_for} {name}: not found in {framework}{also}{meant}\n{framework} has {', '.join(known)}"
         )
 
     def resolved(self, asked_for: str, name: str, find: Callable[[str], Any], known: Sequence[str]) -> Any:
