@@ -23,14 +23,26 @@ pytestmark = [
 ]
 
 BACKEND = keras.backend.backend()
-ALIASES = BACKEND == "torch"
+
+
+def on_gpu():
+    """Whether Keras puts the variables of torch into the memory of a GPU, where no view can be."""
+    if BACKEND != "torch":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+ALIASES = BACKEND == "torch" and not on_gpu()
+views = pytest.mark.skipif(on_gpu(), reason="variables on a GPU are copied")
 only = {
     name: pytest.mark.skipif(name != BACKEND, reason=f"about {name}; KERAS_BACKEND is {BACKEND}")
     for name in ("tensorflow", "torch", "jax")
 }
 # torch.compile takes half a minute and a C++ compiler, and makes torch warn about its own ways.
 _COMPILED = [pytest.mark.extended, pytest.mark.filterwarnings("ignore")]
-JIT = [False, pytest.param(True, marks=_COMPILED if ALIASES else [])]
+JIT = [False, pytest.param(True, marks=_COMPILED if BACKEND == "torch" else [])]
 MARK = np.float32(-77)
 
 
@@ -432,6 +444,7 @@ def test_statistics_take_the_same_road():
 
 
 @only["torch"]
+@views
 def test_a_variable_that_got_new_memory_becomes_a_view_again():
     one, other = variable((3,)), variable((2, 2))
     flat, way = marked([one, other])
@@ -462,6 +475,7 @@ def test_a_variable_in_another_order_is_copied():
 
 @pytest.mark.slow
 @only["torch"]
+@views
 def test_training_moves_the_vector_itself():
     model = network("adam")
     flat, way = marked(model.trainable_variables, model)
