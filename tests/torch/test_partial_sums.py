@@ -53,6 +53,8 @@ def said(*loops, size=3, batch_sampler=False, num_workers=0):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # From Python 3.12 on of processes that a loader forks beside the threads of this test.
+        warnings.filterwarnings("ignore", ".* use of fork", DeprecationWarning)
         on_ranks(size, program) if size > 1 else program(None)
     return [str(one.message) for one in caught]
 
