@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
 import pytest
 
@@ -87,6 +88,19 @@ def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", ELSEWHERE)
 def test_a_page_that_is_run_elsewhere_is_named_there(page):
     assert page.rpartition("/")[2] in (ROOT / ELSEWHERE[page]).read_text()
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.parametrize("page", ["docs/tutorial_keras.md", "docs/tutorial_torch.md"])
+def test_the_commands_of_a_tutorial_run_in_one_folder(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = written(page, 1, tmp_path)
+    assert alone(program, timeout_s=100, env=environment(program.read_text())).returncode == 0
+    assert "$ rm -r saved " in (ROOT / page).read_text()
+    shutil.rmtree(tmp_path / "saved")
+    done = mpiexec(3, program, timeout_s=200, env=environment(program.read_text()))
+    assert done.returncode == 0, done.stderr
 
 
 # Links.
