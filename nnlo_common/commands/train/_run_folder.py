@@ -130,9 +130,8 @@ def _check_resumable(folder: Path, config: str) -> bool:
     file = folder / CONFIG
     if not file.is_file():
         raise ConfigurationError(f"--run {folder} is not the folder of a run; name another one")
-    check_same(file, config, "training", may_change=("epochs",))
-    before = parsed_toml(option_text(file, f"--run {file}", LARGEST_TOML), f"--run {file}").get("epochs", 1)
-    epochs = parsed_toml(config, "these options").get("epochs", 1)
+    there, here = check_same(file, config, "training", may_change=("epochs",))
+    before, epochs = (options.get("epochs", OPTIONS["epochs"].default) for options in (there, here))
     if not isinstance(before, int) or epochs < before:
         raise ConfigurationError(
             f"--epochs {epochs}: --run {folder} was begun with {before!r}; give at least as many, or name "
@@ -146,8 +145,10 @@ def _check_resumable(folder: Path, config: str) -> bool:
     return bool(epochs > before)
 
 
-def check_same(file: Path, config: str, kind: str, may_change: Collection[str] = ()) -> None:
-    """Refuse to resume with other options than those in a file.
+def check_same(
+    file: Path, config: str, kind: str, may_change: Collection[str] = ()
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Refuse to resume with other options than those in a file; return those there and those here.
 
     Args:
         file: with the options of the first start.
@@ -155,8 +156,9 @@ def check_same(file: Path, config: str, kind: str, may_change: Collection[str] =
         kind: "training" or "search".
         may_change: the options that may differ.
     """
-    there = dict(_lines(parsed_toml(option_text(file, f"--run {file}", LARGEST_TOML), f"--run {file}")))
-    here = dict(_lines(parsed_toml(config, "these options")))
+    options_there = parsed_toml(option_text(file, f"--run {file}", LARGEST_TOML), f"--run {file}")
+    options_here = parsed_toml(config, "these options")
+    there, here = dict(_lines(options_there)), dict(_lines(options_here))
     for name in [*there, *here]:
         if there.get(name) != here.get(name) and name not in may_change:
             where, line = ("there", there[name]) if name in there else ("here", here[name])
@@ -164,6 +166,7 @@ def check_same(file: Path, config: str, kind: str, may_change: Collection[str] =
                 f"--run {file.parent} has another {kind} in it: only {where} is {line!r}; name another "
                 f"folder, or give the options of its first start (see its {file.name})"
             )
+    return options_there, options_here
 
 
 def _lines(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -110,7 +110,7 @@ class RunPlan:
         """Return the error for an unknown name."""
         framework = {"keras": "Keras", "torch": "PyTorch"}[self.loaded.framework]
         also = ", nor in the Python file" if self.loaded.module is not None else ""
-        other = OTHER_FRAMEWORK.get(self.loaded.framework, {}).get(name)
+        other = OTHER_FRAMEWORK[self.loaded.framework].get(name)
         meant = f"; {framework} calls it {other}" if other else nearest(name, known)
         return ConfigurationError(
             f"{asked_for} {name}: not found in {framework}{also}{meant}\n{framework} has {', '.join(known)}"
