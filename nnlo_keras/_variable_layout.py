@@ -58,8 +58,8 @@ def averaged(model: keras.Model, trained: Sequence[keras.Variable] | None = None
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
-        >>> [variable.path for variable in averaged(model)]
-        ['norm/moving_mean', 'norm/moving_variance']
+        >>> [variable.name for variable in averaged(model)]
+        ['moving_mean', 'moving_variance']
     """
     to_be_trained = {id(variable) for layer in layers_of(model) for variable in made_to_be_trained(layer)}
     statistics = [

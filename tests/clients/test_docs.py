@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.helpers.jobs import alone, mpiexec
-from tests.helpers.paths import ROOT
+from tests.helpers.pages import code
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
+BLOCKS = code("python", "docs/clients.md")
 NAMES = ["lightning", "huggingface", "accelerate"]
 
 

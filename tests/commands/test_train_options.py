@@ -34,6 +34,7 @@ from nnlo_common.commands.train._run_folder import claim, config_text, remove_un
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 from nnlo_common.commands.train._trainer import rises, stop_rules
+from tests.helpers.pages import code
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "train.md"
@@ -677,7 +678,7 @@ def test_the_help_is_in_groups_and_fits_a_terminal(capsys):
 
 
 def test_the_file_of_options_in_the_guide_is_one():
-    (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = code("toml", "docs/train.md")
     Path("guide.toml").write_text(block)
     settings = settings_of(read_config("guide.toml"))
     assert (settings.mode, settings.algorithm, settings.cache) == ("easgd", {"every": 5}, "/tmp")

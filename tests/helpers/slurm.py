@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -23,7 +22,8 @@ import pytest
 
 from tests.helpers.hosts import Cluster, Job, hosts
 from tests.helpers.jobs import running_mpi
-from tests.helpers.paths import DOCS, ROOT
+from tests.helpers.pages import code
+from tests.helpers.paths import ROOT
 
 __all__ = ["CPUS", "Slurm", "page_script", "slurm"]
 
@@ -230,8 +230,9 @@ class Slurm:
 
 def page_script(name: str) -> str:
     """Return the job script of docs/clusters.md whose job has this name."""
-    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "clusters.md").read_text(), re.DOTALL)
-    (script,) = [block for block in blocks if f"#SBATCH --job-name={name}\n" in block]
+    (script,) = [
+        block for block in code("bash", "docs/clusters.md") if f"#SBATCH --job-name={name}\n" in block
+    ]
     return script
 
 

@@ -7,10 +7,11 @@ import subprocess
 
 import pytest
 
+from tests.helpers.pages import code
 from tests.helpers.paths import DOCS
 
 PAGE = (DOCS / "clusters.md").read_text()
-SCRIPTS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+SCRIPTS = code("bash", "docs/clusters.md")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
 
 import pytest
 
-import nnlo_common
+from tests.helpers.paths import ROOT
 
 # Importing this one loads mpi4py; its examples run in the tests under mpiexec.
 NEEDS_MPI = {
@@ -20,17 +19,35 @@ NEEDS_MPI = {
     "nnlo_common.commands.bench._exchange",
     "nnlo_common.commands.bench._idle",
 }
-MODULES = sorted(
-    info.name
-    for info in pkgutil.walk_packages(nnlo_common.__path__, "nnlo_common.")
-    if info.name not in NEEDS_MPI
-)
+# Adapters for packages that the environment of the tests does not have.
+ADAPTERS = ("nnlo_torch.lightning", "nnlo_torch.huggingface")
+
+
+def modules_of(package):
+    """The names of a package and of all modules in it that have examples to run."""
+    paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / package).rglob("*.py"))
+    names = sorted(".".join(path.parts).removesuffix(".__init__") for path in paths)
+    return [name for name in names if name not in NEEDS_MPI and not name.startswith(ADAPTERS)]
+
+
+MODULES = modules_of("nnlo_common")
 
 
 def test_the_transports_are_among_them():
     assert {"nnlo_common.testing._memory", "nnlo_common.testing._virtual"} <= set(MODULES)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *MODULES,
+        *(pytest.param(name, marks=pytest.mark.framework("torch")) for name in modules_of("nnlo_torch")),
+        *(pytest.param(name, marks=pytest.mark.framework("keras")) for name in modules_of("nnlo_keras")),
+    ],
+)
+# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated")  # keras-tuner's
+@pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning")
 def test_examples_run(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests.helpers.jobs import alone, mpiexec
+from tests.helpers.pages import code
 from tests.helpers.paths import DOCS, ROOT
 
 PAGES = ["README.md", *sorted(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
@@ -21,18 +22,21 @@ RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4}
 #: Pages that other tests run on one process.
 ELSEWHERE = {
     "README.md": "tests/house/test_readme.py",
+    "docs/checkpoint.md": "tests/torch/test_checkpoint.py",
     "docs/clients.md": "tests/clients/test_docs.py",
     "docs/data.md": "tests/house/test_readme.py",
     "docs/keras_tuner.md": "tests/house/test_readme.py",
     "docs/optimisation.md": "tests/search/test_mpi_search.py",
     "docs/pytorch.md": "tests/house/test_readme.py",
+    "docs/train.md": "tests/torch/test_train.py",
+    "docs/tune.md": "tests/torch/test_tune.py",
 }
 OTHER_PACKAGES = "docs/clients.md"  # which tests/clients run on three ranks, too
 
 
 def blocks_of(page):
     """The programs of a page, by their numbers."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    blocks = code("python", page)
     return dict(enumerate(["\n".join(blocks)] if page in JOINED and blocks else blocks))
 
 
@@ -50,9 +54,8 @@ def written(page, number, folder):
 
 def environment(text):
     """Keras on torch if nothing else is asked for; skips a block that needs a missing framework."""
-    for package, framework in (("torch", "torch"), ("nnlo_torch", "torch"), ("keras", "keras")):
-        if re.search(rf"^import {package}\b", text, re.MULTILINE):
-            pytest.importorskip(framework, reason="the environment for MPICH has no frameworks")
+    for framework in set(re.findall(r"^import (?:nnlo_)?(torch|keras)\b", text, re.MULTILINE)):
+        pytest.importorskip(framework, reason="the environment for MPICH has no frameworks")
     return {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -77,11 +80,12 @@ def test_a_block_runs_in_one_process(page, number, tmp_path, monkeypatch):
 )
 def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    program = written(page, number, tmp_path)
+    env = environment(program.read_text())
     for one in MAKES_FILES:
         if one[0] == page:
             assert alone(written(*one, tmp_path), timeout_s=60).returncode == 0
-    program = written(page, number, tmp_path)
-    done = mpiexec(RANKS.get(page, 3), program, timeout_s=200, env=environment(program.read_text()))
+    done = mpiexec(RANKS.get(page, 3), program, timeout_s=200, env=env)
     assert done.returncode == 0, done.stderr
 
 
@@ -96,10 +100,11 @@ def test_a_page_that_is_run_elsewhere_is_named_there(page):
 def test_the_commands_of_a_tutorial_run_in_one_folder(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = written(page, 1, tmp_path)
-    assert alone(program, timeout_s=100, env=environment(program.read_text())).returncode == 0
+    env = environment(program.read_text())
+    assert alone(program, timeout_s=100, env=env).returncode == 0
     assert "$ rm -r saved " in (ROOT / page).read_text()
     shutil.rmtree(tmp_path / "saved")
-    done = mpiexec(3, program, timeout_s=200, env=environment(program.read_text()))
+    done = mpiexec(3, program, timeout_s=200, env=env)
     assert done.returncode == 0, done.stderr
 
 

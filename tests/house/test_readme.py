@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.helpers.jobs import mpiexec
+from tests.helpers.pages import code
 from tests.helpers.paths import EXAMPLES, ROOT
 
 KERAS, TORCH, NUMPY = range(3)  # the blocks of the README
@@ -23,10 +24,6 @@ def back_end(monkeypatch):
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
     return chosen
-
-
-def code(language, page="README.md"):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def test_the_python_block_runs_alone(capsys):

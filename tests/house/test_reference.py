@@ -65,21 +65,3 @@ def without_example(module):
 )
 def test_each_public_name_has_an_example(name):
     assert not list(without_example(importlib.import_module(name)))
-
-
-# Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("nnlo_keras._wrappers", marks=pytest.mark.framework("keras")),
-        pytest.param("nnlo_keras._wrapper", marks=pytest.mark.framework("keras")),
-        pytest.param("nnlo_keras._distribute", marks=pytest.mark.framework("keras")),
-        pytest.param("nnlo_torch._wrappers", marks=pytest.mark.framework("torch")),
-        pytest.param("nnlo_torch._wrapper", marks=pytest.mark.framework("torch")),
-    ],
-)
-def test_the_examples_of_wrappers_run(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert (found.failed, found.attempted > 0) == (0, True)

@@ -6,8 +6,8 @@ import pytest
 
 from nnlo_common.base._signals import EXIT_CODE
 from tests.helpers.jobs import mpiexec
+from tests.helpers.pages import code
 from tests.helpers.paths import PROGRAMS
-from tests.house.test_readme import code
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 from tests.chaos.search_strikes import survive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.training.checkpoint import Draft, Store
 from tests.helpers.jobs import mpiexec
-from tests.helpers.paths import DOCS
+from tests.helpers.pages import code
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
@@ -349,11 +348,10 @@ def test_a_training_of_several_ranks_goes_on_bit_for_bit(tmp_path, ranks, how, o
 
 def test_the_page_about_checkpoints_runs_as_it_stands_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = DOCS / "checkpoint.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (block,) = code("python", "docs/checkpoint.md")
     first, second = {}, {}
-    exec(compile(block, page.name, "exec"), first)
-    exec(compile(block, page.name, "exec"), second)
+    exec(compile(block, "checkpoint.md", "exec"), first)
+    exec(compile(block, "checkpoint.md", "exec"), second)
     assert first["epoch"] == 4
     assert "epoch" not in second
     for one, other in zip(first["model"].parameters(), second["model"].parameters(), strict=True):

@@ -14,7 +14,7 @@ import pytest
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.report._run_facts import read_run
 from nnlo_common.commands.train._algorithm_options import MODES
-from tests.helpers.paths import EXAMPLES
+from tests.helpers.pages import code
 from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
 
 torch_net = ["--model", "torch_net.py", "--loss", "cross_entropy", "--metrics", "accuracy"]
@@ -213,8 +213,7 @@ def test_a_loss_of_the_python_file_is_taken():
 def test_the_python_file_in_the_guide_trains():
     import h5py
 
-    guide = EXAMPLES.parent / "docs" / "train.md"
-    (block,) = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    (block,) = code("python", "docs/train.md")
     Path("guide.py").write_text(block)
     Path("train").mkdir()
     with h5py.File("train/a.h5", "w") as file:

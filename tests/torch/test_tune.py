@@ -11,7 +11,7 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from tests.helpers.jobs import mpiexec
-from tests.helpers.paths import DOCS
+from tests.helpers.pages import code
 from tests.helpers.train_command import ADAM, told, write_files
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
@@ -19,7 +19,6 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-PAGE = DOCS / "tune.md"
 NET = """
 import torch
 
@@ -111,14 +110,13 @@ def test_a_trial_that_fails_costs_nothing_else(capsys):
 
 
 def test_the_files_in_the_guide_are_searched(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    Path("net.py").write_text("\n".join(blocks))
+    Path("net.py").write_text("\n".join(code("python", "docs/tune.md")))
     words = ["--model", "net.py", "--train", "a.h5", "--loss", "cross_entropy", "--num-iterations", "2"]
     assert main(["tune", *words, "--run", "s"]) == 0
     found = searched("s")
     assert found["objective"] == "figure of merit"
     assert found["best"]["value"] > 0
-    (table,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (table,) = code("toml", "docs/tune.md")
     Path("space.toml").write_text(table)
     assert main(["tune", *words, "--space", "space.toml", "--objective", "loss", "--run", "t"]) == 0
     assert searched("t")["best"]["params"].keys() == {"learning_rate", "batch"}
