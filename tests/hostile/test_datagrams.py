@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
+from pathlib import Path
 
+import psutil
 import pytest
 
 import nnlo_common.cluster.transport._datagrams as module
@@ -28,24 +31,65 @@ for _ in range(times):
         pass
 print("sent", flush=True)
 """
-LISTED = """
+FLOOD = """
 outside = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 outside.setblocking(False)
+os.set_blocking(0, False)
 print("ready", flush=True)
-told = set()
+names, reached, text = set(), set(), ""
 while True:
-    for line in open("/proc/net/unix"):
-        name = line.split()[-1]
-        if name.startswith("@nnlo-"):
-            for data in (b"", b"1", b"2", bytes(20), bytes(1000)):
-                try:
-                    outside.sendto(data, "\\0" + name[1:])
-                    if name not in told:
-                        told.add(name)
-                        print("sent", flush=True)
-                except OSError:
-                    pass
+    try:
+        text += os.read(0, 10000).decode()
+    except BlockingIOError:
+        pass
+    *lines, text = text.split("\\n")
+    names.update(lines)
+    for name in names:
+        for data in (b"", b"1", b"2", bytes(20), bytes(1000)):
+            try:
+                outside.sendto(data, "\\0" + name)
+                if name not in reached:
+                    reached.add(name)
+                    print("sent", flush=True)
+            except OSError:
+                pass
 """
+
+
+def sockets_of(job):
+    """The names of the abstract sockets of a job's ranks; this test must not disturb those of other jobs."""
+    owned = set()
+    with contextlib.suppress(psutil.NoSuchProcess):  # the job has ended
+        for rank in psutil.Process(job.pid).children(recursive=True):
+            with contextlib.suppress(OSError):  # this rank has ended
+                owned |= {str(one.readlink()) for one in Path(f"/proc/{rank.pid}/fd").iterdir()}
+    listed = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {
+        words[-1][1:]
+        for words in listed
+        if words[-1].startswith("@nnlo-") and f"socket:[{words[-2]}]" in owned
+    }
+
+
+@contextlib.contextmanager
+def named_to(outside, job):
+    """Name each socket of a job to a stranger, as soon as it is there."""
+    named, over = set(), threading.Event()
+
+    def name_them():
+        while not over.wait(0.002):
+            for name in sockets_of(job) - named:
+                named.add(name)
+                outside.stdin.write(f"{name}\n")
+            outside.stdin.flush()
+
+    naming = threading.Thread(target=name_them)
+    naming.start()
+    try:
+        yield
+    finally:
+        over.set()
+        naming.join()
 
 
 def send(address, data, user=None, *, times=1, files=False):
@@ -202,9 +246,10 @@ def test_a_farewell_of_the_job_is_believed(token):
 @pytest.mark.mpi
 @pytest.mark.parametrize("user", USERS)
 def test_a_job_ends_well_beside_a_stranger_who_writes_to_all_its_sockets(user, tmp_path):
-    with stranger(LISTED, user=user) as outside:
+    with stranger(FLOOD, user=user) as outside:
         assert outside.stdout.readline() == "ready\n"
-        with running(3, PROGRAMS / "neighbour.py", str(tmp_path / "go")) as process:
+        program = PROGRAMS / "neighbour.py"
+        with running(3, program, str(tmp_path / "go")) as process, named_to(outside, process):
             assert process.stdout.readline() == "ready\n"
             assert outside.stdout.readline() == "sent\n"  # to a socket of this job, which waits for it
             (tmp_path / "go").touch()
