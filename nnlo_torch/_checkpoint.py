@@ -14,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     CheckpointManager,
     DamagedError,
+    Vector,
     check_entries,
     check_place_in_data,
     check_weights,
@@ -29,6 +30,7 @@ from nnlo_torch._snapshot import (
     layout_of,
     load_modules,
     load_random,
+    load_vector,
     packed,
     random_states,
     saved_modules,
@@ -273,10 +275,31 @@ class Checkpoint:
 
     # -- resuming -------------------------------------------------------------------------------------
 
+    def _alone(
+        self, center: Mapping[str, Any], worker: Mapping[str, Any], *, vector: Vector
+    ) -> dict[str, Any]:
+        """Return the state that a process alone loads from a training of several ranks."""
+        for tree in (center, worker):
+            check_entries(tree, _ENTRIES)
+        stepped = [center, *center.get("others", [])]
+        kept = [worker, *worker.get("others", [])]
+        if any(one["optimizer"] is None for one in stepped):  # they step the centre
+            on_center = center["team"]["part"]["server"]["rule"]["optimizer"]
+            states = [on_center["torch"], *on_center.get("others", [])]
+        else:
+            states = [one["optimizer"] for one in kept]
+        parts = [
+            {**{name: one[name] for name in _OF_WRAPPER}, "optimizer": state}
+            for one, state in zip(kept, states, strict=True)
+        ]
+        return {**center, **parts[0], "others": parts[1:], "vector": vector}
+
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
         self._check(tree, facts, anew=anew)
         load_modules(self._modules(), tree["modules"])
+        if "vector" in tree:
+            load_vector(self._wrappers, self._modules(), tree["vector"])
         saved = [tree, *tree.get("others", [])]
         for one, state in zip(self._wrappers, saved, strict=True):
             if state["optimizer"] is not None:
@@ -315,7 +338,7 @@ class Checkpoint:
         checked_count("its samples", samples, _MOST)
         if not isinstance(inside, bool) or (position["batch"] and not inside):
             raise DamagedError(f"its position is {list(tree['position'])!r:.100}")
-        if self._team is None and position != {name: facts.get(name) for name in position}:
+        if self._team is None and not anew and position != {name: facts.get(name) for name in position}:
             raise DamagedError(f"its position is {position}, but the manifest's is another")
         for count in (count for one in saved for count in one["counts"]):
             checked_count("a count of its optimizer", count, _MOST)

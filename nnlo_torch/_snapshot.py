@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnlo_common import ConfigurationError
-from nnlo_common.plugin import check_stored, laid_out, random_numbers
+from nnlo_common import ConfigurationError, Layout
+from nnlo_common.plugin import Vector, check_stored, laid_out, random_numbers
 from nnlo_torch._flat_model import named_parameters
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "layout_of",
     "load_modules",
     "load_random",
+    "load_vector",
     "packed",
     "random_states",
     "saved_modules",
@@ -106,11 +107,33 @@ def check_random(states: Mapping[str, Any]) -> None:
 
 def layout_of(optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]) -> str:
     """Return the names, shapes and types of the parameters of optimizers, for comparison."""
-    return laid_out(
-        (name, tensor.shape, str(tensor.dtype).removeprefix("torch."), id(tensor))
-        for one in optimizers
-        for name, tensor in named_parameters(one, modules)
-    ).to_json()
+    return _laid_out(_parameters(optimizers, modules)).to_json()
+
+
+def load_vector(
+    optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module], vector: Vector
+) -> None:
+    """Copy a flat vector of several ranks into the parameters of optimizers."""
+    named = _parameters(optimizers, modules)
+    flat = torch.from_numpy(vector)
+    with torch.no_grad():
+        for (_, tensor), place in zip(named, _laid_out(named).segments, strict=True):
+            tensor.copy_(flat[place.offset : place.offset + place.size].view(place.shape))
+
+
+def _parameters(
+    optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]
+) -> list[tuple[str, torch.Tensor]]:
+    return [pair for one in optimizers for pair in named_parameters(one, modules)]
+
+
+def _laid_out(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
+    """Return the layout that the parameters have among several ranks."""
+    kinds = (str(tensor.dtype).removeprefix("torch.") for _, tensor in named)
+    pieces = (
+        (name, tensor.shape, kind, id(tensor)) for (name, tensor), kind in zip(named, kinds, strict=True)
+    )
+    return laid_out(pieces, padded=True)
 
 
 def _without_arrays(value: Any) -> Any:

@@ -98,6 +98,19 @@ class Averages:
         if others:
             self._moving.replace(self._start, self._moving.result()[1])
 
+    def restart(self, start: Vector, totals: npt.NDArray[np.float64]) -> None:
+        """Begin anew.
+
+        Args:
+            start: the average before the first vector arrives.
+            totals: earlier updates of each layer.
+        """
+        self._start, self._answer = start.copy(), None
+        self._earlier = self._start
+        self._last.clear()
+        self._begun.clear()
+        self._moving.replace(start, totals)
+
     def _take(self, rank: int, query: AverageQuery, vector: Vector) -> None:
         if query.views > self._views:
             self._views, self._earlier = query.views, self._current()

@@ -218,6 +218,10 @@ class Server:
         peers = restored_peers(f"server shard {self.shard}", state)
         epochs = min((peer.epochs for peer in peers.values()), default=0)
         self._load_center(state)
+        self.begin_after(epochs)
+
+    def begin_after(self, epochs: int) -> None:
+        """Begin with the centre as it is, for workers that have finished this many epochs elsewhere."""
         for peer in self.peers.values():
             peer.epochs = epochs
 

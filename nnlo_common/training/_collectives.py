@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ from nnlo_common.protocol._query_messages import AverageQuery, BroadcastQuery, L
 from nnlo_common.training._model_vectors import Buffers, Model
 from nnlo_common.training._rank_parts import TeamPart
 
-__all__ = ["Collectives"]
+__all__ = ["BufferCounts", "Collectives"]
+
+#: The buffers of a model, and the update counts of their layers.
+BufferCounts: TypeAlias = tuple[Vector, npt.NDArray[np.float64]]
 
 # The numbers that fit into one query, leaving room for its JSON.
 _PIECE = QUERY_NUMBERS - 64
@@ -87,6 +90,14 @@ class Collectives:
             buffers, counts = self._averages(takes=True)
             self._write(self._buffers, buffers)
             self._buffers.mark(counts)
+
+    def counted_from_here(self) -> BufferCounts | None:
+        """Return the model's buffers as they are now and their update counts, and count from here."""
+        if self._buffers is None:
+            return None
+        self._buffers.gather()
+        self._buffers.mark()
+        return self._buffers.flat.vector, self._buffers.moves().total
 
     def state(self) -> State:
         """Return what this rank's next contribution depends on besides its buffers."""

@@ -25,6 +25,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.protocol._query_messages import Answer, AnswerT, LastRoundQuery, Query
 from nnlo_common.protocol._query_wire import read_query, written
+from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._group_rank import GroupRank, Meeting
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._worker_rank import WorkerRank
@@ -291,6 +292,17 @@ class GroupTrainer:
         np.copyto(self._parameters.vector, state["parameters"])
         self._steps, self._samples = state["steps"], state["samples"]
         self._loaded = True
+
+    def load_center(self, epochs: int, buffers: BufferCounts | None) -> None:  # noqa: ARG002 - as a server's
+        """Resume after `epochs` epochs from the parameters as they are now; call it before `start`.
+
+        Args:
+            epochs: finished epochs.
+            buffers: the model's buffers and their update counts, if it has any.
+        """
+        self._loaded = True
+        if buffers is not None:
+            self._averages.restart(*buffers)
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a rank of a group of another size; call it before `start`."""

@@ -28,6 +28,7 @@ from nnlo_common.protocol import (
     Standing,
 )
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
+from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._event_loop import Periodic, perform, serve
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
@@ -231,6 +232,18 @@ class ServerRank:
         require("a server's part", state, server=Mapping, averages=type(state.get("averages")))
         self._server.load(state["server"])
         self._go_on(state)
+
+    def load_center(self, epochs: int, buffers: BufferCounts | None) -> None:
+        """Resume after `epochs` epochs from the parameters as they are now; call it before `start`.
+
+        Args:
+            epochs: finished epochs.
+            buffers: the model's buffers and their update counts, if it has any.
+        """
+        self._server.begin_after(epochs)
+        self._epochs = self._pulls = epochs
+        if self.service is not None and buffers is not None:
+            self.service.averages.restart(*buffers)
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Restore the centre of `state` with other workers; call it before `start`."""

@@ -353,10 +353,7 @@ class Session:
         return self._part.told_rate
 
     def tell_rate(self, rate: float) -> None:
-        """On a server, send workers a learning rate with all replies from now on; 0: stop sending one.
-
-        It replaces the options that workers have sent for their contributions, until they send new ones.
-        """
+        """On a server, send workers a rate with all replies, in place of their own options; 0: send none."""
         if self.serving is not None:
             self.serving.tell_rate(rate)
 
@@ -378,10 +375,7 @@ class Session:
         return self._part.pause()
 
     def state(self) -> State:
-        """Return all that this rank's next step depends on, except for the framework's own state.
-
-        It is exact in a pause: `load` on the same rank of a new training resumes to the bit.
-        """
+        """Return what this rank's next step depends on, apart from the framework's state; exact in a pause."""
         self.shown.take_changes()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # The servers have not heard of options that a scheduler has set since the last step.
@@ -406,10 +400,15 @@ class Session:
         self._loaded = True
         self._show()
 
-    def load_for_others(self, state: Mapping[str, Any], epochs: int) -> None:
-        """Resume after `epochs` epochs, from the centre of a server's `state` but with other workers."""
+    def load_for_others(self, state: Mapping[str, Any] | None, epochs: int) -> None:
+        """Resume with other workers at the centre in a server's `state`; None: the model is the centre."""
+        if state is None:
+            self.model.absorb()
         if isinstance(self._part, ServerRank | GroupTrainer):
-            self._part.load_for_others(state["part"])
+            if state is None:
+                self._part.load_center(epochs, self._collectives.counted_from_here())
+            else:
+                self._part.load_for_others(state["part"])
         self._epochs = epochs
         self._loaded = True
         self.shown.publish()

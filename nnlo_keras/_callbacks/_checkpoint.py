@@ -14,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     CheckpointManager,
     DamagedError,
+    Vector,
     check_entries,
     check_place_in_data,
     check_weights,
@@ -291,12 +292,21 @@ class Checkpoint(RankCallback):
 
     # -- resuming -------------------------------------------------------------------------------------
 
+    def _alone(
+        self, center: Mapping[str, Any], worker: Mapping[str, Any], *, vector: Vector
+    ) -> dict[str, Any]:
+        """Return the state that a process alone loads from a training of several ranks."""
+        for tree in (center, worker):
+            check_entries(tree, _ENTRIES)
+        return {**center, **self._model_state.alone(center, worker, vector)}
+
     def _load(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the state; `anew`: restart the epoch, with another worker's except its weights."""
         self._check(tree, facts, anew=anew)
         Decisions(self._container).check(tree["callbacks"])
         self._model_state.synchronise()
-        self._model_state.load(tree, seeds=not (anew and self.trains))
+        moved = self.team is not None and tree["team"] is None  # saved by one process
+        self._model_state.load(tree, seeds=not (anew and self.trains), of_one_process=moved)
         self._manager.load_team(tree, facts, anew=anew)
         self._saved = tree
         if anew:
@@ -314,7 +324,7 @@ class Checkpoint(RankCallback):
         batch, inside = checked_count("its batch", tree["position"]["batch"]), tree["position"]["inside"]
         if not isinstance(inside, bool):
             raise DamagedError(f"its position is {tree['position']!r:.100}")
-        if self.team is None and facts.get("batch") != (batch if inside else 0):
+        if self.team is None and not anew and facts.get("batch") != (batch if inside else 0):
             raise DamagedError(f"its position is batch {batch}, but the manifest's is another")
         if tree["data"] is not None:
             check_place_in_data(tree["data"])

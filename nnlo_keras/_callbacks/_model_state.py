@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from nnlo_common import Layout
-from nnlo_common.plugin import Session
+from nnlo_common.plugin import Session, Vector
 from nnlo_keras._compat import schedule_of, synchronise
 from nnlo_keras._model_optimizers import optimizers_of
 from nnlo_keras._snapshot import assign, untrained, values_of
-from nnlo_keras._variable_layout import layout_of
+from nnlo_keras._variable_layout import layout_of, memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
 __all__ = ["ModelState"]
@@ -38,20 +38,54 @@ class ModelState:
             "rates": [_rate(wrapper) for wrapper in self._wrappers()],
         }
 
-    def load(self, state: Mapping[str, Any], *, seeds: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], *, seeds: bool = True, of_one_process: bool = False) -> None:
         """Load what `state` returned, except learning rates; see `load_rates`.
 
         Args:
             state: the state of this rank, or of another.
             seeds: also load integers, such as the states of seed generators.
+            of_one_process: a process alone has saved it, so that it has the weights and whole optimizers.
         """
-        variables = self._variables()
+        variables = untrained(self._model, []) if of_one_process else self._variables()
         values = state["variables"] if seeds else _with_own_integers(variables, state["variables"])
         assign(variables, values, "the model's variables")
         for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
-            assign(self._of(one), values, "the optimizer's variables")
+            own = [*_inner(one), *_local(one)] if of_one_process else self._of(one)
+            assign(own, _last(values, len(own)) if of_one_process else values, "the optimizer's variables")
         for wrapper, (_, set_rate) in zip(self._wrappers(), state["rates"], strict=True):
             wrapper.rate_set = set_rate
+
+    def alone(self, center: Mapping[str, Any], worker: Mapping[str, Any], vector: Vector) -> dict[str, Any]:
+        """Return the state of a process alone that continues a training of several ranks.
+
+        Args:
+            center: the state of the rank whose model is the centre.
+            worker: that of the first worker.
+            vector: the centre.
+        """
+        wrappers, optimizers = self._wrappers(), self._optimizers()
+        trained = [one for wrapper in wrappers for one in wrapper.owned]
+        segments = layout_of(trained).segments
+        weights = {
+            memory_of(one): vector[place.offset : place.offset + place.size].reshape(place.shape)
+            for one, place in zip(trained, segments, strict=True)
+        }
+        others = iter(center["variables"])
+        variables = [
+            weights[memory_of(one)] if memory_of(one) in weights else next(others)
+            for one in untrained(self._model, [])
+        ]
+        server = center["team"]["part"].get("server")
+        on_center = None if server is None else server["rule"].get("optimizer")
+        stepped = iter(on_center["keras"] if on_center and "keras" in on_center else [])
+        states = []
+        for one, saved in zip(optimizers, worker["optimizers"], strict=True):
+            wrapper, inner, local = wrapper_of(one), _inner(one), _local(one)
+            on_worker = wrapper is None or wrapper.algorithm.optimizer_runs != "center" or server is None
+            values = _last(saved, len(inner)) if on_worker else [next(stepped) for _ in inner]
+            own = one.variables[: len(one.variables) - len(inner) - len(local)]
+            states.append([*values_of(own), *values, *values_of(local)])
+        return {"variables": variables, "optimizers": states, "rates": worker["rates"]}
 
     def load_rates(self, state: Mapping[str, Any]) -> None:
         """Set the learning rates, on resuming in mid-epoch."""
@@ -105,6 +139,23 @@ class ModelState:
         grouped = wrapper is not None and wrapper.grouped
         variables = wrapper.inner_optimizer.variables if wrapper and grouped else optimizer.variables
         return [one for one in variables if steps or not one.shape]
+
+
+def _inner(optimizer: Any) -> list[Any]:
+    """Return the variables of the user's optimizer; a wrapper's own come before them."""
+    wrapper = wrapper_of(optimizer)
+    variables: list[Any] = optimizer.variables if wrapper is None else wrapper.inner_optimizer.variables
+    return variables
+
+
+def _local(optimizer: Any) -> list[Any]:
+    """Return the variables of a local optimizer; they come last."""
+    wrapper = wrapper_of(optimizer)
+    return [] if wrapper is None or wrapper.local_optimizer is None else wrapper.local_optimizer.variables
+
+
+def _last(values: Sequence[Any], count: int) -> Sequence[Any]:
+    return values[len(values) - count :]
 
 
 def _with_own_integers(variables: Sequence[Any], values: Sequence[Any]) -> list[Any]:

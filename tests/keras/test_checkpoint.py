@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.jobs import mpiexec
+from tests.helpers.jobs import alone, mpiexec
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
@@ -19,6 +20,7 @@ from nnlo_common import ConfigurationError  # noqa: E402
 from tests.programs import keras_checkpoint  # noqa: E402
 
 PROGRAM = Path(keras_checkpoint.__file__)
+ONE_FOLDER = PROGRAM.with_name("keras_one_folder.py")
 BATCHES = 30  # of a whole training in one process
 TORCH = keras.backend.backend() == "torch"
 
@@ -254,3 +256,56 @@ def test_checkpoints_within_epochs_do_not_change_the_training(tmp_path, file):
         one, other = (np.load(tmp_path / name / f"rank{rank}.npz") for name in ("straight", "saved"))
         assert np.array_equal(one["weights"], other["weights"]), rank
         assert np.array_equal(one["loss"], other["loss"]), rank
+
+
+def in_one_folder(tmp_path, ranks, epochs, wrapper, **options):
+    """Train up to an epoch, in one process or on ranks, in the same folder; all ranks' weights, epochs, lines."""
+    arguments = [str(tmp_path / "run"), str(epochs), wrapper, json.dumps(options), str(tmp_path / "rank")]
+    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if ranks == 1:
+        done = alone(ONE_FOLDER, *arguments, timeout_s=110, env=env)
+    else:
+        done = mpiexec(ranks, ONE_FOLDER, *arguments, timeout_s=110, env=env)
+    assert done.returncode == 0, done.stderr
+    found = [np.load(tmp_path / f"rank-{rank}.npz") for rank in range(ranks)]
+    return [one["weights"] for one in found], found[0]["begun"].tolist(), done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("wrapper", ["Downpour", "LocalSGD"])
+def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process(tmp_path, wrapper):
+    """With one worker, so that the plain fit is the independent computation; Adam has a state to lose."""
+    options = {"every": 1} if wrapper == "LocalSGD" else {}
+    (tmp_path / "straight").mkdir()
+    (straight,), _, _ = in_one_folder(tmp_path / "straight", 1, 4, wrapper, **options)
+    for ranks, epochs in ((1, 1), (2, 2), (1, 3), (2, 4)):
+        weights, begun, told = in_one_folder(tmp_path, ranks, epochs, wrapper, **options)
+        assert begun == list(range(epochs))
+        expected = "by one process, but" if ranks == 2 else "but this run is one process"
+        assert told.count(expected) == (epochs > 1)
+    for rank in range(2):
+        assert np.array_equal(weights[rank], straight), rank
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("ranks", "wrapper", "options"),
+    [
+        (3, "EASGD", {"every": 1}),
+        (3, "Synchronous", {"servers": 0}),
+        (3, "Downpour", {"group_size": 2}),
+    ],
+)
+def test_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_centre(
+    tmp_path, ranks, wrapper, options
+):
+    (weights,), _, _ = in_one_folder(tmp_path, 1, 2, wrapper, **options)
+    there, _, _ = in_one_folder(tmp_path, ranks, 2, wrapper, **options)
+    assert all(np.array_equal(one, weights) for one in there)
+    (center, *_), _, _ = in_one_folder(tmp_path, ranks, 3, wrapper, **options)
+    assert not np.array_equal(center, weights)
+    (back,), _, _ = in_one_folder(tmp_path, 1, 3, wrapper, **options)
+    assert np.array_equal(back, center)

@@ -251,6 +251,88 @@ def test_with_other_groups_it_goes_on_from_the_centre(tmp_path, capsys, before, 
     assert capsys.readouterr().out.count(told) == 1
 
 
+ALL = [nt.Downpour, nt.DynSGD, nt.AGN, nt.Synchronous, nt.EASGD, nt.EAMSGD, nt.GEM, nt.LocalSGD, nt.DiLoCo]
+EVERY = [nt.EASGD, nt.EAMSGD, nt.LocalSGD, nt.DiLoCo]
+
+
+def anywhere(folder, size, epochs, wrapper, **options):
+    """Train in one process (`size` 1) or on threads as ranks; each rank's weights, statistics and epochs."""
+
+    def program(world):
+        torch.manual_seed(0)
+        model = torch_checkpoint.initialised(
+            torch.nn.Sequential(
+                torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3)
+            )
+        )
+        makes = torch.optim.Adam if wrapper in (nt.Downpour, nt.Synchronous, nt.LocalSGD) else torch.optim.SGD
+        extra = {nt.EAMSGD: {"momentum": 0.9, "nesterov": True}, nt.GEM: {"momentum": 0.9}}.get(wrapper, {})
+        inner = makes(model.parameters(), lr=0.01, **extra)
+        optimizer = wrapper(inner, model=model, **({} if world is None else {"world": world}), **options)
+        x = torch.linspace(-1, 1, 150).reshape(30, 5)  # no batch has one sample
+        data = torch.utils.data.TensorDataset(x, x[:, :3] ** 2)
+        sampler = nt.ShardSampler(data, optimizer=optimizer, seed=3)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)
+        begun = []
+        checkpoint = nt.Checkpoint(folder, optimizer)
+        for epoch in checkpoint.epochs(epochs):
+            begun.append(epoch)
+            for inputs, targets in checkpoint.batches(loader):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs), targets).backward()
+                optimizer.step()
+        optimizer.close()
+        return np.concatenate([one.numpy().ravel() for one in model.state_dict().values()]), begun
+
+    if size == 1:
+        return [program(None)]
+    with MemoryCluster(size) as cluster:
+        return cluster.run(program, 30.0)
+
+
+@pytest.mark.parametrize("wrapper", [nt.Downpour, nt.Synchronous, nt.LocalSGD])
+def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process(tmp_path, capsys, wrapper):
+    """With one worker, so that the plain loop is the independent computation; Adam has a state to lose."""
+    options = {"every": 1} if wrapper in EVERY else {}
+    for size, epochs in ((1, 2), (2, 3), (1, 5), (2, 6)):
+        found = anywhere(tmp_path / "moved", size, epochs, wrapper, **options)
+        assert found[-1][1] == list(range({2: 0, 3: 2, 5: 3, 6: 5}[epochs], epochs))
+    (straight, _), *_ = anywhere(tmp_path / "straight", 1, 6, wrapper, **options)
+    for weights, _ in found:
+        assert np.array_equal(weights, straight)
+    told = capsys.readouterr().out
+    assert told.count("was saved by one process, but this run has 1 workers: all workers start at the") == 2
+    assert told.count("was saved with 1 workers, but this run is one process: it starts at the centre") == 1
+
+
+@pytest.mark.parametrize("wrapper", ALL)
+@pytest.mark.parametrize("options", [{}, {"servers": 0}, {"group_size": 2}], ids=str)
+def test_all_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_centre(
+    tmp_path, wrapper, options
+):
+    size = 5 if "group_size" in options else 3
+    options = {**options, **({"every": 1} if wrapper in EVERY else {})}
+    ((weights, _),) = anywhere(tmp_path, 1, 2, wrapper, **options)
+    for rank, (there, begun) in enumerate(anywhere(tmp_path, size, 2, wrapper, **options)):
+        assert np.array_equal(there, weights), rank
+        assert begun == []
+    ranks = anywhere(tmp_path, size, 3, wrapper, **options)
+    center = ranks[0][0]
+    assert not np.array_equal(center, weights)
+    ((back, begun),) = anywhere(tmp_path, 1, 3, wrapper, **options)
+    assert np.array_equal(back, center)
+    assert begun == []
+
+
+def test_one_process_and_two_servers_cannot_continue_each_other(tmp_path):
+    anywhere(tmp_path / "one", 1, 1, nt.Downpour)
+    with pytest.raises(ConfigurationError, match="each of 2 servers a part of it; continue with servers=1"):
+        anywhere(tmp_path / "one", 4, 2, nt.Downpour, servers=2)
+    anywhere(tmp_path / "two", 4, 1, nt.Downpour, servers=2)
+    with pytest.raises(ConfigurationError, match="each of 2 servers a part of it; continue with servers=1"):
+        anywhere(tmp_path / "two", 1, 2, nt.Downpour)
+
+
 def test_no_epoch_of_leased_samples_is_lost_between_two_starts(tmp_path):
     on_ranks(tmp_path, 3, nt.Downpour, epochs=1, assignment="dynamic")
     again = on_ranks(tmp_path, 3, nt.Downpour, epochs=3, assignment="dynamic")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._warnings import warn
@@ -77,10 +78,11 @@ class CheckpointManager:
         self._team, self._state = team, state
         self._every_s, self._every_batches = 60.0 * minutes, batches
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
-        self._file = f"rank{0 if team is None else team.rank}.{suffix}"
+        self._suffix = suffix
+        self._file = self._file_of(0 if team is None else team.rank)
         group = None if team is None else team.member.group
         # The ranks of a group are one worker: if one has no part, all begin anew.
-        self._files = {self._file} if group is None else {f"rank{one}.{suffix}" for one in group.group.ranks}
+        self._files = {self._file} if group is None else {*map(self._file_of, group.group.ranks)}
         self._speaks = speaks("alone" if team is None else team.member.role)
         self._saving = saving_on(self.store, team, state, self._file)
         advise(self._advice)
@@ -198,9 +200,18 @@ class CheckpointManager:
         trains = self._team is not None and not self._team.serves
         anew = self._check(facts) or (trains and not self._files <= checkpoint.manifest.files.keys())
         file = self._first_worker(checkpoint) if trains and anew else self._file
-        data = checkpoint.read(file)
+        if not facts["workers"]:
+            file = self._file_of(0)  # the only one
+        read = checkpoint.read
         try:
-            self._state._load(self._state._unpack(data), facts, anew=anew)
+            if anew and self._team is None:
+                center, worker = self._file_of(0), self._first_worker(checkpoint)
+                trees = [self._state._unpack(read(one)) for one in (center, worker)]
+                check_team(trees[0]["team"])
+                tree = self._state._alone(*trees, vector=center_in(trees[0]["team"]))
+            else:
+                tree = self._state._unpack(read(file))
+            self._state._load(tree, facts, anew=anew)
         except ConfigurationError as error:
             raise _UnusableError(f"{file}: {error}", refusal=str(error)) from error
         except DamagedError as error:
@@ -223,6 +234,9 @@ class CheckpointManager:
         """
         if self._team is None:
             return
+        if tree["team"] is None:
+            self._team.load_for_others(None, facts["epoch"])
+            return
         check_team(tree["team"])
         if anew:
             self._team.load_for_others(tree["team"], facts["epoch"])
@@ -240,38 +254,53 @@ class CheckpointManager:
     def _check(self, saved: Mapping[str, Any]) -> bool:
         """Raise if the checkpoint belongs to another training; return whether the workers have changed."""
         here = self._state._facts()
-        problem = difference(saved, here)
+        one_process = not (saved["workers"] and here["workers"])
+        problem = difference({**saved, "servers": here["servers"]} if one_process else saved, here)
         if problem:
             raise self._refusal(f"belongs to another training: {problem}")
         if _sizes(saved) == _sizes(here):
             return False
-        reason = "it was not saved by several ranks"
-        if self._team is not None and saved["workers"]:
-            reason = self._team.algorithm.tied_to_workers if here["servers"] else ""
+        reason = ""
+        if one_process:
+            servers = max(saved["servers"], here["servers"])
+            if servers > 1:
+                reason = (
+                    f"one process has the whole optimizer, and each of {servers} servers a part of it; "
+                    "continue with servers=1"
+                )
+        elif self._team is not None and here["servers"]:
+            reason = self._team.algorithm.tied_to_workers
         if reason:
             raise self._refusal(
                 f"{_saved_with(saved, here)}: {reason}",
             )
         return True
 
+    def _file_of(self, rank: int) -> str:
+        return f"rank{rank}.{self._suffix}"
+
     def _first_worker(self, checkpoint: SavedCheckpoint) -> str:
         """Return the file of the first worker with a part in a checkpoint; servers have the lowest ranks."""
-        _, _, suffix = self._file.partition(".")
+        suffix = self._suffix
         servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
         parts = (re.fullmatch(rf"rank([0-9]{{1,9}})\.{suffix}", name) for name in checkpoint.manifest.files)
         ranks = [int(part[1]) for part in parts if part is not None]
         first = min((rank for rank in ranks if servers <= rank < servers + size), default=None)
-        return self._file if first is None else f"rank{first}.{suffix}"
+        return self._file if first is None else self._file_of(first)
 
     def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
+        saved = checkpoint.manifest.facts
         if self._team is None:
+            if saved["workers"]:
+                here = {"workers": 0, "group_size": 1}
+                told = f"{_saved_with(saved, here)}: it starts at the centre, and the epoch restarts"
+                say("alone", f"nnlo: {checkpoint.folder} {told}")
             return
         member = self._team.member
-        files, (_, _, suffix) = checkpoint.manifest.files, self._file.partition(".")
+        files = checkpoint.manifest.files
         here = {"workers": member.share[1], "group_size": member.group_size}
         ranks = range(member.servers, member.servers + here["workers"])
-        missing = [str(rank) for rank in ranks if f"rank{rank}.{suffix}" not in files]
-        saved = checkpoint.manifest.facts
+        missing = [str(rank) for rank in ranks if self._file_of(rank) not in files]
         if _sizes(saved) != _sizes(here):
             told = f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
         elif missing:
@@ -320,16 +349,30 @@ def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:
     return facts["workers"], facts.get("group_size", 1)
 
 
+def center_in(state: Mapping[str, Any]) -> Vector:
+    """Return the centre in the state of the session of a training's only server, or of a rank without one."""
+    part = state["part"]
+    vector: Vector = part["server"]["rule"]["center"] if "server" in part else part["parameters"]
+    return vector
+
+
 def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Say how many workers a checkpoint and this run have."""
-    (there, group_there), (now, group_now) = _sizes(saved), _sizes(here)
-    if group_there == group_now == 1:
-        return f"was saved with {there} workers, but this run has {now}"
+    sizes = [_sizes(saved), _sizes(here)]
+    grouped = any(group > 1 for _, group in sizes)
     words = [
-        f"{number} workers" if size == 1 else f"{number} ranks in groups of {size}"
-        for number, size in ((there, group_there), (now, group_now))
+        "one process"
+        if not number
+        else f"{number} ranks in groups of {group}"
+        if group > 1
+        else f"{number} workers"
+        for number, group in sizes
     ]
-    return f"was saved with {words[0]}, but this run has {words[1]}"
+    by = "with" if sizes[0][0] else "by"
+    is_or_has = "has" if sizes[1][0] else "is"
+    if not grouped and all(number for number, _ in sizes):
+        words[1] = str(sizes[1][0])
+    return f"was saved {by} {words[0]}, but this run {is_or_has} {words[1]}"
 
 
 def _collective(problem: str) -> ConfigurationError:

@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._warnings import warn
 from nnlo_common.protocol import Answers, Handlers, Lost
@@ -66,9 +67,21 @@ class SavedRank(Protocol):
         """Load a state.
 
         Args:
-            tree: this rank's own; for a worker that starts anew the first worker's.
+            tree: this rank's own; for a worker that starts anew the first worker's; what `_alone` returned;
+                or, if one process has saved it, that process's, which has no session's state as "team".
             facts: those of the checkpoint.
             anew: this rank starts at the centre, because the workers have changed.
+        """
+
+    def _alone(
+        self, center: Mapping[str, Any], worker: Mapping[str, Any], *, vector: Vector
+    ) -> dict[str, Any]:
+        """Return the state that a process alone loads from a training of several ranks.
+
+        Args:
+            center: the state of the rank whose model is the centre.
+            worker: that of the first worker.
+            vector: the centre.
         """
 
     def _leave(self) -> None:

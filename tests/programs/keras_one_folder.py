@@ -1,0 +1,47 @@
+"""Train Keras for some epochs, in one process or on several ranks; leave checkpoints and weights behind."""
+
+import json
+import sys
+
+import keras
+import numpy as np
+
+import nnlo_keras as nk
+
+
+def train(folder, epochs, wrapper, **options):
+    """Return the weights, the epochs of the history, and how often the optimizer has stepped."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(7, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
+    )
+    makes = keras.optimizers.SGD if wrapper == "EASGD" else keras.optimizers.Adam
+    model.compile(getattr(nk, wrapper)(makes(0.01), **options), "mse")
+    x = np.linspace(-1, 1, 100, dtype="f4").reshape(20, 5)
+    ranks = {name: options[name] for name in ("servers", "group_size") if name in options}
+    callbacks = [nk.Distribute(), nk.Checkpoint(folder), keras.callbacks.EarlyStopping("loss", patience=50)]
+    history = model.fit(
+        *nk.shard(x, x[:, :3] ** 2, **ranks),
+        batch_size=4,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    weights = [np.ravel(keras.ops.convert_to_numpy(one)) for one in model.weights]
+    return np.concatenate(weights), history.epoch
+
+
+if __name__ == "__main__":
+    folder, epochs, wrapper, options, result = sys.argv[1:]
+    weights, begun = train(folder, int(epochs), wrapper, **json.loads(options))
+    from nnlo_common.cluster._connecting import connect
+
+    world = connect()
+    rank = 0 if world is None else world.rank
+    np.savez(f"{result}-{rank}.npz", weights=weights, begun=begun)
