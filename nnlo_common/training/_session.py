@@ -375,7 +375,7 @@ class Session:
         return self._part.pause()
 
     def state(self) -> State:
-        """Return what this rank's next step depends on, apart from the framework's state; exact in a pause."""
+        """Return what this rank's next step depends on, but for the framework's state; exact in a pause."""
         self.shown.take_changes()
         counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
         # The servers have not heard of options that a scheduler has set since the last step.

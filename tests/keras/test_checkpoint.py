@@ -259,7 +259,7 @@ def test_checkpoints_within_epochs_do_not_change_the_training(tmp_path, file):
 
 
 def in_one_folder(tmp_path, ranks, epochs, wrapper, **options):
-    """Train up to an epoch, in one process or on ranks; return their weights, the epochs and what was printed."""
+    """Train in one process or on ranks, in the same folder; return weights, epochs and what was printed."""
     arguments = [str(tmp_path / "run"), str(epochs), wrapper, json.dumps(options), str(tmp_path / "rank")]
     env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     if ranks == 1:
