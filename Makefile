@@ -7,6 +7,7 @@
 #   .venv-mpich  MPICH and the test tools; for `make strikes` the frameworks, too
 #   .venv-clients Open MPI, PyTorch and the packages whose loops nnlo has adapters for
 #   .venv-docs   what builds the documentation site
+#   .venv-packages what builds and checks the wheel and the source archive
 #   .venv-oldest the oldest versions that pyproject.toml allows, of all that nnlo works with
 #   .venv-oldest-clients the oldest versions of those packages, on the PyTorch of the development
 # A stamp file in each says which stage of it is complete. pyproject.toml renews them.
@@ -14,7 +15,7 @@
 PYTHON    ?= python3
 PIP_ARGS  ?=
 RANKS     ?= 3
-# As in the extra `dev` of pyproject.toml, so that the later stage does not install another one.
+# As in the extra `dev` of pyproject.toml, so that all environments have the same.
 TORCH     ?= torch==2.13.0
 
 include .ci/mpi.env
@@ -52,7 +53,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench docs check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench docs packages check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -73,7 +74,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests that start mpiexec, with MPICH'
 	@$(pytest_mpich) $(jobs) -m 'mpi and not extended'
 
-test-all: .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-test ## the same with the long ones
+test-all: packages .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-test ## the same with the long ones, and the packages
 	$(say) 'all tests, with torch and keras'
 	@$(pytest) $(side_by_side) -m 'not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
@@ -121,6 +122,10 @@ docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a bro
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo 'open build/site/index.html'
 
+packages: .venv-packages/stamp-packages ## build wheel and source archive in dist/, and train from each in a fresh environment
+	$(say) 'python .ci/packages.py dist'
+	@.venv-packages/bin/python .ci/packages.py dist
+
 check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the rules of the repository
 	$(say) 'ruff check'
 	@.venv/bin/ruff check
@@ -134,12 +139,12 @@ check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the 
 	@$(pytest) --quiet tests/house/test_repository.py
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-mpich .venv-docs .venv-clients .venv-oldest .venv-oldest-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-docs .venv-packages .venv-clients .venv-oldest .venv-oldest-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A new environment, empty: half of an old one is never built upon.
-.venv/stamp-created .venv-mpich/stamp-created .venv-docs/stamp-created .venv-clients/stamp-created \
-.venv-oldest/stamp-created .venv-oldest-clients/stamp-created:
+.venv/stamp-created .venv-mpich/stamp-created .venv-docs/stamp-created .venv-packages/stamp-created \
+.venv-clients/stamp-created .venv-oldest/stamp-created .venv-oldest-clients/stamp-created:
 	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
 		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
@@ -171,6 +176,11 @@ clean: ## remove the environments and every cache
 .venv-docs/stamp-docs: pyproject.toml | .venv-docs/stamp-created
 	$(say) '.venv-docs: installing what builds the site'
 	@$(call pip,.venv-docs) --editable '.[docs]'
+	@touch $@
+
+.venv-packages/stamp-packages: pyproject.toml | .venv-packages/stamp-created
+	$(say) '.venv-packages: installing what builds and checks the packages'
+	@$(call pip,.venv-packages) --editable '.[packages]'
 	@touch $@
 
 .venv-clients/stamp-test: pyproject.toml | .venv-clients/stamp-created
