@@ -22,6 +22,7 @@ PACKAGES = {"nnlo_common", "nnlo_keras", "nnlo_torch"}
 
 
 def main() -> None:
+    """Build into the folder that the first argument names, then check and try out each archive."""
     folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("nnlo-*"):
