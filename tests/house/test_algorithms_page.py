@@ -48,7 +48,8 @@ def options_of(one):
 def taken(wrapper):
     """What a wrapper takes besides an optimizer and what all wrappers take."""
     common = {"optimizer", "options", "servers", "name"}
-    return set(inspect.signature(wrapper).parameters) - common
+    # Of the class itself, Python up to 3.11.4 gives the signature of Keras' __new__.
+    return set(inspect.signature(wrapper.__init__).parameters) - common - {"self"}
 
 
 def says(algorithm, option, column, names):
