@@ -237,11 +237,8 @@ class FlatModel:
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
     def _check(self) -> None:
-        addresses = [tensor.data_ptr() for tensor in self.tensors]
-        if addresses == self._addresses:
-            return
-        for index, address in enumerate(addresses):
-            if address != self._addresses[index]:
+        for index, tensor in enumerate(self.tensors):
+            if tensor.data_ptr() != self._addresses[index]:
                 raise ConfigurationError(
                     f"the memory of {self.names[index]} was replaced after the optimizer was wrapped (by "
                     "model.to(...), param.data = ... or the like); do that before you wrap the optimizer"

@@ -29,17 +29,12 @@ class GroupOptions:
     def read(self) -> tuple[float, ...]:
         """Return the numbers of all groups, in order."""
         numbers: list[float] = []
-        # Each step reads them, so without the generator below.
-        for optimizer, names in self._optimizers:
-            for group in optimizer.param_groups:
-                for name in names:
-                    value = group[name]
-                    if type(value) is float:
-                        numbers.append(value)
-                    elif isinstance(value, tuple | list):
-                        numbers += map(float, value)
-                    else:
-                        numbers.append(float(value))
+        for group, name in self._places():
+            value = group[name]
+            if isinstance(value, tuple | list):
+                numbers += map(float, value)
+            else:
+                numbers.append(float(value))
         return tuple(numbers)
 
     def _places(self) -> Iterator[tuple[dict[str, Any], str]]:

@@ -181,8 +181,6 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         # Your optimizer calls the global hooks if it steps here.
         first, last = ([], []) if self._steps_here else global_hooks()
         before, after = hooks_of(self, "step")
-        if not (first or last or before or after):
-            return self._step(closure)
         args: tuple[Any, ...] = (self,) if closure is None else (self, closure)
         kwargs: dict[str, Any] = {}
         for hook in (*first, *before):
@@ -228,7 +226,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:
             changes.keep(joint.epochs_begun)
-        if team.member.servers == 0:
+        if not self._has_center:
             self._run(self._after_commit)
         return loss
 
@@ -253,7 +251,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     @property
     def _steps_here(self) -> bool:
         """Whether your optimizer steps on this rank unless it serves."""
-        return self.algorithm.optimizer_runs == "worker" or not self._has_center
+        return not self._has_center or self.algorithm.optimizer_runs == "worker"
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes leave the gradients of a group's ranks apart.
