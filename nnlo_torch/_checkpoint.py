@@ -27,10 +27,10 @@ from nnlo_torch._joint import collective
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
     check_random,
-    layout_of,
     load_modules,
     load_random,
     load_vector,
+    model_fact,
     packed,
     random_states,
     saved_modules,
@@ -265,7 +265,7 @@ class Checkpoint:
             "servers": 0 if member is None else member.servers,
             "workers": 0 if member is None else member.share[1],
             **group_fact(self._optimizer),
-            "model": layout_of(self._wrappers, self._modules())
+            "model": model_fact(self._wrappers, self._modules())
             if self._team is None
             else self._team.model.parameters.layout.to_json(),
             "epoch": self._epoch,

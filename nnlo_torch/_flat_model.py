@@ -27,9 +27,9 @@ from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common.plugin import PRESENT, laid_out, vectors_in_turn
 from nnlo_torch._compat import copy_all
 
-__all__ = ["FlatModel", "Storage", "named_parameters"]
+__all__ = ["FlatModel", "Storage", "layout_of", "named_parameters"]
 
-_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Gradients of at least this many numbers are moved at once: that saves more than the call costs.
 _LARGE = 16384
 
@@ -336,9 +336,16 @@ def _layout(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
                 f"{name} is {tensor.dtype}, {tensor.layout}; only dense float32, float16 and bfloat16 "
                 "parameters can be exchanged: convert it before you wrap the optimizer"
             )
+    return layout_of(named)
+
+
+def layout_of(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
+    """Return the places of parameters in a flat vector."""
+    kinds = [str(tensor.dtype).removeprefix("torch.") for _, tensor in named]
     # Padded to the alignment of torch's own tensors.
     return laid_out(
-        ((name, tensor.shape, _DTYPES[tensor.dtype], id(tensor)) for name, tensor in named), padded=True
+        ((name, tensor.shape, kind, id(tensor)) for (name, tensor), kind in zip(named, kinds, strict=True)),
+        padded=True,
     )
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnlo_common import ConfigurationError, Layout
-from nnlo_common.plugin import Vector, check_stored, laid_out, random_numbers
-from nnlo_torch._flat_model import named_parameters
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Vector, check_stored, random_numbers
+from nnlo_torch._flat_model import layout_of, named_parameters
 
 __all__ = [
     "check_random",
-    "layout_of",
     "load_modules",
     "load_random",
     "load_vector",
+    "model_fact",
     "packed",
     "random_states",
     "saved_modules",
@@ -105,9 +105,9 @@ def check_random(states: Mapping[str, Any]) -> None:
         raise TypeError("the states of the CUDA generators are no tensors")
 
 
-def layout_of(optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]) -> str:
+def model_fact(optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]) -> str:
     """Return the names, shapes and types of the parameters of optimizers, for comparison."""
-    return _laid_out(_parameters(optimizers, modules)).to_json()
+    return layout_of(_parameters(optimizers, modules)).to_json()
 
 
 def load_vector(
@@ -117,23 +117,14 @@ def load_vector(
     named = _parameters(optimizers, modules)
     flat = torch.from_numpy(vector)
     with torch.no_grad():
-        for (_, tensor), place in zip(named, _laid_out(named).segments, strict=True):
-            tensor.copy_(flat[place.offset : place.offset + place.size].view(place.shape))
+        for (_, tensor), segment in zip(named, layout_of(named).segments, strict=True):
+            tensor.copy_(flat[segment.place].view(segment.shape))
 
 
 def _parameters(
     optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[torch.nn.Module]
 ) -> list[tuple[str, torch.Tensor]]:
     return [pair for one in optimizers for pair in named_parameters(one, modules)]
-
-
-def _laid_out(named: Sequence[tuple[str, torch.Tensor]]) -> Layout:
-    """Return the layout that the parameters have among several ranks."""
-    kinds = (str(tensor.dtype).removeprefix("torch.") for _, tensor in named)
-    pieces = (
-        (name, tensor.shape, kind, id(tensor)) for (name, tensor), kind in zip(named, kinds, strict=True)
-    )
-    return laid_out(pieces, padded=True)
 
 
 def _without_arrays(value: Any) -> Any:

@@ -10,7 +10,7 @@ import nnlo_keras as nk
 
 
 def train(folder, epochs, wrapper, **options):
-    """Return the weights, the epochs of the history, and how often the optimizer has stepped."""
+    """Return the weights, and the epochs of the history."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
         [
@@ -20,8 +20,10 @@ def train(folder, epochs, wrapper, **options):
             keras.layers.Dense(3),
         ]
     )
-    makes = keras.optimizers.SGD if wrapper == "EASGD" else keras.optimizers.Adam
-    model.compile(getattr(nk, wrapper)(makes(0.01), **options), "mse")
+    makes, extra = keras.optimizers.Adam, {}
+    if wrapper in ("EASGD", "GEM"):
+        makes, extra = keras.optimizers.SGD, {"momentum": 0.9}
+    model.compile(getattr(nk, wrapper)(makes(0.01, **extra), **options), "mse")
     x = np.linspace(-1, 1, 100, dtype="f4").reshape(20, 5)
     ranks = {name: options[name] for name in ("servers", "group_size") if name in options}
     callbacks = [nk.Distribute(), nk.Checkpoint(folder), keras.callbacks.EarlyStopping("loss", patience=50)]

@@ -199,18 +199,11 @@ class CheckpointManager:
         check_facts(facts)
         trains = self._team is not None and not self._team.serves
         anew = self._check(facts) or (trains and not self._files <= checkpoint.manifest.files.keys())
-        file = self._first_worker(checkpoint) if trains and anew else self._file
-        if not facts["workers"]:
-            file = self._file_of(0)  # the only one
-        read = checkpoint.read
+        files = self._files_to_load(checkpoint, anew=anew)
+        file, parts = " and ".join(files), [checkpoint.read(one) for one in files]
         try:
-            if anew and self._team is None:
-                center, worker = self._file_of(0), self._first_worker(checkpoint)
-                trees = [self._state._unpack(read(one)) for one in (center, worker)]
-                check_team(trees[0]["team"])
-                tree = self._state._alone(*trees, vector=center_in(trees[0]["team"]))
-            else:
-                tree = self._state._unpack(read(file))
+            trees = [self._state._unpack(part) for part in parts]
+            tree = self._alone(trees[0], trees[-1]) if anew and self._team is None else trees[0]
             self._state._load(tree, facts, anew=anew)
         except ConfigurationError as error:
             raise _UnusableError(f"{file}: {error}", refusal=str(error)) from error
@@ -223,6 +216,21 @@ class CheckpointManager:
             raise DamagedError(f"{file} cannot be loaded ({type(error).__name__}: {told:.300})") from error
         self._say_who_starts_anew(checkpoint)
         return ""
+
+    def _files_to_load(self, checkpoint: SavedCheckpoint, *, anew: bool) -> list[str]:
+        """Return the names of the files that this rank loads: its own, or those that it takes over."""
+        if not checkpoint.manifest.facts["workers"]:
+            return [self._file_of(0)]  # the only one
+        if not anew or (self._team is not None and self._team.serves):
+            return [self._file]
+        worker = self._first_worker(checkpoint)
+        # Without servers the first rank has the centre and is the first worker.
+        return [worker] if self._team is not None else [*dict.fromkeys((self._file_of(0), worker))]
+
+    def _alone(self, center: Mapping[str, Any], worker: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state that a process alone takes over from several ranks."""
+        check_team(center["team"])
+        return self._state._alone(center, worker, vector=_center_in(center["team"]))
 
     def load_team(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Load the session's state; call it once the model has its weights.
@@ -281,9 +289,10 @@ class CheckpointManager:
 
     def _first_worker(self, checkpoint: SavedCheckpoint) -> str:
         """Return the file of the first worker with a part in a checkpoint; servers have the lowest ranks."""
-        suffix = self._suffix
         servers, size = checkpoint.manifest.facts["servers"], checkpoint.manifest.facts["workers"]
-        parts = (re.fullmatch(rf"rank([0-9]{{1,9}})\.{suffix}", name) for name in checkpoint.manifest.files)
+        parts = (
+            re.fullmatch(rf"rank([0-9]{{1,9}})\.{self._suffix}", name) for name in checkpoint.manifest.files
+        )
         ranks = [int(part[1]) for part in parts if part is not None]
         first = min((rank for rank in ranks if servers <= rank < servers + size), default=None)
         return self._file if first is None else self._file_of(first)
@@ -349,7 +358,7 @@ def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:
     return facts["workers"], facts.get("group_size", 1)
 
 
-def center_in(state: Mapping[str, Any]) -> Vector:
+def _center_in(state: Mapping[str, Any]) -> Vector:
     """Return the centre in the state of the session of a training's only server, or of a rank without one."""
     part = state["part"]
     vector: Vector = part["server"]["rule"]["center"] if "server" in part else part["parameters"]
@@ -358,21 +367,16 @@ def center_in(state: Mapping[str, Any]) -> Vector:
 
 def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Say how many workers a checkpoint and this run have."""
-    sizes = [_sizes(saved), _sizes(here)]
-    grouped = any(group > 1 for _, group in sizes)
-    words = [
-        "one process"
-        if not number
-        else f"{number} ranks in groups of {group}"
-        if group > 1
-        else f"{number} workers"
-        for number, group in sizes
-    ]
-    by = "with" if sizes[0][0] else "by"
-    is_or_has = "has" if sizes[1][0] else "is"
-    if not grouped and all(number for number, _ in sizes):
-        words[1] = str(sizes[1][0])
-    return f"was saved {by} {words[0]}, but this run {is_or_has} {words[1]}"
+    (there, group_there), (now, group_now) = _sizes(saved), _sizes(here)
+    of_run = "is one process" if not now else f"has {_ranks(now, group_now)}"
+    if there and now and group_there == group_now == 1:
+        of_run = f"has {now}"
+    by = f"with {_ranks(there, group_there)}" if there else "by one process"
+    return f"was saved {by}, but this run {of_run}"
+
+
+def _ranks(number: int, group_size: int) -> str:
+    return f"{number} workers" if group_size == 1 else f"{number} ranks in groups of {group_size}"
 
 
 def _collective(problem: str) -> ConfigurationError:
