@@ -46,7 +46,7 @@ class ModelState:
             seeds: also load integers, such as the states of seed generators.
             of_one_process: a process alone has saved it, so that it has the weights and whole optimizers.
         """
-        variables = untrained(self._model, []) if of_one_process else self._variables()
+        variables = self._model.variables if of_one_process else self._variables()
         values = state["variables"] if seeds else _with_own_integers(variables, state["variables"])
         assign(variables, values, "the model's variables")
         for one, values in zip(self._optimizers(), state["optimizers"], strict=True):
@@ -67,23 +67,31 @@ class ModelState:
         trained = [one for wrapper in wrappers for one in wrapper.owned]
         segments = layout_of(trained).segments
         weights = {
-            memory_of(one): vector[place.offset : place.offset + place.size].reshape(place.shape)
-            for one, place in zip(trained, segments, strict=True)
+            memory_of(one): vector[segment.place].reshape(segment.shape)
+            for one, segment in zip(trained, segments, strict=True)
         }
         others = iter(center["variables"])
         variables = [
             weights[memory_of(one)] if memory_of(one) in weights else next(others)
-            for one in untrained(self._model, [])
+            for one in self._model.variables
         ]
         server = center["team"]["part"].get("server")
-        on_center = None if server is None else server["rule"].get("optimizer")
-        stepped = iter(on_center["keras"] if on_center and "keras" in on_center else [])
+        runs = "worker" if server is None else next(one.algorithm.optimizer_runs for one in wrappers)
+        on_center = iter(server["rule"]["optimizer"]["keras"] if runs == "center" else [])
         states = []
         for one, saved in zip(optimizers, worker["optimizers"], strict=True):
-            wrapper, inner, local = wrapper_of(one), _inner(one), _local(one)
-            on_worker = wrapper is None or wrapper.algorithm.optimizer_runs != "center" or server is None
-            values = _last(saved, len(inner)) if on_worker else [next(stepped) for _ in inner]
+            inner, local = _inner(one), _local(one)
             own = one.variables[: len(one.variables) - len(inner) - len(local)]
+            if wrapper_of(one) is None or runs == "worker":
+                values = _last(saved, len(inner))
+            elif runs == "center":
+                values = [next(on_center) for _ in inner]
+            else:  # it steps nowhere, so that a worker has saved only its counts and rates
+                counts = iter(saved[sum(not variable.shape for variable in own) :])
+                values = [
+                    value if variable.shape else next(counts)
+                    for variable, value in zip(inner, values_of(inner), strict=True)
+                ]
             states.append([*values_of(own), *values, *values_of(local)])
         return {"variables": variables, "optimizers": states, "rates": worker["rates"]}
 

@@ -297,6 +297,8 @@ def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process
         (3, "EASGD", {"every": 1}),
         (3, "Synchronous", {"servers": 0}),
         (3, "Downpour", {"group_size": 2}),
+        (3, "GEM", {}),
+        (3, "DiLoCo", {"every": 1}),
     ],
 )
 def test_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_centre(
