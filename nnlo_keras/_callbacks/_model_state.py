@@ -87,7 +87,7 @@ class ModelState:
             elif runs == "center":
                 values = [next(on_center) for _ in inner]
             else:  # it steps nowhere, so that a worker has saved only its counts and rates
-                counts = iter(saved[sum(not variable.shape for variable in own) :])
+                counts = iter(_last(saved, sum(not variable.shape for variable in inner)))
                 values = [
                     value if variable.shape else next(counts)
                     for variable, value in zip(inner, values_of(inner), strict=True)

@@ -298,6 +298,7 @@ def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process
         (3, "Synchronous", {"servers": 0}),
         (3, "Downpour", {"group_size": 2}),
         (3, "GEM", {}),
+        (3, "GEM", {"group_size": 2}),
         (3, "DiLoCo", {"every": 1}),
     ],
 )
