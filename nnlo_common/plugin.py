@@ -51,6 +51,7 @@ from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._observer import See
 from nnlo_common.training._rank_parts import say, speaks
+from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._checks import (
@@ -116,6 +117,7 @@ __all__ = [
     "epoch_order",
     "EpochLog",
     "EpochMeanQuery",
+    "epochs_per_rank",
     "EXIT_CODE",
     "explain",
     "FileBatches",
@@ -162,6 +164,7 @@ __all__ = [
     "RunPlan",
     "SampledData",
     "say",
+    "scale_lr",
     "Screen",
     "See",
     "seed_of",

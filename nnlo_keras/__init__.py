@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
-from nnlo_common.plugin import optimize
+from nnlo_common.plugin import epochs_per_rank, optimize, scale_lr
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
@@ -51,7 +51,9 @@ __all__ = [
     "Timeline",
     "WarmUp",
     "Wrapper",
+    "epochs_per_rank",
     "optimize",
+    "scale_lr",
     "shard",
     "use_gpu",
 ]

@@ -35,6 +35,7 @@ def gpus_of(servers, ranks, **options):
         ("4,5,6,7,8", 1, True, [4, 0, 1, 2, 3]),  # an idle one for the server
         ("4,5", 1, True, [0, 0, 1, 0, 1]),
         ("4,5", 2, False, [None, None, 0, 1, 0]),
+        ("4,5", 0, False, [0, 1, 0, 1, 0]),
         ("9", 1, False, [None, 0, 0, 0, 0]),  # one for each rank, as Slurm may have it
         ("", 1, True, [None] * 5),
     ],

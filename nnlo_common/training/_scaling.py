@@ -1,0 +1,90 @@
+"""Learning rate and epochs of a script for one process, scaled for the ranks that train together."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from nnlo_common.base._arguments import is_number, whole_number
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._arrangement import Arrangement
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.training._joining import launched
+
+__all__ = ["epochs_per_rank", "scale_lr"]
+
+
+def scale_lr(
+    rate: float,
+    *,
+    rule: Literal["linear", "square_root"] = "linear",
+    asynchronous: bool = False,
+    servers: int = 1,
+    group_size: int | None = None,
+    world: RankWorld | None = None,
+) -> float:
+    """Return a learning rate for the larger batch that several ranks make together.
+
+    A step of `Synchronous` has the batches of all ranks that train, so the rate of one process is multiplied
+    by their number (Goyal et al., 2017, arXiv:1706.02677); let it rise to that over the first epochs. With an
+    asynchronous algorithm each worker steps by itself, and only the ranks of its group share a step. A
+    process alone keeps its rate.
+
+    Args:
+        rate: the learning rate of one process, with the batch size of one rank.
+        rule: "linear" in the number of ranks; or "square_root", which suits Adam (Malladi et al., 2022,
+            arXiv:2205.10287) and very large batches.
+        asynchronous: whether each worker steps by itself, as with `Downpour`, `EASGD` or `GEM`.
+        servers: the number of servers, as of the wrapper.
+        group_size: the ranks of each worker, as of the wrapper.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Raises:
+        ConfigurationError: the rate or the rule is none, or the ranks cannot be arranged like this.
+
+    Example:
+        >>> scale_lr(0.1, servers=0)  # on 4 ranks: 0.4, or 0.2 with rule="square_root"
+        0.1
+    """
+    if not is_number(rate) or not 0 < rate < math.inf:
+        raise ConfigurationError(f"rate={rate!r} is not possible: use a number above 0, as the optimizer has")
+    if rule not in ("linear", "square_root"):
+        raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear' or 'square_root'")
+    trained, size = _training_ranks(world or launched(), servers, group_size)
+    together = size if asynchronous else trained
+    return rate * (together if rule == "linear" else math.sqrt(together))
+
+
+def epochs_per_rank(
+    epochs: int, *, servers: int = 1, group_size: int | None = None, world: RankWorld | None = None
+) -> int:
+    """Return the number of epochs after which all ranks together have seen as many samples as one process.
+
+    Use it only where each rank goes through all the data, in an order of its own, as scripts for Horovod do
+    that divide nothing. With `ShardSampler`, `shard`, `H5Batches` and the like the ranks go through the data
+    together, and the number of epochs stays as it is. Rounded up, at least 1.
+
+    Args:
+        epochs: the number for one process.
+        servers: the number of servers, as of the wrapper.
+        group_size: the ranks of each worker, as of the wrapper.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Raises:
+        ConfigurationError: the number is none, or the ranks cannot be arranged like this.
+
+    Example:
+        >>> epochs_per_rank(10, servers=0)  # on 4 ranks: 3
+        10
+    """
+    trained, _ = _training_ranks(world or launched(), servers, group_size)
+    return math.ceil(whole_number("epochs", epochs, 1) / trained)
+
+
+def _training_ranks(world: RankWorld | None, servers: int, group_size: int | None) -> tuple[int, int]:
+    """Return how many ranks train, and how many of them share a step of one worker."""
+    if world is None:
+        return 1, 1
+    arrangement = Arrangement.of_training(world.size, servers=servers, group_size=group_size)
+    arrangement.check(world.size)
+    return max(world.size - servers, 1), arrangement.group_size
