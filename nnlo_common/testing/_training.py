@@ -31,7 +31,7 @@ class VirtualRun:
     """A finished training in the virtual cluster.
 
     Attributes:
-        servers: one for each shard; `server.rule.center`, `.clock`, `server.staleness`, ...
+        servers: one for each shard; `server.rule.center`, `server.rule.clock`, `server.staleness`, ...
         workers: in rank order.
         trace: for each shard the workers whose requests were handled, in order.
         seconds: the virtual time of the run (with the schedule `ByTime`).
