@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nnlo_common.base._errors import PeerLostError
@@ -44,7 +44,10 @@ def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
     """Perform the sends and releases in `actions`."""
     for action in actions:
         if isinstance(action, Send):
-            endpoint.send(action.rank, action.message, action.frame)
+            if action.parts is None:
+                endpoint.send(action.rank, action.message, action.frame)
+            else:
+                endpoint.send(action.rank, action.message, action.frame, action.parts)
         elif isinstance(action, Release):
             endpoint.release(action.rank, action.frame)
 
@@ -69,11 +72,23 @@ def work(
             watch.look()
         if not isinstance(event, Lost):
             watch.heard()
+            if event.parts is not None:
+                event = Received(event.message, event.frame, _watched(event.parts, watch))
             perform(endpoint, deliver(event))
         elif event.rank in servers:
             raise PeerLostError(event.rank, "a server of the centre has died")
     # The worker may now compute for long: get its messages out first.
     endpoint.flush()
+
+
+def _watched(parts: Iterable[slice], watch: ServerWatch) -> Iterator[slice]:
+    """Yield the parts of a message while it arrives; look at the server's silence where one is late."""
+    for part in parts:
+        if part.start == part.stop:
+            watch.look()
+        else:
+            watch.heard()
+            yield part
 
 
 def serve(

@@ -27,6 +27,7 @@ from nnlo_common.protocol import (
     Shard,
     Standing,
 )
+from nnlo_common.protocol._messages import PART
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._event_loop import Periodic, perform, serve
@@ -101,6 +102,8 @@ class ServerRank:
         self._losses: list[str] = []
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
         server.pauses.before_epoch = _NEVER
+        # With a lag the workers compute meanwhile, and absorb a reply whole.
+        server.in_parts = server.depth == 1 and server.rule.center.size > PART
         self._pauses = 0
         self.keeper: Keeper | None = None
 
