@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import shlex
 
 import pytest
 
@@ -15,9 +17,9 @@ PAGES = ["README.md", *sorted(f"docs/{path.relative_to(DOCS).as_posix()}" for pa
 #: Pages whose blocks are one program; every other block is a program of its own.
 JOINED = {"docs/optimisation.md"}
 #: The block that makes the files for the others of its page, run once.
-MAKES_FILES = {("docs/data.md", 0)}
+MAKES_FILES = {("docs/data.md", 0), ("docs/tutorial_files.md", 0), ("docs/tutorial_search.md", 0)}
 #: Pages of searches: a coordinator, and a block of three ranks.
-RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4}
+RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4, "docs/tutorial_search.md": 4}
 #: Pages that other tests run on one process.
 ELSEWHERE = {
     "README.md": "tests/house/test_readme.py",
@@ -40,7 +42,19 @@ def blocks_of(page):
 
 
 PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
-ALONE = [program for program in PROGRAMS if program[0] not in ELSEWHERE]
+#: Tutorials whose commands a test runs one after another, as readers do.
+LESSONS = [
+    "docs/tutorial_files.md",
+    "docs/tutorial_gan.md",
+    "docs/tutorial_loop.md",
+    "docs/tutorial_search.md",
+]
+LONG = {*LESSONS, "docs/tutorial_survive.md"}
+ALONE = [
+    pytest.param(*program, marks=pytest.mark.extended if program[0] in LONG else ())
+    for program in PROGRAMS
+    if program[0] not in ELSEWHERE
+]
 #: What one meets first runs on three ranks in every run of the tests; the others in `make test-all`.
 SOON = {"docs/start.md", "docs/coming_from.md"}
 
@@ -58,11 +72,19 @@ def environment(text):
     return {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
+def make_files(page, number, folder):
+    """Make the files that a block needs, by the block of its page that makes them."""
+    for one in MAKES_FILES - {(page, number)}:
+        if one[0] == page:
+            assert alone(written(*one, folder), timeout_s=60).returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "number"), ALONE)
 def test_a_block_runs_in_one_process(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = written(page, number, tmp_path)
+    make_files(page, number, tmp_path)
     done = alone(program, timeout_s=100, env=environment(program.read_text()))
     assert done.returncode == 0, done.stderr
 
@@ -81,9 +103,7 @@ def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = written(page, number, tmp_path)
     env = environment(program.read_text())
-    for one in MAKES_FILES:
-        if one[0] == page:
-            assert alone(written(*one, tmp_path), timeout_s=60).returncode == 0
+    make_files(page, number, tmp_path)
     done = mpiexec(RANKS.get(page, 3), program, timeout_s=200, env=env)
     assert done.returncode == 0, done.stderr
 
@@ -104,6 +124,49 @@ def test_the_commands_of_a_tutorial_run_in_one_folder(page, tmp_path, monkeypatc
     done = mpiexec(3, program, timeout_s=200, env=env)
     assert done.returncode == 0, done.stderr
     assert "was saved by one process, but this run has 2 workers" in done.stdout
+
+
+def steps_of(page):
+    """The files that a tutorial says to save, the commands that it says to run, and their output, in turn."""
+    fenced = re.findall(r"(.*?)```(\w+)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for before, language, text in fenced:
+        if language == "python":
+            (name,) = re.findall(r"[Ss]ave this as\s+`([\w.]+)`", before)
+            yield name, text, None
+        elif language == "console":
+            for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$).*\n)*)", text, re.MULTILINE):
+                yield None, command, output.splitlines()
+
+
+def masked(line):
+    """The beginning of a line without its numbers, which differ from run to run."""
+    return re.sub(r"[\d.]+", "#", " ".join(line.split()[:3]))
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.parametrize("page", LESSONS)
+def test_a_tutorial_can_be_followed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env, ran = environment("import torch\nimport keras"), 0
+    for name, text, output in steps_of(page):
+        if name:
+            (tmp_path / name).write_text(text)
+            continue
+        words = [word for word in shlex.split(text) if not word.startswith("KERAS_BACKEND=")]
+        ranks = int(words[2]) if words[:2] == ["mpiexec", "-n"] else 0
+        program, *arguments = words[3:] if ranks else words
+        if program == "nnlo":
+            arguments = ["-m", "nnlo_common", *arguments]
+        start, *arguments = arguments
+        warm = {"framework": "torch"} if start == "-m" else {}
+        run = functools.partial(mpiexec, ranks, **warm) if ranks else alone
+        done = run(start, *arguments, timeout_s=250, env=env)
+        assert done.returncode == 0, done.stderr
+        shown = {masked(line) for line in done.stdout.splitlines()}
+        assert {masked(line) for line in output} <= shown
+        ran += 1
+    assert ran >= 2
 
 
 # Links.
