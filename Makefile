@@ -53,7 +53,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench docs packages check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench docs pictures packages check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -122,6 +122,11 @@ docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a bro
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo 'open build/site/index.html'
 
+pictures: .venv/stamp-pictures ## make the pictures of the documentation and the outputs of its notebook anew; needs chromium
+	$(say) 'python pictures/losses.py, and its like'
+	@for picture in losses limits report; do .venv/bin/python pictures/$$picture.py || exit; done
+	@.venv/bin/python pictures/notebook.py docs/notebooks/laboratory.ipynb
+
 packages: .venv-packages/stamp-packages ## build wheel and source archive in dist/, and train from each in a fresh environment
 	$(say) 'python .ci/packages.py dist'
 	@.venv-packages/bin/python .ci/packages.py dist
@@ -161,6 +166,11 @@ clean: ## remove the environments and every cache
 .venv/stamp-dev: .venv/stamp-mpi
 	$(say) '.venv: installing PyTorch, keras and the tools'
 	@$(call pip,.venv) --editable '.[dev]'
+	@touch $@
+
+.venv/stamp-pictures: .venv/stamp-dev
+	$(say) '.venv: installing what writes pictures'
+	@$(call pip,.venv) --editable '.[pictures]'
 	@touch $@
 
 .venv-mpich/stamp-test: pyproject.toml | .venv-mpich/stamp-created
