@@ -23,6 +23,7 @@ from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
+from nnlo_common.base._spans import span
 from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
@@ -49,7 +50,6 @@ from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
-from nnlo_common.training._observer import See
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
@@ -61,9 +61,8 @@ from nnlo_common.training.checkpoint._checks import (
     checked_count,
 )
 from nnlo_common.training.checkpoint._manager import CheckpointManager
-from nnlo_common.training.report._epoch_log import EpochLog
+from nnlo_common.training.report._facts_writer import FactsWriter
 from nnlo_common.training.report._terminal import Meter, Screen, is_live, spaced, table
-from nnlo_common.training.report._trace_file import Trace
 
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief
@@ -115,7 +114,6 @@ __all__ = [
     "end_of",
     "engine",
     "epoch_order",
-    "EpochLog",
     "EpochMeanQuery",
     "epochs_per_rank",
     "EXIT_CODE",
@@ -154,6 +152,7 @@ __all__ = [
     "Query",
     "quoted_samplers",
     "random_numbers",
+    "FactsWriter",
     "RankWorld",
     "read_whole",
     "Reading",
@@ -166,20 +165,19 @@ __all__ = [
     "say",
     "scale_lr",
     "Screen",
-    "See",
     "seed_of",
     "seed_random",
     "Session",
     "share",
     "SIGNAL",
     "spaced",
+    "span",
     "speaks",
     "split",
     "Start",
     "table",
     "TeamMessage",
     "TimeLeft",
-    "Trace",
     "Trainer",
     "TrialChooser",
     "TrialSource",

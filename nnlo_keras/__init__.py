@@ -16,9 +16,8 @@ from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
     MetricAverage,
-    Monitor,
     Pruning,
-    Timeline,
+    Report,
     WarmUp,
 )
 from nnlo_keras._distribute import Distribute
@@ -45,10 +44,9 @@ __all__ = [
     "H5Sequence",
     "LocalSGD",
     "MetricAverage",
-    "Monitor",
     "Pruning",
+    "Report",
     "Synchronous",
-    "Timeline",
     "WarmUp",
     "Wrapper",
     "epochs_per_rank",

@@ -252,6 +252,8 @@ class Distribute(keras.callbacks.Callback):
         else:
             team.take_over_center()
         team.close()
+        for one in self._rank_callbacks:
+            one.after_leaving()
         self._release(team)
 
     # -- joining and leaving a training ---------------------------------------------------------------

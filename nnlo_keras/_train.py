@@ -140,10 +140,7 @@ class KerasTrainer(Trainer):
             found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._stop_at_target))
         if settings.checkpoint is not None:
             found.append(nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint))
-        if settings.monitor:
-            found.append(nnlo_keras.Monitor(folder / "monitor.jsonl"))
-        if settings.timeline:
-            found.append(nnlo_keras.Timeline(folder / "timeline.json"))
+        found.append(nnlo_keras.Report(folder, config=self._config, timeline=settings.timeline))
         if self._plan.watch is not None:
             found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._report_epoch))
         return found

@@ -15,10 +15,9 @@ from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
-from nnlo_torch._monitor import Monitor
 from nnlo_torch._progress_lines import Progress
+from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
-from nnlo_torch._timeline import Timeline
 from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
 
@@ -36,13 +35,12 @@ __all__ = [
     "H5Batches",
     "H5Dataset",
     "LocalSGD",
-    "Monitor",
     "Progress",
+    "Report",
     "ShardIterable",
     "ShardSampler",
     "Synchronous",
     "Target",
-    "Timeline",
     "Wrapper",
     "device",
     "epochs_per_rank",

@@ -71,6 +71,7 @@ class JointTraining:
         seen: the numbers of steps and samples when the last epoch began.
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
+        at_end: called when this rank has left.
         end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
         forget_saves: ends the watch over `torch.save`.
@@ -96,6 +97,7 @@ class JointTraining:
         self.seen, self.all_evaluating = (0, 0), False
         self.after_serving: list[Callable[[], object]] = []
         self.averages: list[AveragedWeights] = []
+        self.at_end: list[Callable[[], object]] = []
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
@@ -131,6 +133,11 @@ class JointTraining:
         if not self.centers:
             return self.members
         return [self.members[index] for index in self.centers[0].stepped]
+
+    def finish(self) -> None:
+        """Call what waits for the end, once."""
+        while self.at_end:
+            self.at_end.pop()()
 
     def release(self) -> None:
         """Let go of the parameters and of the wrappers: samplers look for a wrapper that still exists."""

@@ -11,13 +11,14 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, See, Session, say, speaks, warn, whole_file
+from nnlo_common.plugin import AnswerT, Periodic, Query, Session, say, span, speaks, warn, whole_file
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._given_data import warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
+from nnlo_torch._reading import read
 from nnlo_torch._step_weights import Draws, StepWeights
 
 __all__ = ["Participation", "leave_with_center"]
@@ -117,7 +118,7 @@ class Participation:
             warn_of_same_data(self._team, batches)
         self._looping = True
         try:
-            for batch in batches:
+            for batch in read(batches):
                 if self.stopped:
                     break
                 found = counted(batch) if samples is None else samples(batch)
@@ -191,7 +192,7 @@ class Participation:
         Call it on all ranks after the same epoch: it waits until all workers have finished that epoch. All
         ranks see the same parameters, and no rank trains meanwhile. See `evaluate`.
         """
-        with evaluating([*self._modules(), *self._averages]):
+        with span("validate"), evaluating([*self._modules(), *self._averages]):
             if self._team is None:
                 yield
                 return
@@ -360,12 +361,6 @@ class Participation:
         """Whether the next step exchanges with other ranks."""
         return self._team is not None and self._team.due
 
-    def observe(self, see: See) -> None:
-        """Pass each later operation with other ranks to `see`; `Timeline` uses this."""
-        if self._team is not None:
-            self._settle("Timeline")
-            self._team.observe(see)
-
     def report(self) -> TrainingReport:
         """Return this rank's counts so far."""
         if self._team is None:
@@ -407,6 +402,12 @@ class Participation:
     def close(self) -> None:
         """Leave the training; a server serves until all workers have left. Runs at script exit, too."""
         self._collect_aside(wait=True)
+        try:
+            self._leave()
+        finally:
+            self._joint.finish()
+
+    def _leave(self) -> None:
         if self._team is None or self._team.over or self._team.broken:
             return
         self._joint.trained = True

@@ -98,11 +98,14 @@ class TorchTrainer(Trainer):
         so_far = _ScoreHistory()
         checkpoint = self._checkpoint(folder / "checkpoint", so_far)
         callbacks: list[Any] = []
+        report: nnlo_torch.Report | None = None
         for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
             if so_far.over:
                 break
             # `checkpoint.epochs` has now loaded the checkpoint, so the number of its epochs is known.
-            callbacks = callbacks or self._callbacks(folder, len(so_far.center.get("loss", [])))
+            done = len(so_far.center.get("loss", []))
+            callbacks = callbacks or self._callbacks(done)
+            report = report or self._report(folder, done)
             sums = self._epoch(so_far, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
             if self._val is not None:
@@ -115,6 +118,8 @@ class TorchTrainer(Trainer):
             so_far.sums = Sums()
             for one in callbacks:
                 one.epoch(scores)
+            assert report is not None  # made before the first epoch
+            report.epoch(scores, own=None if optimizer.serves else sums.means())
             if self._plan.watch is not None:
                 self._plan.watch(len(so_far.center["loss"]) - 1, scores)
             found = [reached(scores) for reached in so_far.enough]  # a list, so that each sees all scores
@@ -136,15 +141,17 @@ class TorchTrainer(Trainer):
         assert self._wrapper is not None  # join comes first
         return self._wrapper
 
-    def _callbacks(self, folder: Path, done: int) -> list[Any]:
+    def _report(self, folder: Path, done: int) -> nnlo_torch.Report:
+        timeline = self._settings.timeline
+        return nnlo_torch.Report(
+            self._joined, folder, config=self._config, timeline=timeline, initial_epoch=done
+        )
+
+    def _callbacks(self, done: int) -> list[Any]:
         """Return the callbacks of the epochs, after `done` epochs."""
         found: list[Any] = []
         if self._plan.watch is None:
             found.append(nnlo_torch.Progress(self._joined, live=False, initial_epoch=done))
-        if self._settings.monitor:
-            found.append(nnlo_torch.Monitor(self._joined, folder / "monitor.jsonl", initial_epoch=done))
-        if self._settings.timeline:
-            found.append(nnlo_torch.Timeline(self._joined, folder / "timeline.json", initial_epoch=done))
         return found
 
     def _epoch(self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:

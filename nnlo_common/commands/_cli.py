@@ -18,7 +18,7 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "report", "train", "tune")
+COMMANDS = ("demo", "doctor", "report", "trace", "train", "tune")
 SHORT = {
     "train": "train a model on lists of HDF5 files, without a script",
     "tune": "search for the best options and parameters of trainings",
@@ -109,6 +109,15 @@ def _parser() -> Parser:
     report.add_argument(
         "--output", metavar="FILE", help="the page; else report.html, in the folder of a single run"
     )
+    trace = commands.add_parser(
+        "trace",
+        help="merge the timelines of a run for ui.perfetto.dev",
+        description="Merge the timelines of a run's ranks into one file for https://ui.perfetto.dev: what "
+        "each rank did, and an arrow for each message. `nnlo train --timeline` writes them, and "
+        "Report(..., timeline=True) in a script.",
+    )
+    trace.add_argument("run", metavar="RUN", help="the folder of the run")
+    trace.add_argument("--output", metavar="FILE", help="the file; else trace.json in that folder")
     demo = commands.add_parser(
         "demo",
         help="train a small network on images that come with nnlo",
@@ -147,10 +156,8 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.doctor._doctor_command import run_doctor
 
         return run_doctor(**flags)
-    if command == "report":
-        from nnlo_common.commands.report._report_command import run_report
-
-        return run_report(**flags) if first_of_job() else 0
+    if command in ("report", "trace"):
+        return _look(command, flags) if first_of_job() else 0
     if command == "demo":
         try:
             return run_demo(**flags)
@@ -163,3 +170,14 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
     from nnlo_common.commands.tune._tune_command import SearchRun
 
     return run_in_job(command, SearchRun, flags, unknown)
+
+
+def _look(command: str, flags: dict[str, Any]) -> int:
+    """Run a command that looks at runs."""
+    if command == "report":
+        from nnlo_common.commands.report._report_command import run_report
+
+        return run_report(**flags)
+    from nnlo_common.commands.trace._trace_command import run_trace
+
+    return run_trace(**flags)

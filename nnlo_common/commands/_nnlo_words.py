@@ -37,6 +37,7 @@ NNLO_FLAGS = {
     "--trial-name": "write --run FOLDER",
     "--log-file": "redirect the output, for example with mpiexec --output-filename FOLDER (Open MPI)",
     "--verbose": "write --log-level info",
+    "--monitor": "leave it out: every run writes it down, and nnlo report FOLDER shows it",
     "--profile": "write --timeline",
     "--tf": "leave it out; export KERAS_BACKEND=tensorflow chooses the back end",
     "--backend": "leave it out; get_model() decides, and KERAS_BACKEND is the back end of Keras",

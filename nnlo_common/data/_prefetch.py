@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from nnlo_common.base._spans import record, recorder, span
+
 __all__ = ["Prefetch"]
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -40,7 +42,8 @@ class Prefetch(Generic[_Key, _Item]):
             self._pid, self._pending = os.getpid(), None
         if self._held is None or self._held[0] != key:
             self._held = None  # frees memory before the next item is read
-            self._held = key, self._take(key)
+            with span("read", "waits for the reader"):
+                self._held = key, self._take(key)
         if then is not None and (self._pending is None or self._pending.key != then):
             self.wait()
             self._pending = _PendingRead(self._read, then)
@@ -73,12 +76,15 @@ class _PendingRead(Generic[_Key, _Item]):
         self.key = key
         self._found: list[_Item] = []
         self._error: BaseException | None = None
+        self._spans = recorder()
         self._thread = threading.Thread(target=self._run, args=[read], name=f"nnlo reads {key}")
         self._thread.start()
 
     def _run(self, read: Callable[[_Key], _Item]) -> None:
+        record(None if self._spans is None else self._spans.beside("reader"))
         try:
-            self._found.append(read(self.key))
+            with span("read", "reads ahead"):
+                self._found.append(read(self.key))
         except BaseException as error:  # raised by `result`
             self._error = error
 

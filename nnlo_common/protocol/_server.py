@@ -104,6 +104,11 @@ class Server:
         """Whether every worker has left or died."""
         return self.awaited == 0
 
+    @property
+    def queued(self) -> int:
+        """The number of contributions that wait for others."""
+        return len(self._waiting.contributions)
+
     def pulled_by_other_servers(self, times: int) -> bool:
         """Whether every other server has pulled the centre at least `times` times."""
         return all(pulls >= times for pulls in self.other_servers.values())
@@ -408,6 +413,7 @@ class Server:
             self.rule.configure(options)
         staleness = self.rule.clock - message.pulled_at
         self.staleness[staleness] += 1
+        self.peers[message.sender].staleness[staleness] += 1
         return Contribution(message.sender, message.vector, staleness, message.share)
 
     def _count_commit(self, rank: int) -> None:

@@ -11,6 +11,7 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._dropping import heed
 from nnlo_common.protocol._events import Action, Received, Wait
@@ -145,9 +146,11 @@ class Worker:
         if self._exchange_first:
             yield from self._all(ShardClient.exchange)
         if local_step is not None:
-            local_step()
+            with span("apply", "local step"):
+                local_step()
         elif self.local is not None:
-            self.local.step(self.parameters.vector, self.gradient.vector)
+            with span("apply", "local step"):
+                self.local.step(self.parameters.vector, self.gradient.vector)
         if not self._exchange_first:
             yield from self._all(ShardClient.exchange)
         for shard_client in self.shard_clients:

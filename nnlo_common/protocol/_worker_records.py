@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class Peer:
     dropped: int = 0  # its contributions that were too stale
     samples: int = 0  # taken so far
     views: int = 0  # of the centre, at the ends of epochs
+    staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
     options: Vector | None = None  # for stepping its contributions, if it has sent any
 
     def state(self) -> State:

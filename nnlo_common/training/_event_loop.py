@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from nnlo_common.base._errors import PeerLostError
+from nnlo_common.base._spans import Span, span
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Action, Activity, Event, Lost, Received, Release, Send, Wait
+from nnlo_common.cluster.transport._group_endpoints import MemberEndpoint
+from nnlo_common.protocol import Action, Activity, Event, Kind, Lost, Message, Received, Release, Send, Wait
 from nnlo_common.training._server_watch import ServerWatch
 from nnlo_common.training._stall_detector import LOOK_EVERY_S
 
 __all__ = ["Periodic", "perform", "serve", "work"]
+
+#: Messages that move the centre.
+_CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
 
 
 @dataclass(slots=True)
@@ -44,10 +50,14 @@ def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
     """Perform the sends and releases in `actions`."""
     for action in actions:
         if isinstance(action, Send):
-            if action.parts is None:
-                endpoint.send(action.rank, action.message, action.frame)
-            else:
-                endpoint.send(action.rank, action.message, action.frame, action.parts)
+            # Where parts are still worked out, the optimizer of the centre does that while they are sent.
+            with span("send" if action.parts is None else "apply", action.message.kind.name) as sent:
+                if sent is not None and not isinstance(endpoint, MemberEndpoint):
+                    sent.facts = {"sends": _arrow(action.rank, action.message)}
+                if action.parts is None:
+                    endpoint.send(action.rank, action.message, action.frame)
+                else:
+                    endpoint.send(action.rank, action.message, action.frame, action.parts)
         elif isinstance(action, Release):
             endpoint.release(action.rank, action.frame)
 
@@ -58,32 +68,51 @@ def work(
     activity: Activity,
     servers: Collection[int],
     watch: ServerWatch,
+    *,
+    what: str = "work",
 ) -> None:
     """Perform an activity of a worker, waiting for replies when it yields `Wait`.
+
+    Args:
+        endpoint: of this rank.
+        deliver: takes a message.
+        activity: the actions.
+        servers: the ranks whose death ends the training.
+        watch: of the servers' silence.
+        what: names the activity in a trace.
 
     Raises:
         PeerLostError: one of its servers has died, or was silent too long.
     """
-    for action in activity:
-        if not isinstance(action, Wait):
-            perform(endpoint, (action,))
-            continue
-        while (event := endpoint.receive(LOOK_EVERY_S)) is None:
-            watch.look()
-        if not isinstance(event, Lost):
-            watch.heard()
-            if event.parts is not None:
-                event = Received(event.message, event.frame, _watched(event.parts, watch))
-            perform(endpoint, deliver(event))
-        elif event.rank in servers:
-            raise PeerLostError(event.rank, "a server of the centre has died")
-    # The worker may now compute for long: get its messages out first.
-    endpoint.flush()
+    with span("pack", what):
+        for action in activity:
+            if not isinstance(action, Wait):
+                perform(endpoint, (action,))
+                continue
+            with span("wait", what):
+                while (event := endpoint.receive(LOOK_EVERY_S)) is None:
+                    watch.look()
+            if not isinstance(event, Lost):
+                watch.heard()
+                if event.parts is not None:
+                    event = Received(event.message, event.frame, _watched(event.parts, watch))
+                with _handling(endpoint, event):
+                    perform(endpoint, deliver(event))
+            elif event.rank in servers:
+                raise PeerLostError(event.rank, "a server of the centre has died")
+        # The worker may now compute for long: get its messages out first.
+        with span("send", "flush"):
+            endpoint.flush()
 
 
 def _watched(parts: Iterable[slice], watch: ServerWatch) -> Iterator[slice]:
     """Yield the parts of a message while it arrives; look at the server's silence where one is late."""
-    for part in parts:
+    source = iter(parts)
+    while True:
+        with span("wait", "the rest of a message"):
+            part = next(source, None)
+        if part is None:
+            return
         if part.start == part.stop:
             watch.look()
         else:
@@ -100,6 +129,25 @@ def serve(
     """Hand every event to `handle` until `until()` holds; it is checked before each event."""
     watches = tuple(watches)
     while not until():
-        event = endpoint.receive(min((watch.look() for watch in watches), default=None))
-        if event is not None:
+        wait_s = min((watch.look() for watch in watches), default=None)
+        with span("idle", "no message"):
+            event = endpoint.receive(wait_s)
+        if isinstance(event, Received):
+            with _handling(endpoint, event):
+                handle(event)
+        elif event is not None:
             handle(event)
+
+
+def _handling(endpoint: Endpoint, event: Received) -> AbstractContextManager[object]:
+    """Return the span of a message that has arrived."""
+    message = event.message
+    found = span("apply" if message.kind in _CONTRIBUTIONS else "receive", message.kind.name)
+    if isinstance(found, Span) and not isinstance(endpoint, MemberEndpoint):  # its lead takes the message
+        found.facts = {"takes": _arrow(message.sender, message)}
+    return found
+
+
+def _arrow(peer: int, message: Message) -> tuple[int, int, str, int]:
+    """Return what names a message at both ends, together with this rank's number."""
+    return peer, message.shard, message.kind.name, message.sequence

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._group import Group
 
 __all__ = ["GroupRank", "Meeting"]
@@ -78,7 +79,8 @@ class GroupRank:
             ConfigurationError: they are at different points; raised on all ranks of the group.
         """
         # Equally many numbers at all points, so that ranks at different points understand each other.
-        everyone = self.group.gather(np.array([meeting, self._steps, first, second], np.float64))
+        with span("wait", f"the group, which {meeting.words}"):
+            everyone = self.group.gather(np.array([meeting, self._steps, first, second], np.float64))
         for index, row in enumerate(everyone):
             if (row[:2] != everyone[0, :2]).any():
                 raise ConfigurationError(self._apart(everyone, index))
@@ -104,14 +106,14 @@ class GroupRank:
                 f"{weights.tolist()}; all must be at least 0, and one above"
             )
         if (weights == weights[0]).all():
-            self.group.add_up(gradient)
+            self._add_up(gradient)
             np.divide(gradient, np.float32(self.size), out=gradient)
         else:
             if weight:
                 np.multiply(gradient, np.float32(weight / total), out=gradient)
             else:
                 gradient.fill(0)  # whatever it holds, NaN included
-            self.group.add_up(gradient)
+            self._add_up(gradient)
         self.samples = int(counts.sum())
 
     def agree(self, *, stop: bool, rate: float) -> tuple[bool, float]:
@@ -122,7 +124,17 @@ class GroupRank:
     def copy_from_lead(self, vector: Vector) -> None:
         """Copy the lead's numbers to all ranks of the group (collective)."""
         self.meet(Meeting.COPY)
-        self.group.broadcast(vector.view(np.uint8)).wait()
+        self.broadcast(vector)
+
+    def broadcast(self, vector: Vector) -> None:
+        """Copy the lead's numbers to all ranks of the group, without a meeting (collective)."""
+        with span("wait", "the lead's numbers"):
+            self.group.broadcast(vector.view(np.uint8)).wait()
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks (collective)."""
+        with span("wait", "the group's bytes"):
+            return self.group.gather_bytes(data)
 
     def meet_alike(self, meeting: Meeting, parameters: Vector) -> None:
         """Wait for the others at the same point; raise if the parameters differ between the ranks."""
@@ -137,6 +149,10 @@ class GroupRank:
                     "change the model and the options of its optimizer on all ranks alike, and use no "
                     "optimizer that draws random numbers of its own"
                 )
+
+    def _add_up(self, gradient: Vector) -> None:
+        with span("wait", "the sum of the gradients"):
+            self.group.add_up(gradient)
 
     def _apart(self, everyone: npt.NDArray[np.float64], index: int) -> str:
         told = [

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
@@ -175,7 +176,7 @@ class GroupTrainer:
         """Begin at the lead's parameters."""
         self._group.meet(Meeting.BEGIN)
         if not self._loaded:
-            self._group.group.broadcast(self._parameters.vector.view(np.uint8)).wait()
+            self._group.broadcast(self._parameters.vector)
 
     def abandon(self) -> None:
         """Leave without having started."""
@@ -185,10 +186,11 @@ class GroupTrainer:
         """Step the optimizer; the training stops with this step if the lead wants to."""
         weights, told = self._group.meet(Meeting.STEP, weight, self._tells).T
         check_weight(self._group.group.ranks[0], float(weights.sum()))
-        if local_step is not None:
-            local_step()
-        elif self._optimizer is not None:
-            self._optimizer.step(self._parameters.vector, self._gradient.vector)
+        with span("apply", "the optimizer"):
+            if local_step is not None:
+                local_step()
+            elif self._optimizer is not None:
+                self._optimizer.step(self._parameters.vector, self._gradient.vector)
         self._steps += 1
         self._hear(told)
 
@@ -234,7 +236,7 @@ class GroupTrainer:
             )
         self._group.meet(Meeting.ASK)
         answer: Answer | None = None
-        brought = self._group.group.gather_bytes(written(query, self._room).tobytes())
+        brought = self._group.gather_bytes(written(query, self._room).tobytes())
         for index, data in enumerate(brought):
             vector = np.array(np.frombuffer(data, np.float32))
             handlers = self._service.handlers
@@ -262,7 +264,7 @@ class GroupTrainer:
         self._group.meet(Meeting.PAUSE)
         self.all_written = False
         self._tells &= ~_Told.WRITTEN
-        return self._group.group.gather_bytes(data)
+        return self._group.gather_bytes(data)
 
     def pause(self) -> bool:
         """Wait for the others."""

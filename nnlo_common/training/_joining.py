@@ -13,6 +13,7 @@ import numpy as np
 
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._clocks import ClockOffset, gathered_offset
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import Place, gathered_places
 from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
@@ -56,6 +57,7 @@ class Member:
         server: on a server, the state machine of its shard.
         group: its side of its group; None if each worker is one rank, and on a server.
         group_size: the number of ranks of each worker.
+        clock: how far its host's clock is ahead of the first rank's.
         disengage: call it after the rank has left normally.
     """
 
@@ -70,6 +72,7 @@ class Member:
     server: Server | None = None
     group: GroupRank | None = None
     group_size: int = 1
+    clock: ClockOffset = field(default_factory=ClockOffset)
     disengage: Callable[[], None] = field(repr=False)
 
     @property
@@ -145,6 +148,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         raise
     places = gathered_places(world.gather_text)
     place = places[world.rank]
+    clock = gathered_offset(world.gather_text, world.rank) if world.own_process else ClockOffset()
     threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
@@ -179,6 +183,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         server=server,
         group=group,
         group_size=group_size,
+        clock=clock,
         disengage=disengage,
     )
 

@@ -206,6 +206,11 @@ class ServerRank:
         """Return the ranks of all workers."""
         return self._with_standing(*Standing)
 
+    @property
+    def stalls(self) -> tuple[str, ...]:
+        """A line for each worker that was silent for longer than usual."""
+        return tuple(self._stall_detector.stalls)
+
     def lost(self) -> set[int]:
         """Return the ranks of the workers that have died."""
         return self._with_standing(Standing.LOST)

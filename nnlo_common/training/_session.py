@@ -13,6 +13,7 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
@@ -21,7 +22,6 @@ from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
-from nnlo_common.training._observer import Observed, See
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
@@ -195,13 +195,6 @@ class Session:
         self.start()
         return self._collectives.copied(values, vector)
 
-    def observe(self, see: See) -> None:
-        """Report all later operations of this rank's part to `see`."""
-        observed: Any = Observed(self._part, see)
-        self._part = self._collectives.part = observed
-        if self._worker is not None:
-            self._worker = observed
-
     # -- the course of a training ---------------------------------------------------------------------
 
     def start(self) -> None:
@@ -253,8 +246,9 @@ class Session:
         if self._runs == "worker":
             self.model.check()
         else:
-            self.model.collect()
-            change_gradient()
+            with span("pack", "gradient"):
+                self.model.collect()
+                change_gradient()
         if local_step is None:
             self.shown.take_up()
         self.broken = True  # until the step is done: after a step that fails half-way, do not leave normally
@@ -476,9 +470,10 @@ class Session:
 
     def _show(self) -> None:
         """Put the point of the next gradient into the model."""
-        if self._parameters is not None:
-            np.copyto(self.model.parameters.vector, self._part.point())
-        self.shown.publish()
+        with span("receive", "shows the parameters"):
+            if self._parameters is not None:
+                np.copyto(self.model.parameters.vector, self._part.point())
+            self.shown.publish()
 
     def _send_options(self) -> None:
         """Send the servers the options that a scheduler has changed since the last step."""

@@ -70,6 +70,7 @@ class StallDetector:
         self._level = logging.WARNING if tells else logging.DEBUG
         now_s = self._looked_s = clock()
         self._seen = {rank: _LastHeard(at_s=now_s, since_s=now_s) for rank in hosts}
+        self.stalls: list[str] = []
         self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
 
     def heard(self, message: Message) -> None:
@@ -113,6 +114,7 @@ class StallDetector:
             silence_s = now_s - seen.since_s
             if not seen.named and silence_s > self._deadline_s(rank, seen):
                 seen.named = True
+                self.stalls.append(f"{self.last(rank)} at {time.strftime('%Y-%m-%d %H:%M:%S')}")
                 _LOG.log(
                     self._level,
                     "nnlo: %s; longer than usual: check whether it hangs, is stopped or is cut off%s",

@@ -189,7 +189,7 @@ class WorkerRank:
 
     def _work(self, activity: Activity, what: str, endpoint: Endpoint | None = None) -> None:
         self._watch.begin(what)
-        work(endpoint or self._endpoint, self._deliver, activity, self._servers, self._watch)
+        work(endpoint or self._endpoint, self._deliver, activity, self._servers, self._watch, what=what)
 
     def _awaited(self) -> set[int]:
         """Return the servers that must answer next."""

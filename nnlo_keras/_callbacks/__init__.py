@@ -5,10 +5,9 @@ from __future__ import annotations
 from nnlo_keras._callbacks._broadcast import Broadcast
 from nnlo_keras._callbacks._checkpoint import Checkpoint
 from nnlo_keras._callbacks._metric_average import MetricAverage
-from nnlo_keras._callbacks._monitor import Monitor
 from nnlo_keras._callbacks._pruning import Pruning
 from nnlo_keras._callbacks._rank_callback import RankCallback
-from nnlo_keras._callbacks._timeline import Timeline
+from nnlo_keras._callbacks._report import Report
 from nnlo_keras._callbacks._warm_up import WarmUp
 
 __all__ = [
@@ -16,8 +15,7 @@ __all__ = [
     "Checkpoint",
     "RankCallback",
     "MetricAverage",
-    "Monitor",
     "Pruning",
-    "Timeline",
+    "Report",
     "WarmUp",
 ]

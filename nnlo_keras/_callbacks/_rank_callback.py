@@ -74,6 +74,9 @@ class RankCallback(keras.callbacks.Callback):
     def after_epochs(self) -> None:
         """Act after the last epoch of all ranks, early stopped ones included."""
 
+    def after_leaving(self) -> None:
+        """Act after this rank has left the training."""
+
     # -- helpers for callbacks ------------------------------------------------------------------------
 
     @property

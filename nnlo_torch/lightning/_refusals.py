@@ -17,12 +17,12 @@ _CALLBACKS = {
     "BaseFinetuning": "it changes the optimizer's parameters after the ranks have agreed on them; freeze "
     "parameters in the module's constructor",
     "BatchSizeFinder": "it trains by itself; find the batch size in a process alone",
-    "DeviceStatsMonitor": f"{_SEES_BATCHES}; use nnlo_torch.Monitor",
+    "DeviceStatsMonitor": f"{_SEES_BATCHES}; use nnlo_torch.Report",
     "LearningRateFinder": "it trains by itself; find the rate in a process alone",
     "ModelPruning": "it replaces parameters that the ranks have agreed on; prune after the training",
     "StochasticWeightAveraging": "it trains with another scheduler and averages on each rank by itself; "
     "nnlo_torch.LocalSGD and EASGD average weights over the workers",
-    "ThroughputMonitor": f"{_SEES_BATCHES}; use nnlo_torch.Monitor",
+    "ThroughputMonitor": f"{_SEES_BATCHES}; use nnlo_torch.Report",
     "WeightAveraging": f"{_SEES_BATCHES}; nnlo_torch.LocalSGD and EASGD average weights over the workers",
 }
 

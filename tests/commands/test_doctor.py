@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nnlo_common import __version__
+from nnlo_common.cluster._clocks import clock_offset
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.cluster._launchers import Launch, Launcher
 from nnlo_common.commands._cli import main
@@ -22,10 +23,11 @@ from nnlo_common.commands.doctor import _checks_mpi as on_mpi
 from nnlo_common.commands.doctor._all_checks import judge, merge_hosts
 from nnlo_common.commands.doctor._finding import Finding, Status, note, ok, problem
 from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page, verdict
-from nnlo_common.commands.doctor._link_speed import LinkSpeed, clock_offset, partners_of
-from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock, versions
+from nnlo_common.commands.doctor._link_speed import LinkSpeed, partners_of
+from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock
 from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_seconds
 from nnlo_common.commands.doctor._watchdog import Watchdog
+from nnlo_common.training.report._versions import versions
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 

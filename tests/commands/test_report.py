@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import replace
@@ -13,13 +12,13 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, read_run
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
 from nnlo_common.commands.report._run_figures import run_figures
+from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.report._runs_page import runs_page
-from nnlo_common.commands.report._time_shares import TimeShares, time_shares
+from nnlo_common.commands.report._time_shares import TimeShares
 from nnlo_common.commands.report._verdicts import verdicts
-from nnlo_common.training.report._epoch_log import EpochLog
-from nnlo_common.training.report._trace_file import Trace
+from nnlo_common.training.report._facts_file import FactsFile
 
 # -- what is planted -----------------------------------------------------------------------------------
 
@@ -46,9 +45,9 @@ def rank(number, role, **facts):
     return RankFacts(rank=number, role=role, **{"host": "a", "cores": 4, **facts})
 
 
-SERVER = rank(0, "server 0", exchanges=90, staleness=1.5, shares=shares(serving=2.0, waiting=8.0))
+SERVER = rank(0, "server 0", exchanges=90, staleness=1.5, shares=shares(apply=2.0, idle=8.0))
 WORKERS = [
-    rank(number, f"worker {number - 1}", shares=shares(0.01, computing=8.0, exchanging=1.0, waiting=1.0))
+    rank(number, f"worker {number - 1}", shares=shares(0.01, compute=8.0, pack=1.0, wait=1.0))
     for number in (1, 2, 3)
 ]
 
@@ -65,10 +64,10 @@ def run_of(*ranks, history=None, folder="runs/net-1", **facts):
 
 
 def waiting(worker, waited_s):
-    return replace(worker, shares=shares(0.01, computing=5.0, waiting=waited_s))
+    return replace(worker, shares=shares(0.01, compute=5.0, wait=waited_s))
 
 
-SLOW = replace(WORKERS[2], shares=shares(0.03, computing=9.0, waiting=1.0))
+SLOW = replace(WORKERS[2], shares=shares(0.03, compute=9.0, wait=1.0))
 PLANTED = {
     "a worker three times as slow": (
         run_of(SERVER, *WORKERS[:2], SLOW),
@@ -76,10 +75,16 @@ PLANTED = {
         r"^worker 2 takes 3\.0 times as long .*30\.0 ms, the others 10\.0 ms.* would save 57 % of an epoch$",
     ),
     "a server that is the bottleneck": (
-        run_of(
-            replace(SERVER, shares=shares(serving=9.0, waiting=1.0)), *(waiting(one, 5.0) for one in WORKERS)
-        ),
+        run_of(replace(SERVER, shares=shares(apply=9.0, idle=1.0)), *(waiting(one, 5.0) for one in WORKERS)),
         r"^workers wait 50 % of their time, and a server works 90 % of its own: use servers=2, ",
+    ),
+    "a slow disk": (
+        run_of(SERVER, *(replace(one, shares=shares(0.01, compute=3.0, read=7.0)) for one in WORKERS)),
+        r"^reading takes 70 % of the time of a batch: stage the files on a local disk \(stage_to=",
+    ),
+    "a slow disk of one host": (
+        run_of(SERVER, *WORKERS[:2], replace(WORKERS[2], shares=shares(0.09, compute=8.0, read=72.0))),
+        r"^reading takes 75 % of the time of a batch",
     ),
     "short batches": (
         run_of(SERVER, *(waiting(one, 5.0) for one in WORKERS)),
@@ -98,9 +103,7 @@ PLANTED = {
         r"^loss is no finite number after epoch 2: lower the learning rate.*check the data for NaN$",
     ),
     "long validation": (
-        run_of(
-            SERVER, *(replace(one, shares=shares(0.01, computing=5.0, validating=5.0)) for one in WORKERS)
-        ),
+        run_of(SERVER, *(replace(one, shares=shares(0.01, compute=5.0, validate=5.0)) for one in WORKERS)),
         r"^validation takes 50 % of the time",
     ),
     "stale contributions": (
@@ -126,12 +129,12 @@ def test_a_planted_cause_is_the_only_one_that_is_named(run, expected):
 
 HEALTHY = {
     "all files": run_of(),
-    "neither monitor nor timeline": run_of(*(replace(one, shares=None) for one in (SERVER, *WORKERS))),
+    "no epoch yet": run_of(*(replace(one, shares=None) for one in (SERVER, *WORKERS))),
     "memory in its first epoch": run_of(replace(SERVER, epochs=epochs(50, 200, 210, 215)), *WORKERS),
     "memory that comes and goes": run_of(replace(SERVER, epochs=epochs(50, 200, 190, 300)), *WORKERS),
     "a loss below 0": run_of(history={"loss": [-3.0, -9.0, -2.0]}),
     "overfitting": run_of(history={"loss": [0.9, 0.2], "val_loss": [0.5, 0.9]}),
-    "one rank": run_of(rank(0, "alone", shares=shares(0.01, computing=10.0))),
+    "one rank": run_of(rank(0, "alone", shares=shares(0.01, compute=10.0))),
     "nothing yet": run_of(history={}),
 }
 
@@ -141,110 +144,77 @@ def test_a_healthy_run_has_no_verdict(run):
     assert verdicts(run) == []
 
 
-# -- where the time went -------------------------------------------------------------------------------
-
-
-def span(name, begin_s, lasts_s, waited_s=0.0):
-    facts = {"args": {"waited_ms": 1e3 * waited_s}} if waited_s else {}
-    return {"name": name, "ph": "X", "ts": 1e6 * begin_s, "dur": 1e6 * lasts_s, **facts}
-
-
-def test_each_moment_counts_once_as_the_innermost_event():
-    found = time_shares(
-        [
-            {"name": "process_name", "ph": "M"},
-            span("epoch 0", 0, 100),
-            span("batch", 0, 20),
-            span("exchange", 20, 10, waited_s=7),
-            span("batch", 30, 40),
-            # An evaluation that asks the others: both waits are measured by one clock.
-            span("validation", 70, 25, waited_s=5),
-            span("ask", 80, 6, waited_s=5),
-        ]
-    )
-    assert found.total_s == pytest.approx(100)
-    wanted = {"computing": 60, "exchanging": 4, "validating": 19, "waiting": 12, "other": 5, "serving": 0}
-    assert found.seconds == pytest.approx(wanted)
-    assert found.batch_s == pytest.approx(30)
-
-
-def test_a_server_serves_except_for_its_waits():
-    found = time_shares([span("join", 0, 1), span("serve", 1, 9, waited_s=6)])
-    assert (found.share("serving"), found.share("waiting")) == (pytest.approx(0.3), pytest.approx(0.6))
-    assert found.batch_s is None
-
-
-@pytest.mark.parametrize(
-    "events", [{}, [1], [span("batch", 0, 1) | {"dur": "long"}], [{"ph": "X", "ts": 1, "dur": 1}]]
-)
-def test_what_is_no_timeline_is_refused(events):
-    with pytest.raises(ValueError, match=r"is no list of events|is none of a timeline"):
-        time_shares(events)
-
-
 # -- reading -------------------------------------------------------------------------------------------
 
 
-def write_run(folder, *, ended=True):
+def write_run(folder, *, ended=True, last_loss=float("nan")):
     """Write what a run of a server and a worker leaves in its folder."""
     folder.mkdir()
+    usage = {"memory_mb": 100.0, "cpu_s": 1.5}
     for number, role in enumerate(("server 0", "worker 0")):
-        log = EpochLog(folder / "monitor.jsonl", number, role)
-        for epoch in range(3):
-            log.end(epoch, {"samples": 40}, 0.1, {"loss": 0.5 / (epoch + 1)})
-        trace = Trace.of_rank(folder / "timeline.json", number, role)
-        trace.add("batch" if number else "serve", 1.0, 4.0)
-        trace.add("exchange", 4.0, 5.0, waited_ms=500)
-        trace.flush()
+        file = FactsFile(folder, number)
+        place = {"rank": number, "role": role, "host": "a", "cores": 2}
+        file.add("start", **place, command="nnlo train", versions={"numpy": "2"}, workers=1, config={"lr": 1})
+        for epoch, loss in enumerate((0.5, 0.25, last_loss)):
+            counts = {"samples": 40, "batches": 4}
+            told = {"exchanges": 5, "staleness": {"1": {"0": 3, "2": 2}}} if number == 0 else {}
+            spent = {"compute": 0.2 + epoch, "wait": 0.5, "read": 0.2}
+            metrics = {"metrics": {"loss": loss}, **({"own": {"loss": 2 * loss}} if number else {})}
+            file.add("sample", seconds=2.5 * epoch, **usage, read_mb=1.0, written_mb=None)
+            file.add("epoch", epoch=epoch, seconds=2.5, **counts, **usage, **told, spent=spent, **metrics)
+        if ended:
+            file.add("end", seconds=12.5, over=True)
     (folder / "config.toml").write_text('loss = "<mse>"\n')
-    if ended:
-        one = {"host": "a", "cores": 2, "samples": 120, "exchanges": 0, "mean_staleness": 0.0, "lost": []}
-        ranks = [{"rank": 0, "role": "server 0", **one}, {"rank": 1, "role": "worker 0", **one}]
-        facts = {"command": "nnlo train", "seconds": 12.5, "versions": {"numpy": "2"}, "ranks": ranks}
-        (folder / "run.json").write_text(json.dumps(facts))
-        history = {"center": {"loss": [0.5, 0.25, None]}, "workers": [{"role": "worker 0", "history": {}}]}
-        (folder / "history.json").write_text(json.dumps(history))
     return folder
 
 
 def test_a_finished_run_is_read(tmp_path):
     run = read_run(write_run(tmp_path / "net-1"))
     assert (run.name, run.seconds, run.history["loss"]) == ("net-1", 12.5, [0.5, 0.25, None])
-    assert [(one.role, one.cores, len(one.epochs)) for one in run.ranks] == [
-        ("server 0", 2, 3),
-        ("worker 0", 2, 3),
+    assert run.workers == {"worker 0": {"loss": [1.0, 0.5, None]}}
+    assert [(one.role, one.cores, len(one.epochs), one.samples) for one in run.ranks] == [
+        ("server 0", 2, 3, 120),
+        ("worker 0", 2, 3, 120),
     ]
-    assert [one.shares.seconds["waiting"] for one in run.ranks] == pytest.approx([0.5, 0.5])
-    assert (run.workers_count, run.center.samples) == (1, 120)
+    assert [one.shares.seconds["wait"] for one in run.ranks] == [1.5, 1.5]
+    assert run.ranks[1].shares.batch_s == pytest.approx((1.2 + 0.2) / 4)  # of the epoch in the middle
+    assert (run.workers_count, run.center.samples, run.center.stalenesses) == (1, 120, {1: {0: 3, 2: 2}})
+    assert (run.layout, run.versions) == ({"workers": "1"}, {"numpy": "2"})
 
 
-def test_of_a_killed_run_the_monitor_tells(tmp_path):
+def test_a_killed_and_resumed_run_is_read(tmp_path):
     folder = write_run(tmp_path / "net-1", ended=False)
-    with (folder / "monitor.rank1.jsonl").open("a") as file:
-        file.write('{"epoch": 3, "rank"')  # killed within a write
+    with (folder / "facts.rank1.jsonl").open("a") as file:
+        file.write('{"what": "ep')  # killed within a write
     run = read_run(folder)
     assert run.seconds is None
-    assert run.history["loss"] == pytest.approx([0.5, 0.25, 0.5 / 3])
     assert [len(one.epochs) for one in run.ranks] == [3, 3]
     assert "it has not ended" in runs_page([run], [[]], {})
+    again = FactsFile(folder, 0)
+    again.add("start", rank=0, role="server 0", host="b")
+    facts = {"seconds": 1.0, "memory_mb": 1.0, "cpu_s": 1.0, "samples": 40}
+    again.add("epoch", epoch=2, metrics={"loss": 0.125}, **facts)  # made again since the last checkpoint
+    again.add("lost", text="rank 1")
+    again.add("end", seconds=3.0, over=True)
+    run = read_run(folder)
+    assert run.history["loss"] == [0.5, 0.25, 0.125]
+    assert (run.seconds, run.ranks[0].host, run.ranks[0].lost) == (8.0, "b", ["rank 1"])
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
+    ("content", "expected"),
     [
-        ("run.json", "[]", "run.json is none of `nnlo train`"),
-        ("run.json", '{"ranks": {}}', "run.json is none of `nnlo train`"),
-        ("history.json", '{"center": {"loss": 3}}', "history.json is none of `nnlo train`"),
-        ("history.json", "{" * 300, "history.json: "),
-        ("monitor.rank0.jsonl", '{}\n{"epoch": 1}\n', "monitor.rank0.jsonl: .* is none of a Monitor"),
-        ("monitor.rank0.jsonl", "{]\n{}\n", "monitor.rank0.jsonl, line 1: "),
-        ("monitor.rank0.jsonl", "3\n{}\n", "monitor.rank0.jsonl, line 1: is none of a Monitor"),
-        ("timeline.rank0.json", "{}", "timeline.rank0.json is no list of events"),
+        ('{"what": "epoch"}\n', "facts.rank0.jsonl: .* is none of a report"),
+        ('{"what": "epoch", "epoch": 1, "metrics": {}}\n', "facts.rank0.jsonl: .* is none of a report"),
+        ('{"what": "sample"}\n', "facts.rank0.jsonl: .* is none of a report"),
+        ("{]\n{}\n", "facts.rank0.jsonl, line 1: "),
+        ("3\n{}\n", "facts.rank0.jsonl, line 1: is none of a report"),
+        ("{" * 300 + "\n", "facts.rank0.jsonl, line 1: "),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, content, expected):
+def test_damaged_files_are_named(tmp_path, content, expected):
     folder = write_run(tmp_path / "net-1")
-    (folder / name).write_text(content)
+    (folder / "facts.rank0.jsonl").write_text(content)
     with pytest.raises(ConfigurationError, match=expected):
         read_run(folder)
 
@@ -253,7 +223,10 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "there is no such folder; name the folder of a run" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
-    assert "has no history.json, no run.json, and no file of a Monitor" in capsys.readouterr().err
+    assert (
+        "has no facts of a run (facts.rank0.jsonl): name the folder of `nnlo train`"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -310,12 +283,18 @@ def test_without_a_server_the_samples_of_all_ranks_are_counted():
 
 def test_every_figure_has_named_axes_and_can_be_seen_on_white_and_black():
     pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
+    usage = [Sample(at_s=1000.0 + at, memory_mb=9.0, cpu_s=at, moved_mb=at, gpu=0.5) for at in (0, 1, 3)]
     monitored = run_of(
-        *(replace(one, epochs=epochs(100, 110, 120)) for one in (SERVER, *WORKERS)),
+        *(
+            replace(one, epochs=epochs(100, 110, 120), samples_of_usage=usage)
+            for one in (replace(SERVER, stalenesses={1: {0: 3, 2: 4}, 2: {}}), *WORKERS)
+        ),
         history={"loss": [0.9, 0.5, 0.4], "val_loss": [0.9, 0.6, 0.5], "accuracy": [0.1, 0.2, None]},
     )
     figures = run_figures([monitored])
-    assert list(figures) == ["loss", "accuracy", "Time of each rank", "Pace", "Memory", "Processor"]
+    wanted = ["loss", "accuracy", "Time of each rank", "Staleness", "Pace", "Memory", "Processor"]
+    assert list(figures) == [*wanted, "Files and sockets", "GPU"]
+    assert list(figures["Processor"].data[0].x), list(figures["Processor"].data[0].y) == ([1, 3], [1, 1])
     assert list(run_figures([monitored, lead_of_two()]))[-1] == "Speed"
     pages = drawn(figures)
     for title, figure in figures.items():

@@ -23,7 +23,7 @@ import optuna
 
 from nnlo_common import ConfigurationError
 from nnlo_common.base._limited_formats import npz_arrays
-from nnlo_common.commands.report._run_facts import read_run
+from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._model_file import check_model
@@ -365,27 +365,35 @@ def as_json(value: Any) -> Callable[[random.Random], bytes]:
 
 INTERRUPTED = {"parameters": {"x": 0.5}, "seed": 3}
 
-RAN = {
-    "seconds": 2.5,
-    "versions": {"numpy": "2.4"},
-    "ranks": [{"rank": 0, "role": "server 0", "host": "a", "cores": 2, "samples": 40, "lost": ["rank 1"]}],
-}
-LEARNT = {"center": {"loss": [0.5, None]}, "workers": [{"role": "worker 0", "history": {"loss": [0.5]}}]}
-EPOCH = {
-    "epoch": 0,
+START = {
+    "what": "start",
+    "time": 1.7e9,
     "rank": 0,
-    "role": "alone",
+    "role": "server 0",
+    "host": "a",
+    "cores": 2,
+    "versions": {"numpy": "2.4"},
+    "config": {"lr": 0.1},
+}
+EPOCH = {
+    "what": "epoch",
+    "epoch": 0,
     "time": 1.7e9,
     "seconds": 1.5,
     "samples": 40,
+    "batches": 4,
     "memory_mb": 99.5,
     "cpu_s": 1.25,
+    "spent": {"compute": 1.0, "wait": 0.5},
+    "exchanges": 4,
+    "mean_staleness": 0.5,
+    "staleness": {"1": {"0": 2, "1": 2}},
     "metrics": {"loss": 0.5},
+    "own": {"loss": 0.25},
 }
-SPANS = [
-    {"name": "process_name", "ph": "M", "args": {"name": "alone on a"}, "pid": 0, "tid": 0},
-    {"name": "batch", "ph": "X", "ts": 1.7e15, "dur": 900.0, "args": {"waited_ms": 0.25}, "pid": 0, "tid": 0},
-]
+SAMPLE = {"what": "sample", "time": 1.7e9, "seconds": 2.5, "memory_mb": 99.5, "cpu_s": 1.25, "read_mb": None}
+SAMPLE |= {"gpus": [{"index": 0, "busy": 0.5, "memory_mb": 10.0}], "spent": {"compute": 1.0}}
+END = {"what": "end", "time": 1.7e9, "seconds": 3.5, "over": True, "exchanges": 4}
 
 READERS: dict[str, Reader] = {
     "manifest": Reader(
@@ -417,18 +425,14 @@ READERS: dict[str, Reader] = {
         in_file("a.txt", list_files),
     ),
     "journal": Reader([written(JOURNAL)], in_file("a.jsonl", journal_at), vary=changed_journal),
-    "facts of a run": Reader([json.dumps(RAN).encode()], in_file("run.json", report_of), vary=as_json(RAN)),
-    "history of a run": Reader(
-        [json.dumps(LEARNT).encode()], in_file("history.json", report_of), vary=as_json(LEARNT)
-    ),
-    "monitor": Reader(
-        [json.dumps(EPOCH).encode() + b"\n" + json.dumps(EPOCH).encode() + b"\n"],
-        in_file("monitor.rank0.jsonl", report_of),
-        vary=as_json(EPOCH),
-    ),
-    "timeline": Reader(
-        [json.dumps(SPANS).encode()], in_file("timeline.rank0.json", report_of), vary=as_json(SPANS)
-    ),
+    **{
+        f"facts: {line['what']}": Reader(
+            [written([START, line]), written([START, EPOCH, SAMPLE, line])],
+            in_file("facts.rank0.jsonl", report_of),
+            vary=as_json(line),
+        )
+        for line in (START, EPOCH, SAMPLE, END)
+    },
     "folder of a search": Reader(
         [written(JOURNAL), json.dumps(INTERRUPTED).encode()],
         in_file("journal.jsonl", folder_of_search),

@@ -22,7 +22,7 @@ from nnlo_common.commands.tune._search_folder import drop_models, inspect_folder
 from nnlo_common.search.journal._export import Export
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.training._replay_log import Recording
-from nnlo_common.training.report._epoch_log import EpochLog
+from nnlo_common.training.report._facts_file import FactsFile
 from nnlo_common.training.report._trace_file import Trace
 
 MINE = "nobody may change this\n" * 20
@@ -142,13 +142,11 @@ def test_the_lock_of_a_journal_is_no_link(tmp_path: Path, mine: Path) -> None:
 
 
 def trace(path: Path) -> None:
-    one = Trace.of_rank(path, 0, "worker 0")
-    one.add("batch", 1.0, 2.0)
-    one.flush()
+    Trace(path, 0, "worker 0")
 
 
 def log(path: Path) -> None:
-    EpochLog(path, 0, "worker 0").end(0, {}, 0.1, {})
+    FactsFile(path.parent, 0).add("end")
 
 
 def export(path: Path) -> None:
@@ -156,8 +154,8 @@ def export(path: Path) -> None:
 
 
 NAMED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "Timeline": (trace, "a.rank0.json"),
-    "Monitor": (log, "a.rank0.json"),
+    "timeline": (trace, "a.json"),
+    "facts": (log, "facts.rank0.jsonl"),
     "journal": (journal, "a.json"),
     "export": (export, "a.log"),
 }
@@ -173,20 +171,20 @@ def test_outputs_that_grow_are_refused_behind_a_link(
     assert mine.read_text() == MINE
 
 
-@pytest.mark.parametrize("write", [trace, log], ids=["Timeline", "Monitor"])
+@pytest.mark.parametrize("write", [trace, log], ids=["timeline", "facts"])
 def test_outputs_that_grow_never_follow_a_link_that_comes_later(
     tmp_path: Path, mine: Path, write: Callable[[Path], object]
 ) -> None:
     if write is trace:
-        one: Any = Trace.of_rank(tmp_path / "a.json", 0, "worker 0")
-        path = tmp_path / "a.rank0.json"
+        path = tmp_path / "a.json"
+        one: Any = Trace(path, 0, "worker 0")
         path.unlink()
-        one.add("batch", 1.0, 2.0)
+        one.count("queue", 1.0)
         more: Callable[[], object] = one.flush
     else:
-        one = EpochLog(tmp_path / "a.json", 0, "worker 0")
-        path = tmp_path / "a.rank0.json"
-        more = lambda: one.end(0, {}, 0.1, {})  # noqa: E731
+        one = FactsFile(tmp_path, 0)
+        path = tmp_path / "facts.rank0.jsonl"
+        more = lambda: one.add("end")  # noqa: E731
     path.symlink_to(mine)
     with pytest.raises(OSError, match="symbolic link"):
         more()

@@ -29,7 +29,7 @@ PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user ha
 ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "training", "search", "commands")
 # Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
-FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Monitor", "Timeline", "Trainer", "Wrapper"}
+FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Report", "Trainer", "Wrapper"}
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
 
@@ -367,9 +367,9 @@ def test_no_two_classes_have_one_name() -> None:
 
 
 def test_a_shared_name_is_seen() -> None:
-    one, other = ast.parse("class Report: ..."), ast.parse("def f():\n    class _Report: ...")
+    one, other = ast.parse("class Page: ..."), ast.parse("def f():\n    class _Page: ...")
     planted = {"nnlo_common/base/_a.py": one, "nnlo_common/base/_b.py": other}
-    assert shared_names(planted) == {"Report": list(planted)}
+    assert shared_names(planted) == {"Page": list(planted)}
     assert not shared_names(
         {"nnlo_keras/_a.py": ast.parse("class GEM: ..."), "nnlo_torch/_a.py": ast.parse("class GEM: ...")}
     )

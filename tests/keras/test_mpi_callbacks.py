@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections import Counter
-from itertools import pairwise
 
 import pytest
 
@@ -137,37 +135,29 @@ def test_other_callbacks_take_over_behind_the_warm_up(trainings):
     assert trainings[0]["warm-up, plateau"][0]["rate"] == pytest.approx(1e-4)
 
 
-def test_each_rank_monitors_itself(trainings):
-    folder = trainings[1]
-    server, *workers = (
-        [json.loads(line) for line in (folder / f"monitor.rank{rank}.jsonl").read_text().splitlines()]
+def facts_of(folder, what="epoch"):
+    return [
+        [
+            line
+            for line in map(json.loads, (folder / f"facts.rank{rank}.jsonl").read_text().splitlines())
+            if line["what"] == what
+        ]
         for rank in range(3)
-    )
+    ]
+
+
+def test_each_rank_writes_its_facts(trainings):
+    server, *workers = facts_of(trainings[1] / "facts")
     assert [line["epoch"] for line in server] == [0, 1, 2]
     assert sum(line["batches"] for line in server) == server[-1]["exchanges"] == 33
     assert {"mean_staleness", "batches_per_second"} <= server[-1].keys()
+    assert [sum(counts.values()) for counts in server[-1]["staleness"].values()] == [21, 12]
+    assert all(line["spent"]["apply"] > 0 and line["spent"]["validate"] > 0 for line in server)
     for worker, batches, samples in zip(workers, (7, 4), (64, 36), strict=True):
         assert [(line["batches"], line["samples"]) for line in worker] == 3 * [(batches, samples)]
-
-
-@pytest.mark.parametrize(
-    ("file", "batches", "exchanges"), [("timeline", (21, 12), (21, 12)), ("behind", (15, 15), (7, 7))]
-)
-def test_each_rank_has_a_timeline(trainings, file, batches, exchanges):
-    for rank in range(3):
-        head, *events = json.loads((trainings[1] / f"{file}.rank{rank}.json").read_text())
-        counts = Counter(event["name"] for event in events)
-        if head["args"]["name"].startswith("server 0 on "):
-            assert (counts["serve"], counts["validation"]) == (3, 3)
-            continue
-        assert (counts["batch"], counts["exchange"]) == (batches[rank - 1], exchanges[rank - 1])
-        spans = sorted(
-            (event["ts"], event["ts"] + event["dur"])
-            for event in events
-            if event["name"] in ("batch", "exchange")
-        )
-        # A batch ends before its exchange begins.
-        assert all(first[1] <= second[0] + 1 for first, second in pairwise(spans))
-        for event in events:
-            if event["name"] == "exchange":
-                assert 0 <= event["args"]["waited_ms"] <= event["dur"] / 1000 + 0.01
+        assert all(min(line["spent"]["compute"], line["spent"]["wait"]) > 0 for line in worker)
+    assert [[line["over"] for line in lines] for lines in facts_of(trainings[1] / "facts", "end")] == [
+        [True]
+    ] * 3
+    behind = facts_of(trainings[1] / "behind")
+    assert [[line["batches"] for line in lines] for lines in behind] == [[10] * 3, [5] * 3, [5] * 3]

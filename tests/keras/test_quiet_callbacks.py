@@ -34,7 +34,7 @@ class AtEpochs(keras.callbacks.Callback):
     [
         ([], [], True),
         ([keras.callbacks.History()], [keras.callbacks.TerminateOnNaN()], True),
-        ([nk.WarmUp(1)], [nk.Timeline("unused.json")], True),
+        ([nk.WarmUp(1)], [nk.Report("unused")], True),
         ([], [AtEpochs()], True),
         ([AtEpochs()], [], False),
         ([], [AtBatches()], False),

@@ -194,9 +194,13 @@ def warm_up():
 
 
 def written():
-    callbacks = [nk.Monitor(FOLDER / "monitor.jsonl"), nk.Timeline(FOLDER / "timeline.json")]
-    train("written", nk.Downpour(sgd()), callbacks, data=share(slice(0, 64), slice(64, 100)))
-    train("written behind", nk.EASGD(sgd(), every=2), [], behind=[nk.Timeline(FOLDER / "behind.json")])
+    train(
+        "written",
+        nk.Downpour(sgd()),
+        [nk.Report(FOLDER / "facts", timeline=True)],
+        data=share(slice(0, 64), slice(64, 100)),
+    )
+    train("written behind", nk.EASGD(sgd(), every=2), [], behind=[nk.Report(FOLDER / "behind")])
 
 
 def checkpoint():

@@ -295,10 +295,10 @@ def test_a_parameter_of_both_is_refused():
     assert "parameters of another wrapper" in refusal(two(downpour, downpour, same=True))
 
 
-@pytest.mark.parametrize("what", ["Timeline", "Checkpoint"])
+@pytest.mark.parametrize("what", ["Report", "Checkpoint"])
 def test_what_relies_on_one_wrapper_comes_after_all_wrappers(what, tmp_path):
     def between(optimizer):
-        made = {"Timeline": lambda: nt.Timeline(optimizer, tmp_path / "t.json")}
+        made = {"Report": lambda: nt.Report(optimizer, tmp_path)}
         made.get(what, lambda: nt.Checkpoint(tmp_path / "run", optimizer))()
 
     assert f"{what} uses the training of a wrapper" in refusal(two(downpour, downpour, between=between))

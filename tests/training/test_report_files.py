@@ -1,14 +1,23 @@
-"""Traces, what a process uses, and how long it has waited."""
+"""Traces, the facts of a rank, and what a process uses."""
 
 from __future__ import annotations
 
 import json
-import time
 from types import SimpleNamespace
 
-from nnlo_common.training._observer import Observed
-from nnlo_common.training.report._epoch_log import Usage
+import pytest
+
+from nnlo_common import ConfigurationError, TrainingReport
+from nnlo_common.base._spans import Finished, recorder, span
+from nnlo_common.training.report import _usage
+from nnlo_common.training.report._facts_file import FactsFile, read_facts
+from nnlo_common.training.report._facts_writer import FactsWriter
 from nnlo_common.training.report._trace_file import Trace
+from nnlo_common.training.report._usage import Usage, gpus_here
+
+
+def computed(name, begin_s, end_s, **facts):
+    return Finished("main", "compute", name, begin_s, end_s, facts)
 
 
 def test_a_trace_is_valid_after_every_write(tmp_path):
@@ -17,20 +26,39 @@ def test_a_trace_is_valid_after_every_write(tmp_path):
     trace = Trace(path, 2, "worker 1")
     for count in range(3):
         found = json.loads(path.read_text())
-        assert [event["name"] for event in found] == ["process_name", *(f"batch {i}" for i in range(count))]
-        trace.add(f"batch {count}", 1.0, 1.25, waited_ms=3)
+        names = ["process_name", *["thread_name"][:count], *(f"batch {i}" for i in range(count))]
+        assert [event["name"] for event in found] == names
+        trace.add(computed(f"batch {count}", 1.0, 1.25))
         trace.flush()
     assert {event["pid"] for event in found} == {2}
-    assert (found[-1]["dur"], found[-1]["args"]) == (250_000, {"waited_ms": 3})
+    assert found[-1]["dur"] == 250_000
 
 
-def test_a_trace_keeps_little_in_memory(tmp_path):
-    trace = Trace(tmp_path / "trace.json", 0, "alone")
-    for _ in range(5000):
-        trace.add("batch", 0.0, 1.0)
-        assert len(trace._waiting) < 1000
+def test_a_trace_keeps_its_latest_events_within_its_limit(tmp_path):
+    trace = Trace(tmp_path / "t.json", 0, "alone", limit_mb=0.02)
+    for number in range(1000):
+        trace.add(computed(f"batch {number}", number, number + 1))
+        if number % 7 == 0:
+            trace.flush()
     trace.flush()
-    assert len(json.loads((tmp_path / "trace.json").read_text())) == 5001
+    older, newer = tmp_path / "t.older.json", tmp_path / "t.json"
+    assert older.stat().st_size + newer.stat().st_size < 25_000  # the limit, and one flush
+    events = [one for path in (older, newer) for one in json.loads(path.read_text())]
+    numbers = [int(one["name"].split()[1]) for one in events if one["ph"] == "X"]
+    assert numbers == list(range(numbers[0], 1000))
+    assert len(numbers) > 100
+    assert [one["name"] for one in events].count("process_name") == 2  # each half can be looked at alone
+
+
+def test_both_ends_of_a_message_have_one_number(tmp_path):
+    ends = {}
+    for rank, what, peer in ((1, "sends", 0), (0, "takes", 1), (2, "sends", 0)):
+        trace = Trace(tmp_path / f"{rank}.json", rank, f"rank {rank}")
+        trace.add(computed("message", 1.0, 1.5, **{what: (peer, 0, "PUSH", 7)}))
+        trace.flush()
+        ends[rank] = json.loads((tmp_path / f"{rank}.json").read_text())[-1]
+    assert [ends[rank]["ph"] for rank in (1, 0, 2)] == ["s", "f", "s"]
+    assert ends[1]["id"] == ends[0]["id"] != ends[2]["id"]
 
 
 def test_what_a_process_uses_grows():
@@ -42,18 +70,87 @@ def test_what_a_process_uses_grows():
     assert len(block) == 50_000_000
 
 
-def test_an_observed_part_does_what_it_did_and_tells_how_long_it_waited():
-    def step(weight):
-        part._endpoint.receive()
-        return 2 * weight
+def test_the_load_of_gpus_is_read_where_the_library_is(monkeypatch):
+    class NVMLError(Exception):
+        pass
 
-    part = SimpleNamespace(
-        _endpoint=SimpleNamespace(receive=lambda timeout_s=None: time.sleep(0.01)), step=step, due=True
+    def load(handle):
+        if handle == 1:
+            raise NVMLError
+        return SimpleNamespace(gpu=35)
+
+    library = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUtilizationRates=load,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=3_000_000),
+        NVMLError=NVMLError,
     )
-    told = []
-    observed = Observed(part, lambda *what: told.append(what))
-    assert observed.step(3) == 6
-    assert observed.due
-    ((name, begin_s, end_s, waited_s),) = told
-    assert name == "exchange"
-    assert 0.01 <= waited_s <= end_s - begin_s
+    monkeypatch.setattr(_usage.importlib, "import_module", lambda name: {"pynvml": library}[name])
+    assert gpus_here()() == [{"index": 0, "busy": 0.35, "memory_mb": 3.0}]
+    library.nvmlInit = lambda: 1 / 0
+    assert gpus_here()() == []
+
+
+# -- the facts of a rank -------------------------------------------------------------------------------
+
+
+def lines_of(folder):
+    return list(read_facts(folder / "facts.rank0.jsonl"))
+
+
+def test_the_spans_of_an_epoch_add_up_to_its_time(tmp_path):
+    facts = FactsWriter(tmp_path, None, TrainingReport, config={"lr": 0.1}, timeline=True)
+    with span("validate"), span("wait"):
+        pass
+    facts.epoch(0, {"samples": 40}, 0.1, {"loss": float("inf")}, {"loss": 0.5})
+    with span("read"):
+        pass
+    facts.epoch(1, {"samples": 42}, 0.1, {})
+    assert recorder() is not None
+    facts.close()
+    facts.close()  # once more does nothing
+    assert recorder() is None
+    start, *found, end = [one for one in lines_of(tmp_path) if one["what"] != "sample"]
+    assert (start["role"], start["config"], end["what"]) == ("alone", {"lr": 0.1}, "end")
+    assert [(one["samples"], one["metrics"], one.get("own")) for one in found] == [
+        (40, {"loss": None}, {"loss": 0.5}),
+        (42, {}, None),
+    ]
+    for one in found:
+        assert sum(one["spent"].values()) == pytest.approx(one["seconds"], abs=1e-4)
+    assert min(found[0]["spent"]["validate"], found[0]["spent"]["wait"], found[1]["spent"]["read"]) > 0
+    assert found[1]["spent"]["wait"] == 0
+    assert any(one["what"] == "sample" for one in lines_of(tmp_path))
+    events = json.loads((tmp_path / "timeline.rank0.json").read_text())
+    assert {"epoch 0", "epoch 1", "validate", "wait", "read", "compute"} <= {one["name"] for one in events}
+
+
+def test_losses_and_stalls_are_written_once(tmp_path):
+    lost = []
+    facts = FactsWriter(tmp_path, None, lambda: TrainingReport(lost=tuple(lost)))
+    for text in ("rank 1", "rank 2"):
+        lost.append(text)
+        facts.epoch(0, {}, 0.1, {})
+    facts.close()
+    assert [one["text"] for one in lines_of(tmp_path) if one["what"] == "lost"] == ["rank 1", "rank 2"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("every_s", 0), ("limit_mb", float("inf")), ("every_s", "1")])
+def test_impossible_options_are_refused(name, value, tmp_path):
+    with pytest.raises(ConfigurationError, match=rf"Report\(.*{name}={value!r}\) must be a number above 0"):
+        FactsWriter(tmp_path / "run", None, TrainingReport, **{name: value})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    file = FactsFile(tmp_path, 0)
+    file.add("epoch", epoch=0)
+    with file.path.open("a") as raw:
+        raw.write('{"what": "epo')
+    assert [one["epoch"] for one in read_facts(file.path)] == [0]
+    with file.path.open("a") as raw:
+        raw.write("\n{}\n")
+    with pytest.raises(ConfigurationError, match=r"line 2: .*; remove that line"):
+        list(read_facts(file.path))

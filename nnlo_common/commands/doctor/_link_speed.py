@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nnlo_common.cluster._clocks import clock_offset
+
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import MPI
 
-__all__ = ["FULL", "QUICK", "Effort", "LinkSpeed", "clock_offset", "measure_links", "partners_of"]
+__all__ = ["FULL", "QUICK", "Effort", "LinkSpeed", "measure_links", "partners_of"]
 
 _MB = 1_000_000
 _TAG = 1
@@ -111,22 +113,6 @@ def measure_links(
     _wait_quietly(private.Ibarrier().Test)
     private.Free()
     return links
-
-
-def clock_offset(readings: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Estimate how far another clock is ahead, and the error of the estimate.
-
-    The other clock was read between sending and receiving, so the quickest round trip is the most accurate.
-
-    Args:
-        readings: own clock when asking, the other clock, own clock when the answer arrived.
-
-    Example:
-        >>> clock_offset([(0.0, 8.0, 4.0), (10.0, 16.0, 12.0)])
-        (5.0, 1.0)
-    """
-    asked, other, answered = min(readings, key=lambda reading: reading[2] - reading[0])
-    return other - (asked + answered) / 2, (answered - asked) / 2
 
 
 def _measure(comm: MPI.Intracomm, partner: int, host: str, effort: Effort) -> LinkSpeed:

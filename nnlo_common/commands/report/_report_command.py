@@ -8,8 +8,8 @@ from pathlib import Path
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable, write_whole
 from nnlo_common.commands._html_page import drawn
-from nnlo_common.commands.report._run_facts import read_run
 from nnlo_common.commands.report._run_figures import run_figures
+from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._job import REFUSED, tell

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts
-from nnlo_common.commands.report._time_shares import KINDS
+from nnlo_common.base._spans import KINDS
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
 
 __all__ = ["run_figures"]
 
 # Of Okabe and Ito: told apart by everybody, on white and on black.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
+# "wait" stands out; more kinds than that set has colours.
+_OF_KINDS = dict(
+    zip(KINDS, (*_COLOURS[:1], "#d55e00", "#e69f00", "#cc79a7", "#56b4e9", "#009e73"), strict=False)
+)
+_OF_KINDS |= {"read": "#f0e442", "checkpoint": "#7f3c8d", "validate": "#666666", "idle": "#bbbbbb"}
 
 
 def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
@@ -35,15 +41,22 @@ def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
     (run,) = runs
     if any(one.shares is not None for one in run.ranks):
         found["Time of each rank"] = _shares(go, run)
+    if run.center is not None and run.center.stalenesses:
+        found["Staleness"] = _staleness(go, run)
     if any(one.epochs for one in run.ranks):
         found["Pace"] = _of_epochs(
             go, run, "samples per second", lambda epoch: epoch.samples / max(epoch.seconds, 1e-9)
         )
-        found["Memory"] = _of_epochs(go, run, "resident memory (MB)", lambda epoch: epoch.memory_mb)
-        found["Processor"] = _of_epochs(
-            go, run, "cores in use", lambda epoch: epoch.cpu_s / max(epoch.seconds, 1e-9)
+    found["Memory"] = _of_samples(go, run, "resident memory (MB)", lambda _, one: one.memory_mb)
+    found["Processor"] = _of_samples(go, run, "cores in use", lambda last, one: _rate(last, one, "cpu_s"))
+    found["Files and sockets"] = _of_samples(
+        go, run, "read and written (MB/s)", lambda last, one: _rate(last, one, "moved_mb")
+    )
+    if any(sample.gpu is not None for one in run.ranks for sample in one.samples_of_usage):
+        found["GPU"] = _of_samples(
+            go, run, "mean load (%)", lambda _, one: None if one.gpu is None else 100 * one.gpu
         )
-    return found
+    return {title: figure for title, figure in found.items() if figure.data}
 
 
 def _pairs(names: Sequence[str]) -> dict[str, list[str]]:
@@ -119,10 +132,52 @@ def _shares(go: Any, run: RunFacts) -> Any:
             orientation="h",
             marker={"color": colour},
         )
-        for kind, colour in zip(KINDS, _COLOURS, strict=False)
+        for kind, colour in _OF_KINDS.items()
     ]
     figure = go.Figure(bars, {"barmode": "stack", "xaxis_title": "share of the time (%)"})
     figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _staleness(go: Any, run: RunFacts) -> Any:
+    assert run.center is not None  # the caller checks it
+    roles = {one.rank: _label(one) for one in run.ranks}
+    bars = [
+        go.Bar(
+            x=sorted(counts),
+            y=[counts[stale] for stale in sorted(counts)],
+            name=roles.get(rank, f"rank {rank}"),
+            marker={"color": _COLOURS[number % len(_COLOURS)]},
+        )
+        for number, (rank, counts) in enumerate(sorted(run.center.stalenesses.items()))
+        if counts
+    ]
+    axes = {
+        "xaxis_title": "staleness (commits between fetch and contribution)",
+        "yaxis_title": "contributions",
+    }
+    return go.Figure(bars, {"barmode": "stack", **axes})
+
+
+def _rate(last: Sample, one: Sample, name: str) -> float | None:
+    """Return how fast a number rises; None after a restart."""
+    rise, passed_s = getattr(one, name) - getattr(last, name), one.at_s - last.at_s
+    return rise / passed_s if passed_s > 0 and rise >= 0 else None
+
+
+def _of_samples(go: Any, run: RunFacts, what: str, value: Callable[[Sample, Sample], float | None]) -> Any:
+    figure = go.Figure(layout={"xaxis_title": "seconds since the start", "yaxis_title": what})
+    began_s = min((one.samples_of_usage[0].at_s for one in run.ranks if one.samples_of_usage), default=0.0)
+    for number, one in enumerate(run.ranks):
+        if pairs := list(pairwise(one.samples_of_usage)):
+            figure.add_scatter(
+                x=[sample.at_s - began_s for _, sample in pairs],
+                y=[value(last, sample) for last, sample in pairs],
+                name=_label(one),
+                mode="lines",
+                line={"color": _COLOURS[number % len(_COLOURS)]},
+            )
+    figure.update_yaxes(rangemode="tozero")
     return figure
 
 

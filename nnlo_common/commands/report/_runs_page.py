@@ -13,8 +13,6 @@ __all__ = ["runs_page"]
 
 _UNDRAWN = "Figures need plotly: pip install 'nnlo[report]'"
 _GOOD = "Nothing to change was found."
-_UNMONITORED = "For pace and memory train with --monitor, or a Monitor in a script."
-_UNTIMED = "To see where the time went, train with --timeline, or a Timeline in a script."
 
 
 def runs_page(runs: Sequence[RunFacts], told: Sequence[Sequence[str]], drawings: Mapping[str, str]) -> str:
@@ -51,16 +49,6 @@ def _told(runs: Sequence[RunFacts], told: Sequence[Sequence[str]]) -> list[str]:
         prefix = f"{run.name}: " if len(runs) > 1 else ""
         items = "".join(f"<li>{escape(prefix + one)}</li>" for one in sentences)
         parts.append(f"<ul>{items}</ul>" if items else f"<p>{escape(prefix + _GOOD)}</p>")
-        missing = [
-            text
-            for text, there in (
-                (_UNMONITORED, any(one.epochs for one in run.ranks)),
-                (_UNTIMED, any(one.shares is not None for one in run.ranks)),
-            )
-            if not there
-        ]
-        if missing:
-            parts.append(f"<p>{escape(' '.join(missing))}</p>")
     return parts
 
 
@@ -105,9 +93,11 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
     ]
     heads = ["rank", "role", "host", "cores", "samples", "exchanges", "staleness", "dropped", "memory (MB)"]
     parts = [f"<h2>{escape(heading)}Ranks</h2>", _scroll(html_table(heads, rows))]
+    if stalls := [f"<li>{escape(text)}</li>" for one in run.ranks for text in one.stalls]:
+        parts.append(f"<h2>{escape(heading)}Silent for longer than usual</h2><ul>{''.join(stalls)}</ul>")
     facts = {"began": run.began, "command": run.command, "folder": str(run.folder.resolve())}
     facts["time"] = "it has not ended" if run.seconds is None else lasting(run.seconds)
-    facts |= run.versions
+    facts |= {**run.layout, **run.versions}
     told = [[name, value] for name, value in facts.items() if value]
     parts += [f"<h2>{escape(heading)}With what</h2>", html_table(["what", "value"], told, long=True)]
     if run.config:

@@ -16,6 +16,8 @@ _SLOW = 1.5
 #: The share of their time that workers may wait, and that a server may be at work, without a remark.
 _WAITED, _BUSY = 0.25, 0.5
 _VALIDATED = 0.3
+#: The share of the time of batches that reading may take.
+_READ = 0.5
 #: How far a loss may rise above its lowest value, and memory from the second epoch to the last.
 _ROSE, _GREW = 1.5, 1.2
 _FEWEST_EPOCHS = 4
@@ -23,7 +25,7 @@ _FEWEST_EPOCHS = 4
 
 def verdicts(run: RunFacts) -> list[str]:
     """Return what to change, the most important first; nothing for a run in good order."""
-    told = [*_deaths(run), *_divergence(run), *_cores(run), *_slow_workers(run), *_waits(run)]
+    told = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run), *_slow_workers(run), *_waits(run)]
     return [*told, *_validation(run), *_drops(run), *_memory(run)]
 
 
@@ -68,7 +70,7 @@ def _slow_workers(run: RunFacts) -> Iterator[str]:
         for one in run.ranks
         if one.trains and one.shares is not None and one.shares.batch_s
     }
-    if len(paces) < 2:
+    if len(paces) < 2 or any(_reading(run)):
         return
     for role, slowest in sorted(paces.items(), key=lambda pair: -(pair[1] or 0)):
         others = median(pace for other, pace in paces.items() if other != role and pace is not None)
@@ -79,6 +81,18 @@ def _slow_workers(run: RunFacts) -> Iterator[str]:
                 f"({1e3 * slowest:.1f} ms, the others {1e3 * others:.1f} ms): look at its host; "
                 f'assignment="dynamic" would save {100 * saved:.0f} % of an epoch'
             )
+
+
+def _reading(run: RunFacts) -> Iterator[str]:
+    workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
+    read = sum(one.seconds.get("read", 0.0) for one in workers)
+    computed = sum(one.seconds.get("compute", 0.0) for one in workers)
+    if read > _READ * (read + computed):
+        yield (
+            f"reading takes {100 * read / (read + computed):.0f} % of the time of a batch: stage the files "
+            "on a local disk (stage_to=... in a script, --cache for nnlo train), or read more samples at "
+            "once (a larger block)"
+        )
 
 
 def _saved_by_leases(paces: Mapping[str, float | None]) -> float:
@@ -92,9 +106,9 @@ def _waits(run: RunFacts) -> Iterator[str]:
     """Tell of waits, unless a cause that has a verdict of its own explains them."""
     workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
     servers = [one.shares for one in run.ranks if not one.trains and one.shares is not None]
-    if not workers or not servers or any((*_slow_workers(run), *_cores(run))):
+    if not workers or not servers or any((*_slow_workers(run), *_cores(run), *_reading(run))):
         return
-    waited = sum(one.share("waiting") for one in workers) / len(workers)
+    waited = sum(one.share("wait") for one in workers) / len(workers)
     busy = max(_busy(one) for one in run.ranks if not one.trains)
     if waited > _WAITED and busy > _BUSY:
         yield (
@@ -109,11 +123,11 @@ def _waits(run: RunFacts) -> Iterator[str]:
 
 
 def _busy(server: RankFacts) -> float:
-    return 0.0 if server.shares is None else server.shares.share("serving")
+    return 0.0 if server.shares is None else server.shares.share("apply", "receive", "send")
 
 
 def _validation(run: RunFacts) -> Iterator[str]:
-    shares = [one.shares.share("validating") for one in run.ranks if one.shares is not None and one.trains]
+    shares = [one.shares.share("validate") for one in run.ranks if one.shares is not None and one.trains]
     if shares and (mean := sum(shares) / len(shares)) > _VALIDATED:
         yield f"validation takes {100 * mean:.0f} % of the time: validate with fewer samples, or less often"
 

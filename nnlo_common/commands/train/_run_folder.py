@@ -19,10 +19,10 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._folder_lock import LOCK
 from nnlo_common.base._limited_formats import LARGEST_TOML
 from nnlo_common.base._whole_files import write_whole
-from nnlo_common.commands.doctor._rank_report import versions
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option_files import as_toml, option_text, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
+from nnlo_common.training.report._versions import versions
 
 __all__ = [
     "check_same",

@@ -115,7 +115,6 @@ class Settings:
         bare="1",
         least=1,
     )
-    monitor: bool = option(OUTPUT, "a line per epoch and rank: speed, memory, staleness", default=False)
     timeline: bool = option(OUTPUT, "a trace of each rank for ui.perfetto.dev", default=False)
     log_level: Literal["debug", "info", "warning", "error"] = option(
         OUTPUT, "the lowest level of messages to print", default="warning"

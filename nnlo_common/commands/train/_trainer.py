@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +62,11 @@ class Trainer(ABC):
         for batches in (self._train, self._val):
             if batches is not None:
                 batches.close()
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """All options, for the facts of the run."""
+        return {one.name: getattr(self._settings, one.name) for one in fields(self._settings)}
 
     def _open(self, batches: Callable[..., Any], train: Mapping[str, Any], val: Mapping[str, Any]) -> None:
         """Open the files with a reader of batches and its options for training and validation."""

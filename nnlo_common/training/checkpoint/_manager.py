@@ -13,6 +13,7 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._signals import Interrupts, LeftTogether
+from nnlo_common.base._spans import span
 from nnlo_common.base._warnings import warn
 from nnlo_common.cluster._aborting import advise, end_notes_in
 from nnlo_common.training._rank_parts import say, speaks
@@ -103,7 +104,7 @@ class CheckpointManager:
             self._asked_to_end = self.interrupts.came
             self._saving.want(end=self._asked_to_end)
         # Whichever worker asks first, all restart their counts when they have saved together.
-        if self._team is not None and possible and self._team.pause_requested and self._saving.save():
+        if self._team is not None and possible and self._team.pause_requested and self._save_now():
             self._last_s, self._last_batch = time.monotonic(), batch
         self.leave_if_told()
 
@@ -115,7 +116,7 @@ class CheckpointManager:
         """
         if self._team is None and self.interrupts.came:
             self._saving.ending = self._asked_to_end = True
-        self._saving.save(last=last)
+        self._save_now(last=last)
         self._last_s = time.monotonic()
 
     def score(self, value: float) -> None:
@@ -143,6 +144,10 @@ class CheckpointManager:
         if self._team is None:
             self._saving.finish()
         wait_for_all()
+
+    def _save_now(self, *, last: bool = False) -> bool:
+        with span("checkpoint", "copies"):
+            return self._saving.save(last=last)
 
     def _advice(self) -> str:
         number = self.store.last()

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from nnlo_common.base._spans import Spans, record, recorder, span
+
 __all__ = ["Writer"]
 
 _NAME = "nnlo-checkpoint"
@@ -42,7 +44,7 @@ class Writer:
     def start(self, job: Callable[[], object]) -> None:
         """Run `job` after the previous one."""
         self.wait()
-        thread = threading.Thread(target=self._do, args=(job,), name=_NAME)
+        thread = threading.Thread(target=self._do_beside, args=(job, recorder()), name=_NAME)
         try:
             _check_memory()
             thread.start()
@@ -62,9 +64,14 @@ class Writer:
             raise error
         return 0.0 if thread is None else time.monotonic() - begun_s
 
+    def _do_beside(self, job: Callable[[], object], spans: Spans | None) -> None:
+        record(None if spans is None else spans.beside("checkpoint"))
+        self._do(job)
+
     def _do(self, job: Callable[[], object]) -> None:
         try:
-            job()
+            with span("checkpoint", "writes"):
+                job()
         except BaseException as error:  # `wait` raises it
             self._error = error
 

@@ -1,91 +1,157 @@
-"""Trace file for https://ui.perfetto.dev and chrome://tracing."""
+"""Trace file of a rank, for https://ui.perfetto.dev; `nnlo trace` merges those of a run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from nnlo_common.base._file_access import new_file, reopened_file
+from nnlo_common.base._spans import Finished
 from nnlo_common.base._whole_files import of_rank, usable
-from nnlo_common.cluster._hosts import describe_here
 
-__all__ = ["Trace"]
+__all__ = ["OLDER", "Trace", "trace_path"]
+
+_Item = TypeVar("_Item")
 
 _END = b"\n]\n"
-# Flush often, so that a training that dies loses no more than this.
-_EVERY_S = 1.0
-_MOST = 1000
+#: Is in the name of the earlier half of a trace that has reached its limit.
+OLDER = "older"
+
+
+def trace_path(folder: str | Path, rank: int) -> Path:
+    """Return the file of a rank's trace in the folder of a run."""
+    return of_rank(Path(folder) / "timeline.json", rank)
 
 
 class Trace:
     """A trace of one process, written as it grows: between any two writes the file is valid JSON.
 
-    Times are those of `time.perf_counter`; in the file they are microseconds of the wall clock, so that the
-    traces of several ranks line up.
+    Times are those of `time.perf_counter`; in the file they are whole microseconds of the first rank's clock.
+    Rounded down, they keep their order, so that what lies within a span still does.
+
+    When the file has half of `limit_mb`, it becomes the older half in place of the one before, and a new one
+    begins: a long training keeps its latest events.
 
     Args:
         path: the file; an old one is replaced.
-        process: a number for this process, e.g. its rank.
+        process: a number for this process: its rank.
         name: the name of the process in the viewer.
+        ahead_s: how far this host's clock is ahead of the first rank's.
+        limit_mb: the most that both files take.
+        asked: the option that named the file, for the error message.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     trace = Trace(Path(folder, "trace.json"), 0, "worker 0")
-        ...     trace.add("batch", 1.0, 1.5)
+        ...     trace = Trace(Path(folder, "timeline.rank0.json"), 0, "worker 0")
+        ...     trace.add(Finished("main", "read", "reads ahead", 1.0, 1.5, {}))
         ...     trace.flush()
-        ...     [event["name"] for event in json.loads(Path(folder, "trace.json").read_text())]
-        ['process_name', 'batch']
+        ...     events = json.loads(Path(folder, "timeline.rank0.json").read_text())
+        >>> [(event["name"], event["ph"]) for event in events]
+        [('process_name', 'M'), ('thread_name', 'M'), ('reads ahead', 'X')]
     """
 
-    def __init__(self, path: Path, process: int, name: str) -> None:
-        self._process = process
-        self._offset_s = time.time() - time.perf_counter()
-        self._path = path
-        with new_file(path) as file:
-            self._ends_at = file.write(b"[")
-        self._waiting: list[dict[str, Any]] = []
-        self._next_s = 0.0
-        self._add({"name": "process_name", "ph": "M", "args": {"name": name}})
-        self.flush()
+    def __init__(
+        self,
+        path: Path,
+        process: int,
+        name: str,
+        *,
+        ahead_s: float = 0.0,
+        limit_mb: float = 100.0,
+        asked: str = "timeline",
+    ) -> None:
+        self._path, self._process, self._name = usable(asked, path), process, name
+        self._offset_us = 1e6 * (time.time() - time.perf_counter() - ahead_s)
+        self._half_bytes = int(limit_mb * 1e6 / 2)
+        self._spans: deque[Finished] = deque()
+        self._counters: deque[tuple[str, float, float]] = deque()
+        self._writing = threading.Lock()
+        self._older.unlink(missing_ok=True)
+        self._begin()
 
-    @classmethod
-    def of_rank(cls, path: str | Path, rank: int, role: str) -> Self:
-        """Create the trace of a rank, for a `Timeline`.
+    def add(self, span: Finished) -> None:
+        """Add a span; it is written by the next `flush`."""
+        self._spans.append(span)
 
-        Args:
-            path: the file; the rank is added to its name.
-            rank: this rank's number.
-            role: "alone", "server 0", "worker 0", ...
-
-        Raises:
-            ConfigurationError: the file cannot be written.
-        """
-        file = usable(f"Timeline({str(path)!r})", of_rank(path, rank))
-        return cls(file, rank, f"{role} on {describe_here()['host']}")
-
-    def add(self, name: str, begin_s: float, end_s: float, **facts: object) -> None:
-        """Add an event from `begin_s` to `end_s`."""
-        start = 1e6 * (begin_s + self._offset_s)
-        event = {"name": name, "ph": "X", "ts": round(start, 1), "dur": round(1e6 * (end_s - begin_s), 1)}
-        self._add({**event, "args": facts} if facts else event)
-        if len(self._waiting) >= _MOST or time.perf_counter() >= self._next_s:
-            self.flush()
+    def count(self, name: str, value: float) -> None:
+        """Add the value that a counter has now."""
+        self._counters.append((name, time.perf_counter(), value))
 
     def flush(self) -> None:
-        """Write all pending events."""
-        if self._waiting:
-            before = b"\n" if self._ends_at == 1 else b",\n"
-            text = ",\n".join(json.dumps(event, separators=(",", ":")) for event in self._waiting).encode()
-            self._waiting.clear()
-            # One write over the old end, so that a killed process has written all of it or nothing.
-            with open(reopened_file(self._path), "r+b", buffering=0) as file:  # noqa: PTH123 - a descriptor
-                file.seek(self._ends_at)
-                file.write(before + text + _END)
-            self._ends_at += len(before) + len(text)
-        self._next_s = time.perf_counter() + _EVERY_S
+        """Write all pending events; any thread may call it."""
+        with self._writing:
+            events = [event for one in _taken(self._spans) for event in self._events(one)]
+            events += [
+                {"name": name, "ph": "C", "ts": self._micros(at_s), "tid": 0, "args": {"value": value}}
+                for name, at_s, value in _taken(self._counters)
+            ]
+            self._write(events)
+            if self._ends_at > self._half_bytes:
+                self._path.replace(self._older)
+                self._begin()
 
-    def _add(self, event: dict[str, Any]) -> None:
-        self._waiting.append(event | {"pid": self._process, "tid": 0})
+    @property
+    def _older(self) -> Path:
+        return self._path.with_name(f"{self._path.stem}.{OLDER}{self._path.suffix}")
+
+    def _begin(self) -> None:
+        """Begin a file with the names of this process and of its threads."""
+        with new_file(self._path) as file:
+            self._ends_at = file.write(b"[")
+        self._tracks: dict[str, int] = {}
+        self._write([{"name": "process_name", "ph": "M", "tid": 0, "args": {"name": self._name}}])
+
+    def _events(self, span: Finished) -> list[dict[str, Any]]:
+        """Return the events of a span: itself, and the end of an arrow of a message."""
+        found: list[dict[str, Any]] = []
+        if span.track not in self._tracks:
+            number = self._tracks[span.track] = len(self._tracks)
+            found.append({"name": "thread_name", "ph": "M", "tid": number, "args": {"name": span.track}})
+        begin = self._micros(span.begin_s)
+        place = {"ts": begin, "tid": self._tracks[span.track]}
+        dur = self._micros(span.end_s) - begin
+        found.append({"name": span.name, "cat": span.kind, "ph": "X", **place, "dur": dur})
+        for what, phase in (("sends", {"ph": "s"}), ("takes", {"ph": "f", "bp": "e"})):
+            if what in span.facts:
+                peer, shard, message, sequence = span.facts[what]
+                ends = (self._process, peer) if what == "sends" else (peer, self._process)
+                number = _number(*ends, shard, message, sequence)
+                found.append({"name": message, "cat": "message", "id": number, **phase, **place})
+        return found
+
+    def _micros(self, at_s: float) -> int:
+        return int(1e6 * at_s + self._offset_us)
+
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        if not events:
+            return
+        before = b"\n" if self._ends_at == 1 else b",\n"
+        text = ",\n".join(
+            json.dumps(event | {"pid": self._process}, separators=(",", ":")) for event in events
+        ).encode()
+        # One write over the old end, so that a killed process has written all of it or nothing.
+        with open(reopened_file(self._path), "r+b", buffering=0) as file:  # noqa: PTH123 - a descriptor
+            file.seek(self._ends_at)
+            file.write(before + text + _END)
+        self._ends_at += len(before) + len(text)
+
+
+def _taken(pending: deque[_Item]) -> Iterator[_Item]:
+    """Take all that is pending; the thread that trains may add more meanwhile."""
+    for _ in range(len(pending)):
+        yield pending.popleft()
+
+
+def _number(*names: object) -> int:
+    """Return the number of an arrow, the same at both ends, below 2 ** 53 as JavaScript needs it."""
+    return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=6).digest())

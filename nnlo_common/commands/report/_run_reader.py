@@ -1,0 +1,242 @@
+"""Reader of a run's folder: the facts that its ranks have written, and its options."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
+from nnlo_common.base._limited_formats import LARGEST_TOML
+from nnlo_common.base._spans import KINDS
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
+from nnlo_common.commands.report._time_shares import TimeShares
+from nnlo_common.commands.train._run_folder import CONFIG
+from nnlo_common.training._rank_parts import speaks
+from nnlo_common.training.report._facts_file import facts_files, read_facts
+
+__all__ = ["read_run"]
+
+_LARGEST = 1e300  # whole numbers beyond it are no floats
+_LAYOUT = ("algorithm", "workers", "servers", "group_size", "parameters")
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Read the files of a run, also of one that is under way or was killed.
+
+    Raises:
+        ConfigurationError: the folder has no such files, or one of them is damaged.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"{folder}: there is no such folder; name the folder of a run")
+    ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
+    if not ranks:
+        raise ConfigurationError(
+            f"{folder} has no facts of a run (facts.rank0.jsonl): name the folder of `nnlo train`, or of a "
+            "Report in a script"
+        )
+    center = next((one for one in ranks if speaks(one.role)), ranks[0])
+    start = center.start
+    versions = start.get("versions")
+    began_s = _number(start.get("time"))
+    return RunFacts(
+        folder=folder,
+        history=center.history("metrics"),
+        workers={one.role: one.history("own") for one in ranks if one.role.startswith("worker")},
+        ranks=[one.facts() for one in ranks],
+        began="" if began_s is None else _as_text(began_s),
+        seconds=center.seconds,
+        command=str(start.get("command", "")),
+        versions={str(name): str(one) for name, one in versions.items()}
+        if isinstance(versions, Mapping)
+        else {},
+        layout={name: str(start[name]) for name in _LAYOUT if name in start},
+        config=_config(folder, start),
+    )
+
+
+class _RankLines:
+    """The lines of one rank's file; of an epoch that was made again after a restart, the last one counts."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self.start: Mapping[str, Any] = {}
+        self._epochs: dict[int, Mapping[str, Any]] = {}
+        self._told: dict[str, list[str]] = {"lost": [], "stall": []}
+        self._samples: list[Sample] = []
+        self._last: Mapping[str, Any] = {}  # with what a server tells of its workers
+        self._spent: Any = None
+        self._before_s = 0.0  # the time of earlier starts
+        self._seconds = 0.0
+        self._ended = False
+        for line in read_facts(path):
+            self._take(line)
+        self.role = str(self.start.get("role", f"rank {rank}"))
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran; None: it has not ended."""
+        return self._before_s + self._seconds if self._ended else None
+
+    def history(self, what: str) -> dict[str, list[float | None]]:
+        """Return the metrics of all epochs, by name."""
+        found: dict[str, list[float | None]] = {}
+        for number, epoch in enumerate(sorted(self._epochs)):
+            line = self._epochs[epoch]
+            metrics = line.get(what, line.get("metrics"))
+            for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+                known = found.setdefault(str(name), [])
+                known += [None] * (number - len(known)) + [_number(value)]
+        return found
+
+    def facts(self) -> RankFacts:
+        """Return what a report uses."""
+        epochs = [self._epoch(self._epochs[number]) for number in sorted(self._epochs)]
+        cores = _number(self.start.get("cores"))
+        return RankFacts(
+            rank=self._rank,
+            role=self.role,
+            host=str(self.start.get("host", "")),
+            cores=None if cores is None else int(cores),
+            samples=int(sum(one.samples for one in epochs)),
+            exchanges=int(_number(self._last.get("exchanges")) or 0),
+            dropped=int(_number(self._last.get("dropped")) or 0),
+            staleness=_number(self._last.get("mean_staleness")) or 0.0,
+            lost=self._told["lost"],
+            stalls=self._told["stall"],
+            stalenesses=_counts(self._last.get("staleness")),
+            epochs=epochs,
+            samples_of_usage=self._samples,
+            shares=_shares(epochs, self._spent),
+        )
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        what = line["what"]
+        if what == "start":
+            self.start, self._ended = line, False
+            self._before_s, self._seconds = self._before_s + self._seconds, 0.0
+        elif what == "epoch":
+            number = _number(line.get("epoch"))
+            if number is None:
+                raise self._error(line)
+            self._epochs[int(number)] = self._last = line
+        elif what == "sample":
+            self._samples.append(self._sample(line))
+            self._spent = line.get("spent")
+        elif what in self._told:
+            self._told[what].append(str(line.get("text")))
+        elif what == "end":
+            self._ended, self._last = line.get("over") is True, {**self._last, **line}
+        if what in ("sample", "end"):
+            self._seconds = _number(line.get("seconds")) or self._seconds
+
+    def _epoch(self, line: Mapping[str, Any]) -> EpochFacts:
+        numbers = self._numbers(line, "time", "seconds", "memory_mb", "cpu_s")
+        metrics = line.get("metrics")
+        if not isinstance(metrics, Mapping):
+            raise self._error(line)
+        return EpochFacts(
+            ended_s=numbers[0],
+            seconds=numbers[1],
+            samples=_number(line.get("samples")) or 0.0,
+            batches=_number(line.get("batches")) or 0.0,
+            spent=_spent(line.get("spent")),
+            memory_mb=numbers[2],
+            cpu_s=numbers[3],
+            metrics={str(name): _number(value) for name, value in metrics.items()},
+        )
+
+    def _sample(self, line: Mapping[str, Any]) -> Sample:
+        at_s, memory_mb, cpu_s = self._numbers(line, "time", "memory_mb", "cpu_s")
+        gpus = line.get("gpus")
+        loads = [_number(one.get("busy")) for one in gpus if isinstance(one, Mapping)] if gpus else []
+        known = [one for one in loads if one is not None]
+        return Sample(
+            at_s=at_s,
+            memory_mb=memory_mb,
+            cpu_s=cpu_s,
+            moved_mb=(_number(line.get("read_mb")) or 0.0) + (_number(line.get("written_mb")) or 0.0),
+            gpu=sum(known) / len(known) if known else None,
+        )
+
+    def _numbers(self, line: Mapping[str, Any], *names: str) -> list[float]:
+        found = [_number(line.get(name)) for name in names]
+        known = [one for one in found if one is not None]
+        if len(known) < len(names):
+            raise self._error(line)
+        return known
+
+    def _error(self, line: Mapping[str, Any]) -> ConfigurationError:
+        return ConfigurationError(f"{self._path}: {dict(line)!s:.80} is none of a report; remove that line")
+
+
+def _shares(epochs: Sequence[EpochFacts], spent_so_far: Any) -> TimeShares | None:
+    """Return where the time of the epochs went; before the first has ended, that since the start."""
+    seconds: dict[str, float] = {kind: sum(one.spent.get(kind, 0.0) for one in epochs) for kind in KINDS}
+    if not any(seconds.values()):
+        seconds = _spent(spent_so_far)
+    paces = [
+        (one.spent.get("compute", 0.0) + one.spent.get("read", 0.0)) / one.batches
+        for one in epochs
+        if one.batches
+    ]
+    if not any(seconds.values()):
+        return None
+    return TimeShares(seconds=seconds, batch_s=median(paces) if paces else None)
+
+
+def _spent(found: Any) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        return {}
+    numbers = {str(kind): _number(value) for kind, value in found.items() if kind in KINDS}
+    return {kind: value for kind, value in numbers.items() if value is not None and value >= 0}
+
+
+def _counts(found: Any) -> dict[int, dict[int, int]]:
+    """Return how often each staleness came, by worker."""
+    counts: dict[int, dict[int, int]] = {}
+    for rank, of_rank in found.items() if isinstance(found, Mapping) else ():
+        if _whole(rank) is not None and isinstance(of_rank, Mapping):
+            numbers = {_whole(stale): _number(count) for stale, count in of_rank.items()}
+            counts[int(rank)] = {
+                stale: int(count)
+                for stale, count in numbers.items()
+                if stale is not None and count is not None
+            }
+    return counts
+
+
+def _whole(text: Any) -> int | None:
+    """Return the number that a key of JSON names; None: none, or one that nobody has written."""
+    text = str(text)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < _LARGEST else None  # False for NaN
+
+
+def _as_text(at_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+    except (ValueError, OverflowError, OSError):  # no year of ours
+        return ""
+
+
+def _config(folder: Path, start: Mapping[str, Any]) -> str:
+    """Return the options: the file of `nnlo train`, else what the script has given."""
+    path = folder / CONFIG
+    if path.exists():
+        try:
+            return read_whole(path, LARGEST_TOML).decode(errors="replace")
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+    config = start.get("config")
+    return json.dumps(config, indent=1) if config else ""

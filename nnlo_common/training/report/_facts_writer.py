@@ -1,0 +1,290 @@
+"""Writer of one rank's facts and of its trace; `Report` of each framework package drives it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._arguments import is_number
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._spans import Finished, Spans, record, recorder
+from nnlo_common.cluster._clocks import ClockOffset
+from nnlo_common.cluster._hosts import describe_here
+from nnlo_common.training._rank_parts import TrainingReport
+from nnlo_common.training._session import Session
+from nnlo_common.training.report._facts_file import FactsFile
+from nnlo_common.training.report._trace_file import Trace, trace_path
+from nnlo_common.training.report._usage import Usage, gpus_here
+from nnlo_common.training.report._versions import versions
+
+__all__ = ["RankPlace", "FactsWriter"]
+
+#: The time between two samples grows with the run up to this, so that a day's file stays small.
+_LONGEST_EVERY_S = 10.0
+_LOOKS = 2000
+_FLUSH_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """A rank's place in its training.
+
+    Attributes:
+        rank: its number.
+        role: "alone", "server 0", "worker 0", ...
+        host: its machine.
+        cores: how many processor cores all ranks of this job there may use together.
+        facts: further facts for the first line.
+        clock: how far its host's clock is ahead of the first rank's.
+    """
+
+    rank: int
+    role: str
+    host: str
+    cores: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    clock: ClockOffset = field(default_factory=ClockOffset)
+
+    @classmethod
+    def of(cls, team: Session | None) -> RankPlace:
+        """Return the layout of a rank of this session; None: a process alone."""
+        if team is None:
+            here = describe_here()
+            return cls(rank=0, role="alone", host=str(here["host"]), cores=int(here["cores"]))
+        member = team.member
+        facts = {
+            "size": team.size,
+            "servers": member.servers,
+            "workers": member.workers,
+            "group_size": member.group_size,
+            "algorithm": repr(team.algorithm),
+            "parameters": team.model.parameters.vector.size,
+        }
+        return cls(
+            rank=team.rank,
+            role=member.role,
+            host=member.place.host,
+            cores=member.place.host_cores,
+            facts=facts,
+            clock=member.clock,
+        )
+
+
+class FactsWriter:
+    """Writes the facts of this rank while it trains: call it in the thread that trains.
+
+    Args:
+        folder: of the run.
+        team: this rank's session; None: alone.
+        report: returns this rank's counts so far; called from another thread, too.
+        unit: what `samples` of that report counts.
+        config: the configuration of the run.
+        every_s: the least time between two samples of the usage.
+        timeline: write a trace, too.
+        limit_mb: the most that the trace takes.
+
+    Raises:
+        ConfigurationError: the folder cannot be written, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        team: Session | None,
+        report: Callable[[], TrainingReport],
+        *,
+        unit: str = "samples",
+        config: Mapping[str, Any] | None = None,
+        every_s: float = 1.0,
+        timeline: bool = False,
+        limit_mb: float = 100.0,
+    ) -> None:
+        asked = f"Report({str(folder)!r})"
+        for name, value in (("every_s", every_s), ("limit_mb", limit_mb)):
+            if not (is_number(value) and 0 < value < math.inf):
+                raise ConfigurationError(f"{asked[:-1]}, {name}={value!r}) must be a number above 0")
+        self._layout = layout = RankPlace.of(team)
+        self._team, self._report, self._unit, self._every_s = team, report, unit, every_s
+        self._file = FactsFile(folder, layout.rank, asked)
+        self._trace: Trace | None = None
+        if timeline:
+            path, name = trace_path(folder, layout.rank), f"{layout.role} on {layout.host}"
+            ahead_s = layout.clock.ahead_s
+            self._trace = Trace(path, layout.rank, name, ahead_s=ahead_s, limit_mb=limit_mb, asked=asked)
+        self._told, self._telling = {"lost": 0, "stall": 0}, threading.Lock()
+        self._counted = 0, 0.0
+        self._last = report()
+        self._ended = threading.Event()
+        self._gpus: Callable[[], list[dict[str, float]]] = list
+        self._start(config)
+        self._spans = Spans(None if self._trace is None else self._trace.add)
+        self._began_s = self._spans.began_s
+        record(self._spans)
+        self.begin_epoch()
+        # A daemon: it must not keep a program from ending, and writes whole lines only.
+        self._thread = threading.Thread(target=self._look, name="nnlo-facts", daemon=True)
+        self._thread.start()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch here; otherwise it begins where the last one ended."""
+        self._epoch_s, self._before = self._spans.cut(), Usage.now()
+        self._spent = self._spans.spent(self._epoch_s)
+
+    def epoch(
+        self,
+        epoch: int,
+        counts: Mapping[str, int],
+        learning_rate: float,
+        metrics: Mapping[str, float],
+        own: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the line of a finished epoch, and begin the next.
+
+        Args:
+            epoch: its number, from 0.
+            counts: the epoch's counts by name, e.g. samples; a rate is added for each.
+            learning_rate: of the optimizer.
+            metrics: the metrics of the centre, or of this rank.
+            own: this rank's metrics, where `metrics` are those of the centre.
+        """
+        now_s, now, report = self._spans.cut(), Usage.now(), self._report()
+        spent = self._spans.spent(now_s)
+        seconds = now_s - self._epoch_s
+        line: dict[str, Any] = {"epoch": epoch, "seconds": round(seconds, 6)}
+        for name, count in counts.items():
+            line |= {name: count, f"{name}_per_second": round(count / max(seconds, 1e-9), 3)}
+        line |= {
+            "updates": report.exchanges - self._last.exchanges,
+            "memory_mb": round(now.memory_mb, 3),
+            "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
+            "learning_rate": learning_rate,
+            "spent": {kind: round(spent[kind] - self._spent[kind], 6) for kind in spent},
+            **self._served(report),
+            "metrics": metrics,
+        }
+        if own is not None:
+            line["own"] = own
+        self._tell_losses(report)
+        self._file.add("epoch", **line)
+        if self._trace is not None:
+            self._trace.add(Finished("main", "compute", f"epoch {epoch}", self._epoch_s, now_s, {}))
+        self._last = report
+        self._epoch_s, self._before, self._spent = now_s, now, spent
+
+    def close(self) -> None:
+        """Write what is pending and the last line; call it when this rank has left the training."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        if recorder() is self._spans:
+            self._spans.cut()
+            record(None)
+        report = self._report()
+        self._tell_losses(report)
+        self._sample(report)
+        over = self._team is None or self._team.over
+        seconds = round(time.perf_counter() - self._began_s, 6)
+        self._file.add("end", seconds=seconds, over=over, **self._served(report))
+        if self._trace is not None:
+            self._trace.flush()
+
+    def _start(self, config: Mapping[str, Any] | None) -> None:
+        layout = self._layout
+        self._file.add(
+            "start",
+            rank=layout.rank,
+            role=layout.role,
+            host=layout.host,
+            cores=layout.cores,
+            pid=os.getpid(),
+            folder=str(Path.cwd()),
+            command=shlex.join([Path(sys.argv[0]).name or "python", *sys.argv[1:]]),
+            versions={name: one for name, one in versions().items() if one is not None},
+            clock_ahead_s=round(layout.clock.ahead_s, 9),
+            clock_error_s=round(layout.clock.error_s, 9),
+            config=dict(config or {}),
+            **layout.facts,
+        )
+
+    def _served(self, report: TrainingReport) -> dict[str, Any]:
+        """Return what a server tells of its workers' contributions since the start."""
+        server = None if self._team is None else self._team.member.server
+        if server is None:
+            return {}
+        staleness = {rank: dict(sorted(dict(peer.staleness).items())) for rank, peer in server.peers.items()}
+        return {
+            "exchanges": report.exchanges,
+            "dropped": report.dropped,
+            "mean_staleness": round(report.mean_staleness, 6),
+            "staleness": staleness,
+        }
+
+    def _look(self) -> None:
+        """Write samples of the usage, and the trace, until the training ends; in a thread."""
+        self._gpus, next_s = gpus_here(), 0.0
+        while True:
+            since_s = time.perf_counter() - self._began_s
+            if since_s >= next_s:
+                next_s = since_s + min(max(self._every_s, since_s / _LOOKS), _LONGEST_EVERY_S)
+                self._try_to_sample()
+            if self._trace is not None:
+                self._trace.flush()
+            if self._ended.wait(min(next_s - since_s, _FLUSH_S)):
+                return
+
+    def _try_to_sample(self) -> None:
+        try:
+            report = self._report()
+        except RuntimeError:  # the training has changed a dictionary meanwhile
+            return
+        self._tell_losses(report)
+        self._sample(report)
+
+    def _sample(self, report: TrainingReport) -> None:
+        now, since_s = Usage.now(), time.perf_counter() - self._began_s
+        facts: dict[str, Any] = {
+            "seconds": round(since_s, 6),
+            self._unit: report.samples,
+            "batches": report.steps,
+            "exchanges": report.exchanges,
+            "mean_staleness": round(report.mean_staleness, 6),
+            "memory_mb": round(now.memory_mb, 3),
+            "cpu_s": round(now.cpu_s, 3),
+            "read_mb": now.read_mb,
+            "written_mb": now.written_mb,
+            "spent": {kind: round(one, 6) for kind, one in self._spans.spent().items()},
+        }
+        if gpus := self._gpus():
+            facts["gpus"] = gpus
+        self._file.add("sample", **facts)
+        if self._trace is not None:
+            self._count(report, since_s)
+
+    def _count(self, report: TrainingReport, since_s: float) -> None:
+        assert self._trace is not None  # the caller checks it
+        samples, at_s = self._counted
+        if since_s > at_s:
+            self._trace.count(f"{self._unit}/s", round((report.samples - samples) / (since_s - at_s), 3))
+        self._counted = report.samples, since_s
+        server = None if self._team is None else self._team.member.server
+        if server is not None:
+            self._trace.count("mean staleness", round(report.mean_staleness, 6))
+            self._trace.count("queue", server.queued)
+
+    def _tell_losses(self, report: TrainingReport) -> None:
+        """Write the losses and stalls that are new."""
+        serving = None if self._team is None else self._team.serving
+        for what, lines in (("lost", report.lost), ("stall", () if serving is None else serving.stalls)):
+            with self._telling:
+                known, self._told[what] = self._told[what], len(lines)
+            for text in tuple(lines)[known:]:
+                self._file.add(what, text=text)

@@ -1,0 +1,78 @@
+"""Usage of this process: memory, processor time, bytes read and written, and its GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Usage", "gpus_here"]
+
+_STATM, _IO = Path("/proc/self/statm"), Path("/proc/self/io")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resource usage of this process.
+
+    Attributes:
+        memory_mb: resident memory; its peak if the system does not report the current value.
+        cpu_s: processor time of all threads since the process started.
+        read_mb: what it has read by system calls, from files and sockets; None: unknown.
+        written_mb: the same for writing.
+
+    Example:
+        >>> Usage.now().memory_mb > 1
+        True
+    """
+
+    memory_mb: float
+    cpu_s: float
+    read_mb: float | None = None
+    written_mb: float | None = None
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Return the current usage."""
+        if _STATM.exists():
+            memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
+        else:
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            memory = most * (1 if sys.platform == "darwin" else 1024)
+        return cls(memory / 1e6, time.process_time(), *_transferred())
+
+
+def _transferred() -> tuple[float | None, float | None]:
+    try:
+        told = dict(line.split(": ") for line in _IO.read_text().splitlines())
+        return int(told["rchar"]) / 1e6, int(told["wchar"]) / 1e6
+    except (OSError, KeyError, ValueError):  # no Linux, or not allowed
+        return None, None
+
+
+def gpus_here() -> Callable[[], list[dict[str, float]]]:
+    """Return a function that reads the load of this host's GPUs; it returns nothing without nvidia-ml-py."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except Exception:  # not installed, or no driver: a training goes on without
+        return list
+
+    def read() -> list[dict[str, float]]:
+        found = []
+        for index, handle in enumerate(handles):
+            try:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6
+            except nvml.NVMLError:  # e.g. not supported by this GPU
+                continue
+            found.append({"index": index, "busy": busy, "memory_mb": round(memory, 1)})
+        return found
+
+    return read

@@ -1,0 +1,157 @@
+"""Report: the facts of a training, one file for each rank, for `nnlo report`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from nnlo_common import TrainingReport
+from nnlo_common.plugin import FactsWriter, span
+from nnlo_keras._callbacks._driver import Driver
+from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
+
+__all__ = ["Report"]
+
+
+class Report(RankCallback):
+    """Writes down what happens on each rank while it happens; `nnlo report FOLDER` makes a page of it.
+
+    `Report("run")` appends lines of JSON to run/facts.rank0.jsonl and so on: the layout, versions and your
+    configuration at the start; each epoch with its time, batches, metrics, staleness and where the time went;
+    memory, processor and GPU about once a second; ranks that stall or die. Lines are whole at any time, even
+    after the training is killed. On a server `batches` are those of all workers, as far as it knows, and the
+    metrics those of the centre.
+
+    With `timeline=True` each rank also writes a trace, run/timeline.rank0.json and so on, of its computing,
+    waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
+    https://ui.perfetto.dev.
+
+    Args:
+        folder: the folder of the run; created if missing.
+        config: what to write down about this run, such as your options.
+        timeline: write a trace, too.
+        limit_mb: the most that each rank's trace takes; it keeps the latest events.
+        every_s: seconds between two looks at memory and processor; in a long run they become rarer.
+
+    Example:
+        >>> import json, tempfile
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> x = np.ones((40, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fitted = model.fit(x, x, callbacks=[Report(folder, config={"data": "ones"})], verbose=0)
+        ...     lines = map(json.loads, Path(folder, "facts.rank0.jsonl").read_text().splitlines())
+        ...     (epoch,) = [line for line in lines if line["what"] == "epoch"]
+        >>> [epoch[name] for name in ("batches", "samples")]
+        [2, 40]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        timeline: bool = False,
+        limit_mb: float = 100.0,
+        every_s: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.folder, self._config = Path(folder), config
+        self._options: dict[str, Any] = {"timeline": timeline, "limit_mb": limit_mb, "every_s": every_s}
+        self._facts: FactsWriter | None = None
+        self._samples: int | None = None
+        self._test: Any = span("validate")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Report:
+        return type(self)(self.folder, config=self._config, **self._options)
+
+    def before_part(self, distribute: Driver) -> None:
+        """Begin to write, before this rank waits for others."""
+        self.distribute, self.team = distribute, distribute.team
+        self._begin()
+
+    def after_start(self, distribute: Driver | None) -> None:
+        """In a process alone: begin to write."""
+        super().after_start(distribute)
+        if self.team is None:
+            self._begin()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Start measuring the epoch."""
+        if self._facts is not None:
+            self._facts.begin_epoch()
+        self._batches = 0
+        self._samples = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Count the batches."""
+        self._batches = batch + 1
+        self._counts.batches += 1
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """Record the samples now: the validation resets Keras's count. Its time is that of validating."""
+        self._samples = self.samples_in_epoch
+        self._test = span("validate")
+        self._test.__enter__()
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """End the validation."""
+        self._test.__exit__(None, None, None)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Write the line."""
+        counts = {"batches": self._batches}
+        if self.trains:
+            counts["samples"] = self.samples_in_epoch if self._samples is None else self._samples
+        elif self.distribute is not None:
+            counts["batches"] = self._batches_served()
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        if self._facts is not None:
+            self._facts.epoch(epoch, counts, rate, numbers(logs))
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
+        """In a process alone: write the last line."""
+        if self.team is None:
+            self._close()
+
+    def after_leaving(self) -> None:
+        """Write the last line."""
+        self._close()
+
+    def _begin(self) -> None:
+        self._batches = self._served = 0
+        team = self.team
+        self._close()
+        counts = _BatchCount()
+        self._counts = counts
+        report = counts.report if team is None else team.report
+        self._facts = FactsWriter(
+            self.folder, team, report, unit="batches", config=self._config, **self._options
+        )
+        self._end = weakref.finalize(self, FactsWriter.close, self._facts)  # a failing fit calls no callback
+
+    def _close(self) -> None:
+        if self._facts is not None:
+            self._end()
+            self._facts = None
+
+    def _batches_served(self) -> int:
+        assert self.distribute is not None  # only servers call this
+        total = self.distribute.report.samples  # Distribute reports batches as samples
+        batches, self._served = total - self._served, total
+        return batches
+
+
+class _BatchCount:
+    """Counts of a process alone; apart from the callback, so that writing does not keep that in memory."""
+
+    batches = 0
+
+    def report(self) -> TrainingReport:
+        """Return the counts."""
+        return TrainingReport(steps=self.batches, samples=self.batches)

@@ -1,0 +1,108 @@
+"""Report: the facts of a training, one file for each rank, for `nnlo report`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.plugin import FactsWriter
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = ["Report"]
+
+
+class Report:
+    """Writes down what happens on each rank while it happens; `nnlo report FOLDER` makes a page of it.
+
+    `Report(optimizer, "run")` appends lines of JSON to run/facts.rank0.jsonl and so on: the layout,
+    versions and your configuration at the start; each epoch with its time, samples, metrics, staleness and
+    where the time went; memory, processor and GPU about once a second; ranks that stall or die. Lines are
+    whole at any time, even after the training is killed. Make it before the first epoch.
+
+    With `timeline=True` each rank also writes a trace, run/timeline.rank0.json and so on, of its computing,
+    waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
+    https://ui.perfetto.dev.
+
+    Args:
+        optimizer: the wrapper.
+        folder: the folder of the run; created if missing.
+        config: what to write down about this run, such as your options.
+        timeline: write a trace, too.
+        limit_mb: the most that each rank's trace takes; it keeps the latest events.
+        every_s: seconds between two looks at memory and processor; in a long run they become rarer.
+        initial_epoch: number of epochs done before, in a resumed training.
+
+    Example:
+        >>> import json, tempfile, torch
+        >>> import nnlo_torch
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = nnlo_torch.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = Report(optimizer, folder, config={"lr": 0.1})
+        ...     for x in optimizer.epoch([torch.ones(20, 1), torch.ones(20, 1)]):
+        ...         optimizer.zero_grad()
+        ...         model(x).mean().backward()
+        ...         optimizer.step()
+        ...     report.epoch({"loss": 0.5})
+        ...     report.close()
+        ...     lines = map(json.loads, Path(folder, "facts.rank0.jsonl").read_text().splitlines())
+        ...     (epoch,) = [line for line in lines if line["what"] == "epoch"]
+        >>> [epoch[name] for name in ("batches", "samples", "metrics")]
+        [2, 40, {'loss': 0.5}]
+    """
+
+    def __init__(
+        self,
+        optimizer: Wrapper,
+        folder: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        timeline: bool = False,
+        limit_mb: float = 100.0,
+        every_s: float = 1.0,
+        initial_epoch: int = 0,
+    ) -> None:
+        self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
+        if optimizer._team is not None:
+            optimizer._settle("Report")
+        facts = self._facts = FactsWriter(
+            folder,
+            optimizer._team,
+            optimizer.report,
+            config=config,
+            every_s=every_s,
+            timeline=timeline,
+            limit_mb=limit_mb,
+        )
+        optimizer._joint.at_end.append(facts.close)
+        self._end = weakref.finalize(self, FactsWriter.close, facts)  # runs at the script's end, too
+
+    def epoch(
+        self, scores: Mapping[str, float] | None = None, *, own: Mapping[str, float] | None = None
+    ) -> None:
+        """Write the line of a finished epoch.
+
+        Args:
+            scores: the metrics of the epoch, such as the means over all ranks.
+            own: this rank's metrics, if those are not its own.
+        """
+        optimizer, before = self._optimizer, self._before
+        report = self._before = optimizer.report()
+        counts = {"samples": report.samples - before.samples}
+        if not optimizer.serves:
+            counts["batches"] = report.steps - before.steps
+        rate = float(optimizer.param_groups[0]["lr"])
+        self._facts.epoch(
+            self._epochs, counts, rate, _numbers(scores or {}), None if own is None else _numbers(own)
+        )
+        self._epochs += 1
+
+    def close(self) -> None:
+        """Write the last line; `optimizer.close()` and the script's end do it, too."""
+        self._end()
+
+
+def _numbers(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in scores.items()}

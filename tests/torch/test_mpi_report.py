@@ -1,0 +1,75 @@
+"""The facts and timelines of real processes: whole, killed, and beside what the system says."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from nnlo_common.commands._cli import main
+from nnlo_common.training.report._facts_file import facts_files, read_facts
+from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import PROGRAMS
+from tests.helpers.traces import problems_in, self_times
+
+pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.mpi, pytest.mark.extended]
+
+PROGRAM = PROGRAMS / "facts_torch.py"
+
+
+def facts(folder, what):
+    return {
+        rank: [line for line in read_facts(path) if line["what"] == what]
+        for path, rank in facts_files(folder)
+    }
+
+
+def trace_of(folder):
+    assert main(["trace", str(folder)]) == 0
+    return json.loads((folder / "trace.json").read_text())["traceEvents"]
+
+
+def test_four_ranks_have_one_trace_with_the_times_of_their_report(tmp_path):
+    ended = mpiexec(4, PROGRAM, str(tmp_path), "whole")
+    assert ended.returncode == 0, ended.stderr
+    events = trace_of(tmp_path)
+    assert problems_in(events) == []
+    starts = facts(tmp_path, "start")
+    assert sorted(starts) == [0, 1, 2, 3]
+    assert all(one["clock_error_s"] < 0.05 for (one,) in starts.values())
+    for rank, samples in facts(tmp_path, "sample").items():
+        spent = samples[-1]["spent"]
+        found = self_times(events)[rank]
+        for kind, seconds in spent.items():
+            share = seconds / sum(spent.values())
+            assert found.get(kind, 0.0) / sum(found.values()) == pytest.approx(share, abs=0.02)
+
+
+def test_a_killed_job_leaves_whole_facts_and_a_valid_trace(tmp_path):
+    ended = mpiexec(4, PROGRAM, str(tmp_path), "killed")
+    assert ended.returncode != 0
+    epochs = facts(tmp_path, "epoch")
+    assert [len(epochs[rank]) for rank in range(4)] == [1] * 4
+    assert all(
+        samples[-1]["spent"]["wait"] > 0 for rank, samples in facts(tmp_path, "sample").items() if rank
+    )
+    assert facts(tmp_path, "end")[1] == []
+    for rank in range(4):
+        json.loads((tmp_path / f"timeline.rank{rank}.json").read_text())
+    assert problems_in(trace_of(tmp_path)) == []
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def test_memory_and_processor_time_are_those_of_the_system(tmp_path):
+    ended = mpiexec(2, PROGRAM, str(tmp_path), "measured")
+    assert ended.returncode == 0, ended.stderr
+    told = re.findall(r"rank (\d): ([\d.]+) MB ([\d.]+) s", ended.stdout)
+    samples = facts(tmp_path, "sample")
+    assert len(told) == 2
+    for rank, memory_mb, cpu_s in told:
+        lines = samples[int(rank)]
+        assert max(one["memory_mb"] for one in lines) == pytest.approx(float(memory_mb), rel=0.05)
+        assert lines[-1]["cpu_s"] == pytest.approx(float(cpu_s), rel=0.05)

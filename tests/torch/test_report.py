@@ -1,0 +1,147 @@
+"""What `Report` writes: alone, on a server and its workers, and in groups, as threads."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nnlo_common import ConfigurationError
+from nnlo_common.commands.trace._merged_trace import merged
+from nnlo_common.training.report._facts_file import read_facts
+from tests.helpers.traces import problems_in, self_times
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+import nnlo_torch as nt  # noqa: E402
+from nnlo_common.testing import MemoryCluster  # noqa: E402
+
+pytestmark = pytest.mark.framework("torch")
+
+BATCHES, EPOCHS = 6, 2
+
+
+def training(folder, world=None, first=0, before_step=lambda optimizer: None, **options):
+    """Two epochs of some batches on each worker, written down."""
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    make = nt.Synchronous if options else nt.EASGD
+    settings = {} if options else {"every": 3, "beta": 0.5}
+    optimizer = make(sgd, model=model, world=world, **settings, **options)
+    report = nt.Report(optimizer, folder, initial_epoch=first, timeline=True, config={"lr": 0.01})
+    for _ in range(EPOCHS):
+        for x in optimizer.epoch([torch.ones(4, 2)] * BATCHES):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            before_step(optimizer)
+            optimizer.step()
+        optimizer.evaluate(lambda x: {"loss": model(x).mean()}, [torch.ones(3, 2)])
+        report.epoch({"loss": 0.5, "worse": float("nan")})
+    optimizer.close()
+
+
+def lines(folder, rank, what="epoch"):
+    return [line for line in read_facts(folder / f"facts.rank{rank}.jsonl") if line["what"] == what]
+
+
+def test_the_report_has_a_line_for_each_epoch(tmp_path):
+    training(tmp_path / "new")
+    training(tmp_path / "new", first=2)  # goes on in the same file
+    found = lines(tmp_path / "new", 0)
+    assert [line["epoch"] for line in found] == [0, 1, 2, 3]
+    for line in found:
+        assert (line["batches"], line["samples"]) == (BATCHES, 4 * BATCHES)
+        assert line["samples_per_second"] == pytest.approx(4 * BATCHES / line["seconds"], rel=0.01)
+        assert line["learning_rate"] == 0.01
+        assert line["metrics"] == {"loss": 0.5, "worse": None}
+        assert "exchanges" not in line
+        assert sum(line["spent"].values()) == pytest.approx(line["seconds"], abs=1e-4)
+        assert min(line["spent"][kind] for kind in ("compute", "read", "validate")) > 0
+    assert [line["over"] for line in lines(tmp_path / "new", 0, "end")] == [True, True]
+    assert [line["role"] for line in lines(tmp_path / "new", 0, "start")] == ["alone", "alone"]
+
+
+def test_a_server_and_two_workers_write_what_each_has_seen(tmp_path):
+    with MemoryCluster(3) as cluster:
+        cluster.run(lambda world: training(tmp_path, world))
+    server, worker = lines(tmp_path, 0), lines(tmp_path, 1)
+    assert server[-1]["exchanges"] == sum(line["updates"] for line in server) == 2 * EPOCHS * BATCHES // 3
+    assert sum(line["samples"] for line in server) == 2 * EPOCHS * BATCHES * 4
+    counts = {rank: sum(found.values()) for rank, found in server[-1]["staleness"].items()}
+    assert counts == {"1": 4, "2": 4}
+    assert "batches" not in server[0]
+    assert [(line["batches"], line["samples"]) for line in worker] == EPOCHS * [(BATCHES, 4 * BATCHES)]
+    assert all(line["spent"]["apply"] > 0 and line["spent"]["wait"] == 0 for line in server)
+    assert all(line["spent"]["wait"] > 0 and line["spent"]["idle"] == 0 for line in worker)
+    assert {line["role"]: line["workers"] for line in lines(tmp_path, 2, "start")} == {"worker 1": 2}
+
+
+def test_a_merged_trace_keeps_the_rules_and_has_the_times_of_the_report(tmp_path):
+    with MemoryCluster(4) as cluster:
+        cluster.run(lambda world: training(tmp_path, world))
+    events, dropped = merged(tmp_path)
+    assert problems_in(events) == []
+    assert dropped == 0
+    kinds = {event["name"] for event in events if event["ph"] == "s"}
+    assert {"JOIN", "EXCHANGE", "CENTER", "ASK", "ANSWER", "LEAVE"} <= kinds
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"mean staleness", "queue"}
+    times = self_times(events)
+    for rank in range(4):
+        spent = lines(tmp_path, rank, "sample")[-1]["spent"]
+        total = sum(times[rank].values())
+        assert total == pytest.approx(sum(spent.values()), rel=0.05)
+        for kind, seconds in spent.items():
+            assert times[rank].get(kind, 0.0) / total == pytest.approx(
+                seconds / sum(spent.values()), abs=0.02
+            ), kind
+
+
+class Slow:
+    """Delays one rank of a group before its steps."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __call__(self, optimizer):
+        if optimizer.rank == self.rank:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("servers", "size"), [(0, 3), (1, 4)])
+def test_waits_within_a_group_are_no_computing(servers, size, tmp_path):
+    last = size - 1  # sleeps, so all others of its group wait for it in the meeting before the step
+    with MemoryCluster(size) as cluster:
+        cluster.run(
+            lambda world: training(tmp_path, world, servers=servers, group_size=3, before_step=Slow(last))
+        )
+    for rank in range(servers, last):
+        waited = sum(line["spent"]["wait"] for line in lines(tmp_path, rank))
+        assert waited > EPOCHS * BATCHES * 0.01
+
+
+@pytest.mark.parametrize("name", ["gather", "add_up", "broadcast", "gather_bytes"])
+def test_every_wait_of_a_lead_for_its_group_and_its_queries_is_seen(name, tmp_path, monkeypatch):
+    """A lead that is slow in one of the group's operations has waited, wherever it is called."""
+    from nnlo_common.testing._memory_group import MemoryGroup
+
+    plain, slept = getattr(MemoryGroup, name), {}
+
+    def slow(self, *given):
+        time.sleep(0.002)
+        slept[self.ranks[self.index]] = slept.get(self.ranks[self.index], 0) + 0.002
+        return plain(self, *given)
+
+    monkeypatch.setattr(MemoryGroup, name, slow)
+    with MemoryCluster(2) as cluster:
+        cluster.run(lambda world: training(tmp_path, world, servers=0, group_size=2))
+    for rank in range(2):
+        spent = lines(tmp_path, rank, "sample")[-1]["spent"]
+        assert slept[rank] * 0.95 <= spent["wait"]
+
+
+def test_a_place_that_cannot_be_written_to_is_named_before_the_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    optimizer = nt.Downpour(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match=r"Report.* cannot write .*name a"):
+        nt.Report(optimizer, tmp_path / "file" / "here")
