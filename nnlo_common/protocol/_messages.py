@@ -77,7 +77,8 @@ class Message(NamedTuple):
             PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
         pulled_at: requests: the centre's commits when the sender last pulled.
-        scalar: read it as `share` in requests, as `rate` in replies, as `silence_s` in DROPPED.
+        scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
+            DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
         mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `cancelled`, by the kind.
@@ -107,6 +108,11 @@ class Message(NamedTuple):
     @property
     def rate(self) -> float:
         """Replies: the learning rate that workers adopt; 0: none."""
+        return self.scalar
+
+    @property
+    def waited(self) -> float:
+        """EPOCH: the share of the epoch that the sender has spent in exchanges."""
         return self.scalar
 
     @property

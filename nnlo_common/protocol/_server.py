@@ -276,7 +276,8 @@ class Server:
         return [released, *self._grant(), *self._admit(), *self.answer_pauses()]
 
     def _epoch(self, event: Received) -> list[Action]:
-        self.peers[event.message.sender].epochs += 1
+        peer = self.peers[event.message.sender]
+        peer.epochs, peer.waited = peer.epochs + 1, event.message.waited
         self._warm = True
         released = Release(event.message.sender, event.frame)
         moved = [*self._commit_ready(), *self._admit(), *self._show(), *self._answer_calls()]

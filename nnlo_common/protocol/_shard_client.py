@@ -61,6 +61,7 @@ class ShardClient:
         pulled_at: the centre's commits in the last absorbed reply.
         weight: the share in a mean that each later step has, e.g. its number of samples.
         samples: the number of samples taken so far.
+        waited: the share of the epoch that the worker has spent in exchanges.
         lent: the gradient stays unchanged until its contribution has been answered.
         stop_requested: the server has asked to finish.
         rate: the server's latest learning rate; 0: none.
@@ -82,7 +83,7 @@ class ShardClient:
         self.weight = 1.0
         self._earlier = 0.0  # the weight of the steps since the last contribution, without this step
         self._contributed = False  # in this step
-        self.samples = 0
+        self.samples, self.waited = 0, 0.0
         self._overdue: Ask | None = None  # due in a passed step
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
@@ -468,7 +469,7 @@ class ShardClient:
             0 if joining else self._sequence,
             self.rule.clock,
             self.pulled_at,
-            self._share(kind),
+            self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
             False,
             (joining and self.keeps_parameters) or (kind is Kind.VIEW and self._refreshes),

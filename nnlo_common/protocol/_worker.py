@@ -131,6 +131,11 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.samples = total
 
+    def tell_wait(self, share: float) -> None:
+        """Set the share of its time that this worker has spent in exchanges, for the epoch's end."""
+        for shard_client in self.shard_clients:
+            shard_client.waited = share
+
     def join(self) -> Activity:
         """Join all servers and start from the centre."""
         yield from self._all(ShardClient.join)

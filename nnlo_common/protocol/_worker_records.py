@@ -44,6 +44,7 @@ class Peer:
     last_commit: int = 0  # the centre's clock after the last of them
     dropped: int = 0  # its contributions that were too stale
     samples: int = 0  # taken so far
+    waited: float = 0.0  # the share of its last epoch that it has spent in exchanges
     views: int = 0  # of the centre, at the ends of epochs
     staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
     options: Vector | None = None  # for stepping its contributions, if it has sent any

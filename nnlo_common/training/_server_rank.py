@@ -29,6 +29,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.protocol._messages import PART
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
+from nnlo_common.training._bottleneck import Bottleneck
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._event_loop import Periodic, perform, serve
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
@@ -100,6 +101,7 @@ class ServerRank:
         self._groups = {lead: (lead, *others) for lead, *others in groups}
         self._dropped: set[int] = set()
         self._losses: list[str] = []
+        self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
         server.pauses.before_epoch = _NEVER
         # With a lag the workers compute meanwhile, and absorb a reply whole.
@@ -135,7 +137,10 @@ class ServerRank:
         self._epochs += 1
         # A pause requested after this epoch's end completes only when this server has ended the epoch, too.
         self._let_pause(before_epoch=self._epochs)
+        self._bottleneck.begin()
         self.wait_until(self._epoch_over)
+        peers = self._server.peers.values()
+        self._bottleneck.end([one.waited for one in peers if one.epochs >= self._epochs])
         self._server.pauses.before_epoch = _NEVER
         self._assemble()
 
@@ -367,7 +372,9 @@ class ServerRank:
             self._refuse_nan(event.message)
             self._refuse_absence(event.message)
             self._warn_of_leaving(event.message)
+            self._bottleneck.begin_work()
             perform(self._endpoint, self._server.handle(event))
+            self._bottleneck.end_work()
             self._look_for_pause()
             if event.message.kind is Kind.LEAVE and self.service is not None:
                 for rank in self._groups.get(event.message.sender, (event.message.sender,)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ class WorkerRank:
         self._servers, self._on_drop = set(hosts), on_drop
         self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
         self._steps = self._samples = 0
+        self._clock, self._began_s, self._waited_s = time.perf_counter, 0.0, 0.0  # since the first step
         self._first = True  # of an epoch; the servers may validate before they answer this step
 
     def start(self) -> None:
@@ -61,7 +63,12 @@ class WorkerRank:
     def step(self, weight: float, local_step: LocalStep | None = None) -> None:
         """Make one step, with the exchange due in it."""
         self._worker.set_weight(weight)
+        due, began_s = self._worker.due, self._clock()
         self._work(self._worker.step(local_step), "the first step of an epoch" if self._first else "a step")
+        if self._first:
+            self._began_s, self._waited_s = self._clock(), 0.0
+        elif due:
+            self._waited_s += self._clock() - began_s
         self._first = False
         self._steps += 1
 
@@ -104,6 +111,8 @@ class WorkerRank:
 
     def end_epoch(self) -> None:
         """Report the end of the epoch to the servers."""
+        seconds = self._clock() - self._began_s
+        self._worker.tell_wait(0.0 if self._first or seconds <= 0 else self._waited_s / seconds)
         self._work(self._worker.finish_epoch(), "the end of an epoch")
 
     def point(self) -> Vector:

@@ -8,13 +8,12 @@ from itertools import pairwise
 from statistics import median
 
 from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
+from nnlo_common.training._bottleneck import BUSY, WAITED, told
 
 __all__ = ["verdicts"]
 
 #: How much slower than the others' median a worker is when it is named.
 _SLOW = 1.5
-#: The share of their time that workers may wait, and that a server may be at work, without a remark.
-_WAITED, _BUSY = 0.25, 0.5
 _VALIDATED = 0.3
 #: The share of the time of batches that reading may take.
 _READ = 0.5
@@ -25,8 +24,9 @@ _FEWEST_EPOCHS = 4
 
 def verdicts(run: RunFacts) -> list[str]:
     """Return what to change, the most important first; nothing for a run in good order."""
-    told = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run), *_slow_workers(run), *_waits(run)]
-    return [*told, *_validation(run), *_drops(run), *_memory(run)]
+    found = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run)]
+    found += [*_slow_workers(run), *_waits(run)]
+    return [*found, *_validation(run), *_drops(run), *_memory(run)]
 
 
 def _deaths(run: RunFacts) -> Iterator[str]:
@@ -110,12 +110,9 @@ def _waits(run: RunFacts) -> Iterator[str]:
         return
     waited = sum(one.share("wait") for one in workers) / len(workers)
     busy = max(_busy(one) for one in run.ranks if not one.trains)
-    if waited > _WAITED and busy > _BUSY:
-        yield (
-            f"workers wait {100 * waited:.0f} % of their time, and a server works {100 * busy:.0f} % of its "
-            f"own: use servers={len(servers) + 1}, a larger every, or groups of ranks"
-        )
-    elif waited > _WAITED:
+    if waited > WAITED and busy > BUSY:
+        yield told(waited, busy, len(servers))
+    elif waited > WAITED:
         yield (
             f"workers wait {100 * waited:.0f} % of their time though the servers are idle: the batches are "
             "short for the way to the server; use a larger batch, a larger every, or lag=1"
