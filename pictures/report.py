@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ OPTIONS = (
         "accuracy",
     ),
     *("--epochs", "6", "--batch", "25", "--optimizer", "adam", "--learning-rate", "0.002"),
-    *("--monitor", "--timeline"),
+    "--timeline",
 )
 
 
@@ -37,14 +38,18 @@ def photograph(page: Path, picture: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+#: Kinds of time, those around others first: later bars are drawn over earlier ones.
+KINDS = ("compute", "validate", "pack", "read", "apply", "receive", "send", "wait", "idle")
+
+
 def bars(folder: Path) -> list[go.Bar]:
     """Return the spans of each rank's trace as bars, one trace for each kind of span."""
-    spans: dict[str, list[tuple[int, float, float]]] = {}
+    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in KINDS}
     for path in sorted(folder.glob("timeline.rank*.json")):
         rank = int(path.stem.removeprefix("timeline.rank"))
         for event in json.loads(path.read_text()):
-            if event["ph"] == "X":
-                spans.setdefault(event["name"], []).append((rank, event["ts"] / 1e6, event["dur"] / 1e6))
+            if event["ph"] == "X" and event["tid"] == 0:
+                spans[event["cat"]].append((rank, event["ts"] / 1e6, event["dur"] / 1e6))
     first = min(start for those in spans.values() for _, start, _ in those)
     return [
         go.Bar(
@@ -55,7 +60,8 @@ def bars(folder: Path) -> list[go.Bar]:
             x=[seconds for _, _, seconds in those],
             marker={"color": colour, "line": {"width": 0}},
         )
-        for (name, those), colour in zip(spans.items(), COLOURS[1:], strict=False)
+        for (name, those), colour in zip(spans.items(), itertools.cycle(COLOURS[1:]), strict=False)
+        if those
     ]
 
 
