@@ -148,7 +148,9 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         raise
     places = gathered_places(world.gather_text)
     place = places[world.rank]
-    clock = gathered_offset(world.gather_text, world.rank) if world.own_process else ClockOffset()
+    clock = ClockOffset()
+    if world.own_process and not world.of_trial:  # the ranks of a trial gather by slower mail
+        clock = gathered_offset(world.gather_text, world.rank)
     threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
