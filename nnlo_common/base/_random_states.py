@@ -20,6 +20,8 @@ def seed_random(number: int) -> None:
 def random_states() -> dict[str, Any]:
     """Return the states of the global generators of Python and NumPy.
 
+    Their numbers are arrays: a checkpoint copies and writes each at once, not number by number.
+
     Example:
         >>> states = random_states()
         >>> first = random.random()
@@ -30,7 +32,10 @@ def random_states() -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     of_numpy: Any = np.random.get_state()  # noqa: NPY002 - user code draws from it
     kind, keys, *rest = of_numpy
-    return {"python": [version, list(numbers), gauss], "numpy": [kind, keys.tolist(), *rest]}
+    return {
+        "python": [version, np.array(numbers, np.int64), gauss],
+        "numpy": [kind, keys.astype(np.int64), *rest],
+    }
 
 
 def load_random(states: Mapping[str, Any]) -> None:
@@ -52,7 +57,7 @@ def check_random(states: Mapping[str, Any]) -> tuple[Any, Any]:
     """
     try:
         version, numbers, gauss = states["python"]
-        of_python = version, tuple(numbers), gauss
+        of_python = version, tuple(np.asarray(numbers).tolist()), gauss
         random.Random().setstate(of_python)
         kind, keys, place, has_gauss, cached = states["numpy"]
         # NumPy does not check the place, and would read beyond its numbers.
