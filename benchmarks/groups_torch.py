@@ -1,14 +1,15 @@
-"""Compare data parallelism with `servers=0` to DistributedDataParallel over gloo, and to a plain loop.
+"""Compare `servers=0`, by each `all_reduce=`, to DistributedDataParallel over gloo, Horovod and a plain loop.
 
 mpiexec -n 2 python benchmarks/groups_torch.py          # shares of the plain loop's samples per second
 
-All three run in one program, in turns, so that they see the same machine; each rank runs the plain loop at
-the same time as the others. Set OMP_NUM_THREADS=1, and leave a core to each rank.
+All run in one program, in turns, so that they see the same machine; each rank runs the plain loop at the same
+time as the others. Set OMP_NUM_THREADS=1, and leave a core to each rank. Horovod takes part where installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import socket
 import statistics
@@ -22,6 +23,9 @@ import nnlo_torch as nt
 BATCH = 100
 #: Width of the hidden layers, by name.
 SIZES = {"90k": 200, "1.8M": 900, "11M": 2300}
+HOROVOD = importlib.util.find_spec("horovod") is not None
+#: Ways to train; small letters are values of `all_reduce=`.
+WAYS = ("mpi", "shared", "thread", "torch", *(("horovod", "Horovod") if HOROVOD else ()), "DDP")
 
 
 def model_of(width):
@@ -61,18 +65,42 @@ def rate_of(model, optimizer, seconds):
     return BATCH * steps / (time.perf_counter() - begun)
 
 
-def rates(width, seconds):
-    """Return the rates of this rank in one round, by the way of training, and what prints on one rank."""
-    found = {}
+def nnlo_rate(width, seconds, way):
+    """Return the rate of this rank with `servers=0`, and what prints on one rank."""
     model = model_of(width)
-    found["plain"] = rate_of(model, plain(model), seconds)
-    model = model_of(width)
-    optimizer = nt.Synchronous(plain(model), model=model, servers=0)
-    found["servers=0"] = rate_of(model, optimizer, seconds)
+    optimizer = nt.Synchronous(plain(model), model=model, servers=0, all_reduce=way)
+    found = rate_of(model, optimizer, seconds)
     optimizer.close()
-    parallel = torch.nn.parallel.DistributedDataParallel(model_of(width), gradient_as_bucket_view=True)
-    found["DDP, gloo"] = rate_of(parallel, plain(parallel), seconds)
     return found, optimizer.say
+
+
+def horovod_rate(width, seconds):
+    """Return the rate of this rank with Horovod's own optimizer."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = model_of(width)
+    optimizer = hvd.DistributedOptimizer(plain(model), named_parameters=model.named_parameters())
+    found = rate_of(model, optimizer, seconds)
+    hvd.shutdown()
+    return found
+
+
+def rates(width, seconds, ways):
+    """Return the rates of this rank in one round, by the way of training, and what prints on one rank."""
+    model = model_of(width)
+    found = {"plain": rate_of(model, plain(model), seconds)}
+    for way in ways:
+        if way == "DDP":
+            parallel = torch.nn.parallel.DistributedDataParallel(
+                model_of(width), gradient_as_bucket_view=True
+            )
+            found["DDP, gloo"] = rate_of(parallel, plain(parallel), seconds)
+        elif way == "Horovod":
+            found["Horovod"] = horovod_rate(width, seconds)
+        else:
+            found[way], say = nnlo_rate(width, seconds, way)
+    return found, say
 
 
 def main():
@@ -80,6 +108,7 @@ def main():
     chosen.add_argument("--rounds", type=int, default=5)
     chosen.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     chosen.add_argument("--sizes", nargs="+", choices=SIZES, default=[*SIZES])
+    chosen.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     options = chosen.parse_args()
     comm = MPI.COMM_WORLD
     with socket.socket() as free:
@@ -91,12 +120,12 @@ def main():
     for name in options.sizes:
         rounds = []
         for _ in range(options.rounds):
-            own, say = rates(SIZES[name], options.seconds)
+            own, say = rates(SIZES[name], options.seconds, options.ways)
             rounds.append(comm.allgather(own))
         lines = []
         for way in rounds[0][0]:
             shares = [statistics.mean(one[way] / one["plain"] for one in ranks) for ranks in rounds]
-            lines.append(f"{way} {statistics.median(shares):.2f}")
+            lines.append(f"{way} {statistics.median(shares):.2f} [{min(shares):.2f}, {max(shares):.2f}]")
         base = statistics.median(statistics.mean(one["plain"] for one in ranks) for ranks in rounds)
         say(f"{name}: plain {base:.0f} samples/s of each rank; shares of it: {', '.join(lines)}")
     torch.distributed.destroy_process_group()

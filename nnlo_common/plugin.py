@@ -29,6 +29,7 @@ from nnlo_common.base._whole_files import usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster._gpus import own_gpu, when_chosen
 from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
     BatchOptions,
@@ -46,11 +47,13 @@ from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
+from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import assigned, launched
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._rank_parts import say, speaks
+from nnlo_common.training._reducers import Reducer, ThreadReducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
@@ -89,9 +92,11 @@ __all__ = [
     "agree",
     "Algorithm",
     "all_same",
+    "AllReduce",
     "AnswerT",
     "as_values",
     "assigned",
+    "AUTO",
     "BatchOptions",
     "brief",
     "check_assignment",
@@ -120,6 +125,7 @@ __all__ = [
     "explain",
     "FileBatches",
     "Files",
+    "Group",
     "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",
@@ -156,6 +162,7 @@ __all__ = [
     "RankWorld",
     "read_whole",
     "Reading",
+    "Reducer",
     "run_block",
     "run_coordinator",
     "running",
@@ -177,6 +184,7 @@ __all__ = [
     "Start",
     "table",
     "TeamMessage",
+    "ThreadReducer",
     "TimeLeft",
     "Trainer",
     "TrialChooser",

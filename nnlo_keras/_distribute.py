@@ -321,6 +321,7 @@ class Distribute(keras.callbacks.Callback):
             given_sums=not grouped and not local,
             servers=first.servers,
             group_size=first.group_size,
+            all_reduce=first.all_reduce,
             optimizer=", ".join(map(_described, wrappers)),
             epochs=self.params.get("epochs") or 0,
             stall_timeout_s=self._stall_timeout_s,

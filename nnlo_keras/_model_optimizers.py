@@ -122,7 +122,7 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
 
 
 def _kind(wrapper: Wrapper) -> tuple[object, ...]:
-    sizes = wrapper.servers, wrapper.group_size
+    sizes = wrapper.servers, wrapper.group_size, wrapper.all_reduce.name
     return type(wrapper), wrapper.algorithm, wrapper.describe(), sizes
 
 

@@ -79,7 +79,8 @@ class KerasTrainer(Trainer):
         # Keras holds it in 32 bits; the text has only the significant digits.
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
         ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
-        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **ranks, **settings.algorithm)
+        options = {**ranks, "all_reduce": settings.all_reduce, **settings.algorithm}
+        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(H5Sequence, ranks, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)

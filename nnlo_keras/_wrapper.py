@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, launched, mixins, whole_number
+from nnlo_common.plugin import Algorithm, AllReduce, launched, mixins, whole_number
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
@@ -39,6 +39,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         algorithm: the algorithm that exchanges it.
         servers: the number of ranks that serve the centre; 0: all ranks are one group without a centre.
         group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        all_reduce: how the ranks of a group add up their gradients.
         mode: what it does with gradients.
         local_optimizer: moves a worker's weights between exchanges, if gradients are added up.
         local_rate: the learning rate of plain SGD that moves them if there is no local_optimizer; None:
@@ -56,6 +57,8 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
             steps on each with the mean gradient: synchronous data parallelism without a centre.
         group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
             None: 1, or all ranks with servers=0.
+        all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces ("mpi"), or
+            in memory that all ranks of a host see ("shared"). "auto": the fastest that works here.
         name: as for any optimizer.
 
     Example:
@@ -74,6 +77,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         local: Any = None,
         servers: int = 1,
         group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         name: str | None = None,
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
@@ -82,6 +86,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, whole_number("servers", servers, 0)
         self.group_size = None if group_size is None else whole_number("group_size", group_size, 1)
+        self.all_reduce = AllReduce.of(type(self).__name__, all_reduce, self.servers, self.group_size)
         self._own, self.mode = own, StepMode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
@@ -252,6 +257,8 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         config = {"optimizer": _serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
         if self.group_size is not None:
             config["group_size"] = self.group_size
+        if self.all_reduce.name != "auto":
+            config["all_reduce"] = self.all_reduce.name
         if self.local_optimizer is not None:
             config["local"] = _serialized(self.local_optimizer)
         return {**config, **self._own}

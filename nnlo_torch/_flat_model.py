@@ -114,17 +114,22 @@ class FlatModel:
         self._all_are_views = not self._copied and not self._blocks
         self._attach()
 
-    def collect(self) -> None:
-        """Move all remaining gradients into the flat vector, and mark which parameters have one."""
-        self._check()
-        present = np.zeros(len(self.tensors), np.float32)
+    def collect(self, part: range | None = None) -> None:
+        """Move all remaining gradients into the flat vector, and mark which parameters have one.
+
+        Args:
+            part: the parameters; None: all.
+        """
+        part = range(len(self.tensors)) if part is None else part
+        self._check(part)
+        present = np.zeros(len(part), np.float32)
         places, made = [], []
-        for index, tensor in enumerate(self.tensors):
-            gradient, place = tensor.grad, self._places[index]
+        for index in part:
+            gradient, place = self.tensors[index].grad, self._places[index]
             if gradient is None or index not in self.chosen:
                 place.zero_()
                 continue
-            present[index] = PRESENT
+            present[index - part.start] = PRESENT
             if gradient.is_sparse:
                 self._refuse_sparse(index)
             if gradient is not place:
@@ -133,8 +138,12 @@ class FlatModel:
         if places:
             copy_all(places, made)
         for block in self._blocks:
-            block.host_gradient.copy_(block.gradient)
-        self.gradient.vector[self.marks] = present
+            block.fetch(self.place_of(part))
+        self.gradient.vector[self.marks[part.start : part.stop]] = present
+
+    def place_of(self, part: range) -> slice:
+        """Return the place of neighbouring parameters in the vector, with their marks."""
+        return slice(self.gradient.layout.segments[part.start].offset, int(self.marks[part.stop - 1]) + 1)
 
     def hand_out(self) -> None:
         """Give each parameter its gradient in the vector, unless the vector marks that there is none."""
@@ -236,9 +245,9 @@ class FlatModel:
                     catch(tensor)
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
 
-    def _check(self) -> None:
-        for index, tensor in enumerate(self.tensors):
-            if tensor.data_ptr() != self._addresses[index]:
+    def _check(self, part: range | None = None) -> None:
+        for index in range(len(self.tensors)) if part is None else part:
+            if self.tensors[index].data_ptr() != self._addresses[index]:
                 raise ConfigurationError(
                     f"the memory of {self.names[index]} was replaced after the optimizer was wrapped (by "
                     "model.to(...), param.data = ... or the like); do that before you wrap the optimizer"
@@ -280,6 +289,7 @@ class _Block:
 
     Attributes:
         first: the index of the first parameter.
+        start: the place of their part in the vector.
         device: the parameters' memory on the device.
         host: their part of the vector.
         views: the single parameters in `device`.
@@ -289,12 +299,18 @@ class _Block:
     """
 
     first: int
+    start: int
     device: torch.Tensor
     host: torch.Tensor
     views: list[torch.Tensor]
     gradient: torch.Tensor
     host_gradient: torch.Tensor
     gradients: list[torch.Tensor]
+
+    def fetch(self, place: slice) -> None:
+        """Copy the gradients that lie in a part of the vector there."""
+        inside = slice(max(place.start - self.start, 0), max(place.stop - self.start, 0))
+        self.host_gradient[inside].copy_(self.gradient[inside])
 
 
 def _blocks(flat_model: FlatModel, *, gradients: bool) -> list[_Block]:
@@ -314,6 +330,7 @@ def _blocks(flat_model: FlatModel, *, gradients: bool) -> list[_Block]:
         blocks.append(
             _Block(
                 members[0],
+                start,
                 on_device,
                 torch.from_numpy(flat_model.parameters.vector[start:stop]),
                 _cut(on_device, segments, start),

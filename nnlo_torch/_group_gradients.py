@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from nnlo_common.plugin import GroupRank
+from nnlo_torch._buckets import Buckets
 from nnlo_torch._compat import after_backward
 from nnlo_torch._flat_model import FlatModel
 
@@ -20,6 +22,8 @@ __all__ = ["GroupGradients"]
 
 class GroupGradients:
     """Replaces the gradients of a model by their means over a group, after each backward pass.
+
+    Where sums are made while the caller computes, they begin as soon as the first gradients are there.
 
     Each rank sends the whole vector: zeros for a parameter without a gradient there, and a mark for each that
     has one. So ranks that have used different parts of the model agree, and a parameter that none has used
@@ -42,9 +46,12 @@ class GroupGradients:
         self._group, self._flat_model = group, flat_model
         self._weight, self._samples = weight, samples
         self._on, self._queued, self._made = True, False, False
+        self._buckets = Buckets(group, flat_model) if group.reducer.overlaps else None
         self._hooks = [
-            tensor.register_post_accumulate_grad_hook(self._noticed)  # type: ignore[no-untyped-call]
-            for tensor in flat_model.tensors
+            tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._noticed, index)
+            )
+            for index, tensor in enumerate(flat_model.tensors)
             if tensor.requires_grad
         ]
 
@@ -69,13 +76,26 @@ class GroupGradients:
             hook.remove()
         self._hooks.clear()
 
-    def _noticed(self, tensor: torch.Tensor) -> None:  # noqa: ARG002 - a hook's argument
-        if self._on and not self._queued:
+    def _noticed(self, index: int, tensor: torch.Tensor) -> None:  # noqa: ARG002 - a hook's argument
+        if not self._on:
+            return
+        if not self._queued:
             self._queued = True
             after_backward(self._make)
+        if self._buckets is not None:
+            self._begin(self._buckets)
+            self._buckets.notice(index)
+
+    def _begin(self, buckets: Buckets) -> None:
+        if not buckets.begun:
+            buckets.begin(self._weight(), self._samples())
 
     def _make(self) -> None:
         self._queued, self._made = False, True
-        self._flat_model.collect()
-        self._group.mean(self._flat_model.gradient.vector, self._weight(), self._samples())
+        if self._buckets is None:
+            self._flat_model.collect()
+            self._group.mean(self._flat_model.gradient.vector, self._weight(), self._samples())
+        else:
+            self._begin(self._buckets)
+            self._buckets.finish()
         self._flat_model.hand_out()

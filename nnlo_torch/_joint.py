@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Periodic, RankWorld, Session
+from nnlo_common.plugin import AUTO, AllReduce, Periodic, RankWorld, Session
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients
@@ -64,6 +64,7 @@ class JointTraining:
         options: the algorithm and the other options that its wrappers have in common, as text.
         servers: the number of servers.
         group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        all_reduce: how the ranks of a group add up their gradients.
         group_gradients: makes the mean gradients of this rank's group, if it is in one.
         stall_timeout_s: seconds of silence after which a worker is given up.
         settled: the name of what relies on the members as they are; empty: another may still join.
@@ -81,6 +82,7 @@ class JointTraining:
         self.members: list[Any] = []  # wrappers; their module imports this one
         self.options, self.servers = "", 1
         self.group_size: int | None = None
+        self.all_reduce = AUTO
         self.group_gradients: GroupGradients | None = None
         self.stall_timeout_s: float | None = None
         self.settled, self.active = "", 0
@@ -196,6 +198,7 @@ def joint_training(
     *,
     servers: int,
     group_size: int | None,
+    all_reduce: AllReduce,
     stall_timeout_s: float | None,
 ) -> JointTraining:
     """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
@@ -207,10 +210,12 @@ def joint_training(
         world: the ranks; None: alone.
         servers: the number of servers.
         group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        all_reduce: how the ranks of a group add up their gradients.
         stall_timeout_s: seconds of silence after which a worker is given up.
     """
     options = f"{wrapper.algorithm.describe()}, servers={servers}"
     options += "" if group_size is None else f", group_size={group_size}"
+    options += "" if all_reduce.name == "auto" else f", all_reduce={all_reduce.name!r}"
     options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
     apart = world is not None and (world.of_trial or not world.own_process)
     key: Any = world if apart else _HERE
@@ -226,7 +231,7 @@ def joint_training(
     if world is None and before is not None and not before.trained and before.options == options:
         joint.halt, joint.beginning = before.halt, before.beginning
     joint.options, joint.servers, joint.group_size = options, servers, group_size
-    joint.stall_timeout_s = stall_timeout_s
+    joint.all_reduce, joint.stall_timeout_s = all_reduce, stall_timeout_s
     _latest[key] = weakref.ref(joint)
     return joint
 

@@ -71,6 +71,7 @@ def join_team(
         optimizer=" and ".join(kinds_of(one.optimizer, one.local) for one in members),
         servers=joint.servers,
         group_size=joint.group_size,
+        all_reduce=joint.all_reduce,
         stall_timeout_s=joint.stall_timeout_s,
     )
     if team.member.group is not None:

@@ -13,6 +13,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
+from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
 from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import joint_training
@@ -62,6 +63,8 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             optimizer with the mean gradient: synchronous data parallelism, whatever the algorithm.
         group_size: the number of ranks of each worker: they make each step together, with the mean of their
             gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+        all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread", "torch" or
+            "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works here.
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -85,6 +88,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
+        all_reduce: AllReduceName = "auto",
         stall_timeout_s: float | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -98,6 +102,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             world if several else None,
             servers=servers,
             group_size=group_size,
+            all_reduce=all_reduce_of(type(self).__name__, all_reduce, servers, group_size),
             stall_timeout_s=stall_timeout_s,
         )
         if world is not None and several:
@@ -252,6 +257,12 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
     def _steps_here(self) -> bool:
         """Whether your optimizer steps on this rank unless it serves."""
         return not self._has_center or self.algorithm.optimizer_runs == "worker"
+
+    @property
+    def all_reduce(self) -> str:
+        """The way in which the ranks of a group add up their gradients, as chosen; empty without groups."""
+        group = None if self._team is None else self._team.member.group
+        return "" if group is None else group.reducer.name
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes leave the gradients of a group's ranks apart.

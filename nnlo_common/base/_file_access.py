@@ -30,6 +30,7 @@ __all__ = [
     "read_whole",
     "remove_tree",
     "reopened_file",
+    "shared_file",
 ]
 
 _KINDS = {
@@ -131,6 +132,25 @@ def reopened_file(path: str | Path, *, create: bool = False) -> int:
         OSError: it cannot be opened, or is a link, pipe, device or folder.
     """
     return _regular(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0))
+
+
+def shared_file(path: str | Path, *, create: bool) -> int:
+    """Return a descriptor of a file for memory that processes of one user share.
+
+    Args:
+        path: the file.
+        create: create it, for this user alone; it must not be there.
+
+    Raises:
+        OSError: it is there already, cannot be opened, or belongs to somebody else.
+    """
+    descriptor = os.open(
+        path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0) | _ALWAYS, 0o600
+    )
+    if os.fstat(descriptor).st_uid == os.getuid():
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EPERM, "it belongs to another user", str(path))
 
 
 def new_folder(path: Path) -> None:

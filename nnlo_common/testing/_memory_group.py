@@ -59,7 +59,7 @@ class MemoryGroup:
         self._cluster, self._world, self._inside = cluster, world, tuple(inside)
         self._channel = channel, self._inside
         self.ranks, self.index = tuple(ranks), self._inside.index(world.rank)
-        self._turn = 0
+        self._turn = self._twins = 0
 
     def gather(self, numbers: Numbers) -> Numbers:
         """Return the numbers of all ranks, a row for each."""
@@ -87,6 +87,20 @@ class MemoryGroup:
         if self.index == 0:
             self._cluster.share(key, self._inside[0], data.copy())
         return MemoryBroadcast(self._cluster, key, self._inside, data)
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it."""
+        self._world.reach("barrier in group")
+        self._everyone(None)
+
+    def twin(self) -> MemoryGroup:
+        """Return another group of the same ranks, which another thread may use."""
+        self._twins += 1
+        channel = ("twin", self._twins, self._channel)
+        return MemoryGroup(self._cluster, self._world, self.ranks, self._inside, channel)
+
+    def communicator(self) -> None:
+        """Return None: the ranks are threads."""
 
     def close(self) -> None:
         """Do nothing: a group holds no resources."""

@@ -12,6 +12,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._group import Group
+from nnlo_common.training._reducers import MPIReducer, Reducer
 
 __all__ = ["GroupRank", "Meeting"]
 
@@ -59,17 +60,21 @@ class GroupRank:
 
     Attributes:
         group: the transport's side.
+        reducer: adds up the gradients.
         index: this rank's number in the group; 0 is the lead.
         size: the number of its ranks.
         samples: the number of samples that all its ranks had taken at the last gradient.
 
     Args:
         group: the transport's side.
+        reducer: adds up the gradients; None: the MPI library does.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, reducer: Reducer | None = None) -> None:
         self.group, self.index, self.size = group, group.index, len(group.ranks)
+        self.reducer = MPIReducer(group) if reducer is None else reducer
         self._steps = 0
+        self._share: float | None = None
         self.samples = 0
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
@@ -98,6 +103,12 @@ class GroupRank:
         Raises:
             ConfigurationError: the weights make no mean; raised on all ranks of the group.
         """
+        self.begin_mean(weight, samples)
+        self.add_part(gradient)
+        self.end_mean(gradient)
+
+    def begin_mean(self, weight: float, samples: float = 0) -> None:
+        """Begin the mean of a gradient that is made part by part; see `mean`."""
         weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
         total = float(weights.sum())
         if not (weights >= 0).all() or not 0 < total < np.inf:
@@ -105,16 +116,29 @@ class GroupRank:
                 f"the weights of a step in the group of ranks {list(self.group.ranks)} are "
                 f"{weights.tolist()}; all must be at least 0, and one above"
             )
-        if (weights == weights[0]).all():
-            self._add_up(gradient)
-            np.divide(gradient, np.float32(self.size), out=gradient)
-        else:
-            if weight:
-                np.multiply(gradient, np.float32(weight / total), out=gradient)
-            else:
-                gradient.fill(0)  # whatever it holds, NaN included
-            self._add_up(gradient)
+        equal = bool((weights == weights[0]).all())
+        self._share = None if equal else weight / total
         self.samples = int(counts.sum())
+
+    def add_part(self, part: Vector) -> None:
+        """Begin to add up a part of the gradient; leave it alone until `end_mean`."""
+        if self._share:
+            np.multiply(part, np.float32(self._share), out=part)
+        elif self._share is not None:
+            part.fill(0)  # whatever it holds, NaN included
+        if self.reducer.overlaps:
+            self.reducer.start(part)
+        else:
+            with span("wait", "the sum of the gradients"):
+                self.reducer.start(part)
+
+    def end_mean(self, gradient: Vector) -> None:
+        """Return once the gradient, whose parts have all been given to `add_part`, is the mean."""
+        if self.reducer.overlaps:
+            with span("wait", "the sum of the gradients"):
+                self.reducer.finish()
+        if self._share is None:
+            np.divide(gradient, np.float32(self.size), out=gradient)
 
     def agree(self, *, stop: bool, rate: float) -> tuple[bool, float]:
         """Return whether any rank of the group wants to stop, and the lead's learning rate (collective)."""
@@ -149,10 +173,6 @@ class GroupRank:
                     "change the model and the options of its optimizer on all ranks alike, and use no "
                     "optimizer that draws random numbers of its own"
                 )
-
-    def _add_up(self, gradient: Vector) -> None:
-        with span("wait", "the sum of the gradients"):
-            self.group.add_up(gradient)
 
     def _apart(self, everyone: npt.NDArray[np.float64], index: int) -> str:
         told = [

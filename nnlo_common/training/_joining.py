@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     group = None
     if assignment.worker is not None and group_size > 1:
         naps = any(places[rank].local_size > places[rank].host_cores for rank in cell.ranks)
-        group = GroupRank(world.group(cell.groups[assignment.worker], naps=naps))
+        group = _grouped(world, plan, cell.groups[assignment.worker], places, naps=naps)
     part: TeamPart
     server: Server | None = None
     if assignment.role is Role.SERVER:
@@ -186,8 +187,21 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         group=group,
         group_size=group_size,
         clock=clock,
-        disengage=disengage,
+        disengage=disengage if group is None else partial(_leave_group, group, disengage),
     )
+
+
+def _grouped(
+    world: RankWorld, plan: TrainingPlan, ranks: Sequence[int], places: Sequence[Place], *, naps: bool
+) -> GroupRank:
+    group = world.group(ranks, naps=naps)
+    one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
+    return GroupRank(group, plan.all_reduce.reducer(group, one_host=one_host))
+
+
+def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
+    group.reducer.close()
+    disengage()
 
 
 def _arrangement(world: RankWorld, servers: int, group_size: int | None) -> Arrangement:

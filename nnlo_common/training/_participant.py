@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy.typing as npt
 
@@ -15,6 +15,7 @@ from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.training._all_reduce import AllReduce
 from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
@@ -42,6 +43,8 @@ class Participant:
             optimizer with the mean gradient: synchronous data parallelism without a centre.
         group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
             None: 1, or all ranks with servers=0.
+        all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces ("mpi"), or
+            in memory that all ranks of a host see ("shared"). "auto": the fastest that works here.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
             the job aborts. None: only warn.
@@ -76,6 +79,7 @@ class Participant:
         names: Sequence[str] | None = None,
         servers: int = 1,
         group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         world: RankWorld | None = None,
         stall_timeout_s: float | None = None,
         log_order: str | Path | None = None,
@@ -83,6 +87,7 @@ class Participant:
         _check_arguments(algorithm, optimizer, servers, group_size)
         self.algorithm, self.optimizer = algorithm, optimizer
         self._servers, self._group_size = servers, group_size
+        self._all_reduce = AllReduce.of("Participant", all_reduce, servers, group_size)
         self._stall_timeout_s = check_stall_timeout(stall_timeout_s)
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
@@ -233,6 +238,7 @@ class Participant:
             gradient=self._gradient,
             servers=self._servers,
             group_size=self._group_size,
+            all_reduce=self._all_reduce,
             center_optimizer=at_center,
             local_optimizer=self._fitted(plain) if runs == "worker" else None,
             alone_optimizer=None if self._servers else self._fitted(plain),

@@ -22,6 +22,7 @@ from nnlo_common.base._json_codec import table_of
 from nnlo_common.base._layout import Layout
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
+from nnlo_common.training._all_reduce import AUTO, AllReduce
 
 __all__ = ["TrainingPlan", "agree"]
 
@@ -30,6 +31,7 @@ _SAME = {
     "algorithm": "the algorithm is {}",
     "servers": "servers={}",
     "group_size": "group_size={}",
+    "all_reduce": "all_reduce={!r}",
     "optimizer": "the optimizer is {}",
     "epochs": "epochs={}",
     "meetings": "{} take part",
@@ -48,6 +50,7 @@ class TrainingPlan:
         given_sums: a gradient is the sum over all steps since the last contribution.
         servers: the number of ranks that share the centre; 0: one group trains without a centre.
         group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        all_reduce: how the ranks of a group add up their gradients.
         center_optimizer: makes the optimizer of the given part of the centre; returns None if the algorithm
             steps it by itself.
         local_optimizer: moves a worker's parameters; None if something else does.
@@ -70,6 +73,7 @@ class TrainingPlan:
     given_sums: bool = False
     servers: int = 1
     group_size: int | None = None
+    all_reduce: AllReduce = AUTO
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
     alone_optimizer: VectorOptimizer | None = None
@@ -111,6 +115,7 @@ def _facts(world: RankWorld, plan: TrainingPlan) -> dict[str, Any]:
         "algorithm": plan.algorithm.describe(),
         "servers": plan.servers,
         "group_size": plan.group_size,
+        "all_reduce": plan.all_reduce.name,
         "optimizer": plan.optimizer,
         "epochs": plan.epochs,
         "meetings": list(plan.meetings),

@@ -18,6 +18,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
+from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join
@@ -74,6 +75,7 @@ class Session:
         given_sums: the model's gradient is the sum over all steps since the last contribution.
         servers: the number of servers; 0: all ranks are one group, and `local_step` makes each step.
         group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
+        all_reduce: how the ranks of a group add up their gradients.
         optimizer: the kind of the user's optimizer; the same on all ranks.
         epochs: the number of epochs, if known; the same on all ranks.
         meetings: the names of other collective steps; the same on all ranks.
@@ -94,6 +96,7 @@ class Session:
         given_sums: bool = False,
         servers: int = 1,
         group_size: int | None = None,
+        all_reduce: AllReduce = AUTO,
         optimizer: str = "",
         epochs: int = 0,
         meetings: Sequence[str] = (),
@@ -111,6 +114,7 @@ class Session:
             given_sums=given_sums,
             servers=servers,
             group_size=group_size,
+            all_reduce=all_reduce,
             center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
             moving=() if buffers is None else buffers.layers,
@@ -459,8 +463,6 @@ class Session:
         self.start()
         self.end_epoch()  # servers serve the epoch to its end before they ask
         return self._collectives.mean(values, weight, self._epochs)
-
-    # -- inside ---------------------------------------------------------------------------------------
 
     def _local_step(self) -> None:
         assert self._move is not None  # step() checks it

@@ -12,11 +12,12 @@ from tests.helpers.torch_cases import WRAPPERS, data, loss_of, model_of
 SIZE, BATCH, EPOCHS = 53, 4, 2
 
 
-def train(name, servers, group_size):
+def train(name, servers, group_size, way="auto"):
     """Train with one wrapper; the wrapper, the weights, the samples of this rank, and the loss at the end."""
     model = model_of()
     plain = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    optimizer = getattr(nt, name)(plain, servers=servers, group_size=group_size, **WRAPPERS[name])
+    ranks = {"servers": servers, "group_size": group_size, "all_reduce": way}
+    optimizer = getattr(nt, name)(plain, **ranks, **WRAPPERS[name])
     inputs, targets = data()
     loader = torch.utils.data.DataLoader(range(SIZE), batch_size=BATCH, sampler=nt.ShardSampler(range(SIZE)))
     seen = []
@@ -38,5 +39,6 @@ def train(name, servers, group_size):
 
 folder, *numbers = sys.argv[1:4]
 for each in sys.argv[4:]:
-    rank, saved = train(each, *map(int, numbers))
+    name, _, way = each.partition(":")
+    rank, saved = train(name, *map(int, numbers), way or "auto")
     np.savez(Path(folder) / f"{each}.rank{rank}.npz", **saved)

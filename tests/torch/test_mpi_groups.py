@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,31 @@ def test_members_stay_equal_bit_for_bit_on_five_ranks(names, tmp_path):
         seen = np.concatenate([one["seen"] for one in found])
         assert (np.bincount(seen) <= EPOCHS).all()
         assert len(seen) > EPOCHS * (SIZE - 4)
+
+
+WAYS = ("auto", "mpi", "shared", "thread", "torch")
+HOROVOD = pytest.param(
+    ("horovod",),
+    marks=[
+        pytest.mark.extended,
+        pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"),
+    ],
+)
+
+
+@pytest.mark.parametrize("ways", [WAYS, HOROVOD])
+def test_each_way_to_add_up_makes_the_steps_of_one_process_with_the_large_batch(ways, tmp_path):
+    vector, _ = plain("Synchronous", 3)
+    for way, found in trained(tmp_path, 3, 0, 3, [f"Synchronous:{way}" for way in ways]).items():
+        for one in found:
+            assert close(one["vector"], vector), way
+            assert np.array_equal(one["vector"], found[0]["vector"]), way
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("ways", [WAYS[1:], HOROVOD])
+def test_each_way_keeps_members_equal_bit_for_bit_on_five_ranks(ways, tmp_path):
+    names = [f"{name}:{way}" for name in FEW for way in ways]
+    for name, found in trained(tmp_path, 5, 1, 2, names).items():
+        for lead in (1, 3):
+            assert np.array_equal(found[lead]["vector"], found[lead + 1]["vector"]), name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,19 @@ class Group(Protocol):
 
     def broadcast(self, data: npt.NDArray[np.uint8]) -> Transfer:
         """Begin to copy the lead's bytes into those of the others; do not change them meanwhile."""
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it; what they wrote to shared memory before is then seen."""
+
+    def twin(self) -> Group:
+        """Return another group of the same ranks, which another thread may use.
+
+        Raises:
+            ConfigurationError: only one thread may use the transport.
+        """
+
+    def communicator(self) -> Any:
+        """Return the MPI communicator of these ranks; None if they are threads."""
 
     def close(self) -> None:
         """Release its resources."""

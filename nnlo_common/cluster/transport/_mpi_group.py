@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._deaths import Deaths, end_alone
@@ -69,6 +70,29 @@ class MPIGroup:
         """Begin to copy the lead's bytes into those of the others."""
         with self._leaving_together():
             return _MPIBroadcast(self, self._comm.Ibcast([data, MPI.BYTE]))
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it."""
+        with self._leaving_together():
+            if self._naps:
+                _finish(self._comm.Ibarrier())
+            else:
+                self._comm.Barrier()
+
+    def twin(self) -> MPIGroup:
+        """Return another group of the same ranks, which another thread may use."""
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise ConfigurationError(
+                "sums made by a thread while a backward pass runs need the MPI thread level MULTIPLE, and "
+                "this library grants less; use all_reduce='mpi', or do not lower mpi4py.rc.thread_level"
+            )
+        with self._leaving_together():
+            comm = self._comm.Dup()
+        return MPIGroup(comm, self.ranks, naps=self._naps, survives_loss=self._survives_loss)
+
+    def communicator(self) -> MPI.Intracomm:
+        """Return the communicator of these ranks."""
+        return self._comm
 
     def close(self) -> None:
         """Free the communicator."""

@@ -13,6 +13,7 @@ from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Cell, Topology
 from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
+from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
 
 __all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
@@ -101,6 +102,9 @@ class Settings:
     )
     group_size: int | None = option(
         RANKS, "ranks that train as one worker, on batches that many times as large", least=1
+    )
+    all_reduce: str = option(
+        RANKS, "how these ranks add up their gradients", default="auto", choices=tuple(ALL_REDUCES)
     )
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     stall_timeout: int | None = option(

@@ -1,0 +1,66 @@
+"""Reducer that adds up gradients by torch.distributed, without making it the process's default group."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Group, Vector
+
+__all__ = ["TorchReducer"]
+
+_TIMEOUT = timedelta(minutes=30)
+_store: Any = getattr(dist, "TCPStore", None)  # torch's type stubs do not export it
+
+
+class TorchReducer:
+    """Sums by gloo, between processes that find each other by an address that MPI has brought them.
+
+    `torch.distributed.init_process_group` is not called: whatever looks for a default group, as Keras does,
+    would then act on it.
+
+    Args:
+        group: the ranks.
+
+    Raises:
+        ConfigurationError: this torch has no gloo; raised on all ranks.
+    """
+
+    name, overlaps = "torch", True
+
+    def __init__(self, group: Group) -> None:
+        if not dist.is_available() or not dist.is_gloo_available():
+            raise ConfigurationError(
+                f"all_reduce='torch' needs torch.distributed with gloo, which torch {torch.__version__} here "
+                "does not have; use another build of torch, or all_reduce='mpi'"
+            )
+        size, leads = len(group.ranks), group.index == 0
+        hosts = {one.decode() for one in group.gather_bytes(socket.gethostname().encode())}
+        own = "localhost" if len(hosts) == 1 else socket.gethostname()
+        store = _store(own, 0, size, True, _TIMEOUT, wait_for_workers=False) if leads else None
+        port = 0 if store is None else store.port
+        host, number = group.gather_bytes(f"{own} {port}".encode())[0].decode().split()
+        self._store = store or _store(host, int(number), size, False, _TIMEOUT)
+        # torch's type stubs leave out most methods of this class.
+        self._processes: Any = dist.ProcessGroupGloo(self._store, group.index, size, _TIMEOUT)
+        self._under_way: list[dist.Work] = []
+
+    def start(self, part: Vector) -> None:
+        """Begin to add up the vector."""
+        self._under_way.append(self._processes.allreduce([torch.from_numpy(part)]))
+
+    def finish(self) -> None:
+        """Wait for all sums."""
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            work.wait()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._processes.barrier().wait()  # the lead's store must outlive the last sum of the others
+        del self._processes, self._store

@@ -1,0 +1,138 @@
+"""Ways to add up the gradients of a group in torch, also while a backward pass still runs."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from nnlo_common import ConfigurationError
+from tests.helpers.threads import on_ranks
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+import nnlo_torch as nt  # noqa: E402
+from nnlo_common.plugin import GroupRank  # noqa: E402
+from nnlo_torch._buckets import Buckets  # noqa: E402
+from nnlo_torch._flat_model import FlatModel  # noqa: E402
+from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.torch.test_groups import backward, close, flat, train, train_large, wrapped  # noqa: E402
+
+pytestmark = pytest.mark.framework("torch")
+
+WAYS = ["mpi", "shared", "thread", "torch"]
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch):
+    monkeypatch.setattr("nnlo_torch._buckets._SIZE", 20)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_is_one_rank_with_the_large_batch(way, servers):
+    options = {"servers": servers, "group_size": 3, "all_reduce": way}
+    found = on_ranks(servers + 3, lambda world: train(world, **options))
+    expected = on_ranks(servers + 1, lambda world: train_large(world, k=3, servers=max(servers, 1)))
+    for vector, _ in found[servers:]:
+        assert close(vector, expected[-1])
+        assert torch.equal(vector, found[-1][0])
+
+
+@pytest.mark.parametrize("way", ["thread", "torch"])
+def test_batches_of_unequal_sizes_and_several_backward_passes(way):
+    def program(world, parts, servers, **options):
+        model, optimizer = wrapped(world, "Synchronous", servers=servers, **options)
+        for step in optimizer.epoch(range(3), samples=lambda step: 1):
+            optimizer.zero_grad()
+            for number, rows in enumerate(parts(step)):
+                optimizer.weight = float(len(rows))
+                if number == 1:  # a third pass adds to what this one leaves apart
+                    with optimizer.no_sync():
+                        backward(model, rows)
+                else:
+                    backward(model, rows)
+            optimizer.step()
+        optimizer.close()
+        return flat(model)
+
+    def mine(rank):
+        cuts = ((0, 3), (3, 8)), ((8, 9), (9, 14)), ((14, 16), (16, 19))
+        return lambda step: [torch.arange(*cut[rank]) + 19 * step for cut in cuts]
+
+    found = on_ranks(2, lambda world: program(world, mine(world.rank), 0, all_reduce=way))
+    plainly = on_ranks(2, lambda world: program(world, mine(world.rank), 0, all_reduce="mpi"))
+    assert torch.equal(*found)
+    assert close(found[0], plainly[0])
+
+
+class Noting:
+    """A reducer of a group of one, which notes when sums begin."""
+
+    name, overlaps = "noting", True
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def start(self, part):
+        self.notes.append(f"start {part.size}")
+
+    def finish(self):
+        self.notes.append("finish")
+
+
+class OneRank:
+    index, ranks = 0, (0,)
+
+    def gather(self, numbers):
+        return numbers[None]
+
+
+def test_sums_begin_in_one_order_as_soon_as_the_gradients_before_them_are_there():
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3, bias=False) for _ in range(4)])
+    flat_model, notes = FlatModel([*model.named_parameters()], catches=False), []
+    buckets = Buckets(GroupRank(OneRank(), Noting(notes)), flat_model, size=16)
+    buckets.begin(1, 1)
+    model(torch.ones(2, 3)).square().sum().backward()
+    for index in (0, 1, 3, 2):
+        notes.append(index)
+        buckets.notice(index)
+    buckets.finish()
+    assert notes == [0, 1, 3, "start 16", 2, "start 16", "start 16", "start 16", "finish"]
+    for view, parameter in zip(flat_model.gradient_views, model.parameters(), strict=True):
+        assert torch.equal(view, parameter.grad)
+
+
+def test_a_backward_pass_that_failed_is_not_mixed_with_the_next():
+    def program(world):
+        model, optimizer = wrapped(world, "Synchronous", servers=0, all_reduce="thread")
+        last = next(iter(model.parameters()))
+        for _ in optimizer.epoch(range(1)):
+            optimizer.zero_grad()
+            handle = last.register_hook(lambda gradient: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                backward(model, torch.arange(4))
+            handle.remove()
+            backward(model, torch.arange(4))
+
+    with pytest.raises(ConfigurationError, match="has changed while it was being added up"):
+        on_ranks(2, program)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
+def test_horovod_is_refused_where_it_is_not_installed():
+    with pytest.raises(ConfigurationError, match=r"Horovod, which is not installed here; docs/pytorch\.md"):
+        wrapped(None, servers=0, all_reduce="horovod")
+
+
+def test_ways_without_groups_are_refused_and_the_choice_can_be_read():
+    with pytest.raises(ConfigurationError, match="Downpour: all_reduce='torch' was given, but there are no"):
+        wrapped(None, all_reduce="torch")
+
+    def program(world):
+        _, optimizer = wrapped(world, servers=0)
+        optimizer.close()
+        return optimizer.all_reduce
+
+    assert on_ranks(2, program) == ["mpi"] * 2
+    assert nt.Downpour(torch.optim.SGD(cases.model_of().parameters(), lr=0.1)).all_reduce == ""

@@ -1,0 +1,161 @@
+"""Reducers: all ways to add up the gradients of a group, their choice, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+
+from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLostError
+from nnlo_common.cluster.transport import _shared_memory
+from nnlo_common.cluster.transport._shared_memory import shared_memory
+from nnlo_common.training import _reducers
+from nnlo_common.training._all_reduce import AllReduce
+from nnlo_common.training._reducers import MPIReducer, SharedReducer, ThreadReducer
+from tests.helpers.group_cases import SIZES, close, merged, train_grouped
+from tests.helpers.threads import on_ranks, ranks
+
+LENGTHS = [1, 7, 11, 53]  # pieces have 7 numbers here
+
+
+def vectors(rank):
+    draw = np.random.default_rng(rank)
+    return [draw.standard_normal(length).astype("f4") for length in LENGTHS]
+
+
+def sums(size, make):
+    """What each rank gets for all vectors, two of them under way at once."""
+
+    def program(world):
+        group = world.group(range(size), naps=False)
+        reducer, own = make(group), vectors(world.rank)
+        for start in range(0, len(own), 2):
+            for one in own[start : start + 2]:
+                reducer.start(one)
+            reducer.finish()
+        reducer.close()
+        group.close()
+        return own
+
+    return on_ranks(size, program)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("make", [MPIReducer, SharedReducer, ThreadReducer])
+def test_all_ranks_get_the_bits_of_one_sum(make, size, monkeypatch):
+    monkeypatch.setattr(_reducers, "_PIECE", 7)
+    for index, length in enumerate(LENGTHS):
+        expected = np.zeros(length, "f4")
+        for rank in range(size):
+            expected += vectors(rank)[index]
+        for found in sums(size, make):
+            assert np.array_equal(found[index], expected)
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("way", ["mpi", "shared"])
+def test_a_group_is_one_rank_with_the_large_batch_by_each_way(way, servers):
+    def program(world):
+        return train_grouped("easgd", SIZES, world=world, servers=servers, group_size=3, all_reduce=way)
+
+    found = on_ranks(servers + 3, program)
+    *_, expected = on_ranks(
+        servers + 1, lambda world: train_grouped("easgd", merged(SIZES, 3), world=world, servers=1)
+    )
+    for parameters, _, _ in found[servers:]:
+        assert close(parameters, expected[0])
+        assert np.array_equal(parameters, found[-1][0])
+
+
+def test_memory_is_shared_and_leaves_nothing_behind(tmp_path):
+    def program(world):
+        memory = shared_memory(world.group(range(3), naps=False), 5, tmp_path)
+        memory[world.rank][:] = world.rank + 1
+        world.gather_text("")
+        return [one.tolist() for one in memory]
+
+    assert on_ranks(3, program) == [[[1.0] * 5, [2.0] * 5, [3.0] * 5]] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("misses", [0, 2])
+def test_without_shared_memory_on_one_rank_all_take_mpi_and_say_why(misses, tmp_path, monkeypatch, caplog):
+    real, calls = _shared_memory._mapped, []
+
+    def mapped(path, count, *, create):
+        calls.append(create)
+        if create == (misses == 0) and len(calls) > misses:
+            return None, "no room"
+        return real(path, count, create=create)
+
+    monkeypatch.setattr(_shared_memory, "_mapped", mapped)
+    monkeypatch.setattr(_reducers, "shared_memory", partial(shared_memory, folder=tmp_path))
+
+    def program(world):
+        group = world.group(range(3), naps=False)
+        reducer, vector = AllReduce("shared").reducer(group, one_host=False), np.ones(3, "f4")
+        reducer.start(vector)
+        reducer.finish()
+        return reducer.name, vector.tolist()
+
+    with caplog.at_level(logging.INFO):
+        assert on_ranks(3, program) == [("mpi", [3.0] * 3)] * 3
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "of ranks [0, 1, 2] are added up by the MPI library, in pieces" in record.message
+    assert record.message.endswith("cannot share memory with its group (no room)")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("one_host", "name"), [(True, "shared"), (False, "mpi")])
+def test_it_is_chosen_and_shown(one_host, name, caplog):
+    def program(world):
+        return AllReduce().reducer(world.group(range(2), naps=False), one_host=one_host).name
+
+    with caplog.at_level(logging.INFO):
+        assert on_ranks(2, program) == [name] * 2
+    (record,) = caplog.records
+    assert f"(all_reduce={name!r})" in record.message
+
+
+def test_a_thread_tells_what_it_has_met():
+    def program(world):
+        reducer = ThreadReducer(world.group(range(2), naps=False))
+        try:
+            if world.rank == 0:
+                reducer.start(np.ones(3, "f4"))
+                reducer.finish()
+        finally:
+            reducer.close()
+
+    with ranks(2) as cluster, pytest.raises(PeerLostError, match="rank 1: ended while its group waited"):
+        cluster.run(program, 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"servers": 0, "all_reduce": "share"}, r"all_reduce='share' is not known; use one of 'auto' \("),
+        (
+            {"servers": 0, "all_reduce": "thread"},
+            "'thread'.* only with the wrappers of nnlo_torch; use",
+        ),
+        ({"all_reduce": "mpi"}, "there are no groups .* give group_size=, or servers=0"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_the_training(options, text):
+    with pytest.raises(ConfigurationError, match=f"Participant: all_reduce=.*{text[-20:]}") as raised:
+        Participant(Downpour(), [np.zeros(1, "f4")], optimizer=SGD(0.1), **options)
+    assert raised.match(text)
+
+
+def test_ranks_that_ask_for_different_ways_are_named():
+    def program(world):
+        return train_grouped(
+            "downpour", [1], world=world, servers=0, all_reduce=("mpi", "shared")[world.rank]
+        )
+
+    with pytest.raises(ConfigurationError, match="all_reduce='mpi' on rank 0 but shared, on rank 1"):
+        on_ranks(2, program)
