@@ -64,8 +64,10 @@ from nnlo_common.training.checkpoint._checks import (
     checked_count,
 )
 from nnlo_common.training.checkpoint._manager import CheckpointManager
+from nnlo_common.training.report._course import Course, Moment, spaced
 from nnlo_common.training.report._facts_writer import FactsWriter
-from nnlo_common.training.report._terminal import Meter, Screen, is_live, spaced, table
+from nnlo_common.training.report._progress_display import ProgressDisplay
+from nnlo_common.training.report._terminal import is_live, table
 
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief
@@ -110,6 +112,7 @@ __all__ = [
     "ConfigurationError",
     "connect_search",
     "Coordinator",
+    "Course",
     "cut_teams",
     "DamagedError",
     "Death",
@@ -141,8 +144,8 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
-    "Meter",
     "mixins",
+    "Moment",
     "Moves",
     "Moving",
     "Note",
@@ -155,6 +158,7 @@ __all__ = [
     "Periodic",
     "portion",
     "PRESENT",
+    "ProgressDisplay",
     "Query",
     "quoted_samplers",
     "random_numbers",
@@ -171,7 +175,6 @@ __all__ = [
     "SampledData",
     "say",
     "scale_lr",
-    "Screen",
     "seed_of",
     "seed_random",
     "Session",

@@ -22,6 +22,7 @@ __all__ = [
     "arguments_of_fit",
     "away",
     "begin_with",
+    "batch_size_of_fit",
     "build_metrics",
     "callbacks_of_fit",
     "copy_all",
@@ -88,6 +89,12 @@ def arguments_of_fit() -> dict[str, Any]:
 def data_of_fit() -> Any:
     """Return the epoch iterator of the `fit` on the call stack; None if there is none."""
     return arguments_of_fit().get("epoch_iterator")
+
+
+def batch_size_of_fit() -> int | None:
+    """Return the number of samples in a full batch of the running `fit`; None: Keras does not know."""
+    size = getattr(getattr(data_of_fit(), "data_adapter", None), "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 # Attributes of a `tf.data.Dataset` that tell its samples, or which of them it has.

@@ -93,6 +93,16 @@ class H5Sequence(keras.utils.PyDataset):
         self._begun = self._looked = False  # whether Keras has begun an epoch, and has sampled the data
         self._begin()
 
+    @property
+    def size(self) -> int:
+        """The number of samples in the files, which all ranks share."""
+        return self._batches.size
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in a full batch."""
+        return self._batches.batch_size
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch on this rank; with leases, more than enough."""
         if not self.leased:

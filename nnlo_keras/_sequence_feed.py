@@ -45,6 +45,16 @@ class SequenceFeed:
         data = sequence_of(batches)
         return cls(batches, data) if isinstance(data, H5Sequence) else None
 
+    @property
+    def size(self) -> int:
+        """The number of samples in an epoch of all workers."""
+        return self._data.size
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in a full batch."""
+        return self._data.batch_size
+
     def lease(self, model: Any, team: Session) -> list[Callable[[], object]]:
         """Train a worker's model on leased batches, if the data is leased; return functions that undo it."""
         if not self._data.leased:

@@ -13,6 +13,7 @@ from nnlo_keras._callback_lists import last_of, own_logs
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import give_state, taken_state
 from nnlo_keras._rates import Rates
+from nnlo_keras._server_bar import ServerBar
 from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs"]
@@ -36,6 +37,7 @@ class ServedEpochs:
         self._rates, self._callbacks = rates, callbacks
         self._epoch, self._served, self._last = 0, False, False
         self._logs: dict[str, float] = {}
+        self._bar: ServerBar | None = None
         self._final: Vector | None = None  # the model's weights at the end of the training
 
     def take_over(self, container: Any, callback: Any) -> list[Callable[[], object]]:
@@ -43,6 +45,9 @@ class ServedEpochs:
         model = self._model
         # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
+        self._bar = ServerBar.of(container, self._team)
+        if self._bar is not None:
+            restore += self._bar.take_over()
         model.train_function = _serving(self._serve, model)
 
         def forget() -> None:
@@ -53,6 +58,8 @@ class ServedEpochs:
     def begin_epoch(self, epoch: int, *, last: bool) -> None:
         """Begin an epoch; send a learning rate that callbacks have set since the previous one."""
         self._epoch, self._served, self._last = epoch, False, last
+        if self._bar is not None:
+            self._bar.begin_epoch()
         self._rates.send()
 
     def end_batch(self) -> None:
@@ -86,6 +93,8 @@ class ServedEpochs:
             self._team.begin_epoch()
             if self._last:
                 self._team.last_round()
+            if self._bar is not None:
+                self._bar.end_epoch()
             for one in self._callbacks:
                 one.after_serving()
             self._logs = dict(self._team.ask(NoteQuery(epoch=self._epoch, values={}, weight=0)).means)

@@ -103,7 +103,7 @@ class KerasTrainer(Trainer):
             epochs=self._settings.epochs,
             validation_data=self._val,
             callbacks=[self._distribute, *self._callbacks(folder)],
-            verbose=2 if self._plan.watch is None else 0,
+            verbose=0,  # `Progress` shows more
         )
         return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
@@ -142,7 +142,9 @@ class KerasTrainer(Trainer):
         if settings.checkpoint is not None:
             found.append(nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint))
         found.append(nnlo_keras.Report(folder, config=self._config, timeline=settings.timeline))
-        if self._plan.watch is not None:
+        if self._plan.watch is None:
+            found.append(nnlo_keras.Progress(folder))
+        else:
             found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._report_epoch))
         return found
 

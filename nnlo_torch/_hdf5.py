@@ -141,6 +141,11 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self._running = False
         self._left: Sequence[Sequence[int]] | None = None  # remainder of resumed leases
 
+    @property
+    def size(self) -> int:
+        """The number of samples in the files, which all ranks share."""
+        return self._batches.size
+
     def __len__(self) -> int:
         """Return the number of this rank's batches in an epoch.
 

@@ -69,6 +69,8 @@ class JointTraining:
         stall_timeout_s: seconds of silence after which a worker is given up.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
+        watches: the periodic calls of a process alone.
+        glances: called after each batch of an evaluation.
         seen: the numbers of steps and samples when the last epoch began.
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
@@ -91,7 +93,8 @@ class JointTraining:
         self.hand_changes: HandChanges | None = None
         self.centers: list[TorchCenterOptimizer] = []
         self.found: list[torch.nn.Module] | None = None
-        self.watching: Periodic | None = None
+        self.watches: list[Periodic] = []
+        self.glances: list[Callable[[], object]] = []
         self.halt, self.beginning = threading.Event(), threading.Event()
         self.agreed = self.looping = self.evaluating = False
         self.steps = self.samples = self.samplers = self.epochs_begun = 0

@@ -78,6 +78,7 @@ class TorchTrainer(Trainer):
         self._try()
         self._note_metrics(["loss", *self._metrics])
         self._wrapper: Wrapper | None = None
+        self._progress: nnlo_torch.Progress | None = None
 
     def join(self) -> None:
         """Wrap the optimizer, which joins the other ranks."""
@@ -128,6 +129,8 @@ class TorchTrainer(Trainer):
                 so_far.over = True
                 optimizer.stop()
         optimizer.close()
+        if self._progress is not None:
+            self._progress.close()
         return so_far.center if speaks(self.role) else so_far.own
 
     def save(self, folder: Path) -> Path:
@@ -152,7 +155,14 @@ class TorchTrainer(Trainer):
         """Return the callbacks of the epochs, after `done` epochs."""
         found: list[Any] = []
         if self._plan.watch is None:
-            found.append(nnlo_torch.Progress(self._joined, live=False, initial_epoch=done))
+            self._progress = nnlo_torch.Progress(
+                self._joined,
+                initial_epoch=done,
+                run=folder,
+                epochs=self._settings.epochs,
+                samples=self._train.size,
+            )
+            found.append(self._progress)
         return found
 
     def _epoch(self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
@@ -166,7 +176,10 @@ class TorchTrainer(Trainer):
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                sums.add((x, y), {"loss": loss, **self._scores(output, y)})
+                scores = {"loss": loss, **self._scores(output, y)}
+                sums.add((x, y), scores)
+            if self._progress is not None:
+                self._progress.note(scores)
         return sums
 
     def _measure(self, batch: Any) -> dict[str, Any]:

@@ -208,8 +208,8 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         team = joint.team
         if team is None:
             joint.steps += 1
-            if joint.watching is not None:
-                joint.watching.look()
+            for one in joint.watches:
+                one.look()
             result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
             self._run(self._after_commit)
             return result

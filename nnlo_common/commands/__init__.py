@@ -1,4 +1,4 @@
-"""The `nnlo` command: demo, train, tune, report, doctor, bench. Nothing else depends on it.
+"""The `nnlo` command: demo, train, tune, report, top, doctor, bench. Nothing else depends on it.
 
 Holds: parsing, the folders of runs, the steps of each command, reports for people.
 May import: every room.

@@ -18,7 +18,7 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "report", "trace", "train", "tune")
+COMMANDS = ("demo", "doctor", "report", "top", "trace", "train", "tune")
 SHORT = {
     "train": "train a model on lists of HDF5 files, without a script",
     "tune": "search for the best options and parameters of trainings",
@@ -109,6 +109,23 @@ def _parser() -> Parser:
     report.add_argument(
         "--output", metavar="FILE", help="the page; else report.html, in the folder of a single run"
     )
+    top = commands.add_parser(
+        "top",
+        help="show the ranks of a running training in a table",
+        description="Show what each rank of a running training does now: rate, loss, staleness, time left, "
+        "its last sign of life, and alarms. It only reads the folder of the run, so it works on any host "
+        "that sees it, also for a job that somebody else has started. Ctrl-C ends it.",
+    )
+    top.add_argument("run", metavar="RUN", help="the folder of the run")
+    top.add_argument("--once", action="store_true", help="print one table and end")
+    top.add_argument(
+        "--every",
+        dest="every_s",
+        type=_seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds between two looks (2)",
+    )
     trace = commands.add_parser(
         "trace",
         help="merge the timelines of a run for ui.perfetto.dev",
@@ -141,6 +158,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    """Return a number of seconds, at least a tenth."""
+    try:
+        if 0.1 <= (seconds := float(text)) < 1e6:
+            return seconds
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, at least 0.1")
+
+
 def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> None:
     """Add a command that takes options."""
     usage = f"nnlo {name} --model FILE --train FILE [FILE ...] --loss NAME [options]"
@@ -156,7 +183,7 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.doctor._doctor_command import run_doctor
 
         return run_doctor(**flags)
-    if command in ("report", "trace"):
+    if command in ("report", "top", "trace"):
         return _look(command, flags) if first_of_job() else 0
     if command == "demo":
         try:
@@ -178,6 +205,10 @@ def _look(command: str, flags: dict[str, Any]) -> int:
         from nnlo_common.commands.report._report_command import run_report
 
         return run_report(**flags)
+    if command == "top":
+        from nnlo_common.commands.top._top_command import run_top
+
+        return run_top(**flags)
     from nnlo_common.commands.trace._trace_command import run_trace
 
     return run_trace(**flags)

@@ -264,8 +264,8 @@ class ServerRank:
         self._go_on(state, others=True)
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
-        """Call a function periodically while this rank serves."""
-        self._watches[1:] = [Periodic(call, every_s)]
+        """Call a function periodically while this rank serves, beside those of earlier calls."""
+        self._watches.append(Periodic(call, every_s))
 
     def report(self) -> TrainingReport:
         """Return the shard's report."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nnlo_keras._callbacks._broadcast import Broadcast
 from nnlo_keras._callbacks._checkpoint import Checkpoint
 from nnlo_keras._callbacks._metric_average import MetricAverage
+from nnlo_keras._callbacks._progress import Progress
 from nnlo_keras._callbacks._pruning import Pruning
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._callbacks._report import Report
@@ -15,6 +16,7 @@ __all__ = [
     "Checkpoint",
     "RankCallback",
     "MetricAverage",
+    "Progress",
     "Pruning",
     "Report",
     "WarmUp",

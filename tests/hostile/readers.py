@@ -33,6 +33,9 @@ from nnlo_common.commands.tune._search_folder import FOLDER, inspect_folder
 from nnlo_common.data import list_files
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.training.checkpoint import DamagedError, Entry, Manifest, packed_tree, unpacked_tree
+from nnlo_common.training.report._alarms import alarms
+from nnlo_common.training.report._live_ranks import read_live
+from nnlo_common.training.report._live_table import summary
 
 __all__ = ["READERS", "Reader", "changed_bytes", "changed_value"]
 
@@ -358,11 +361,48 @@ def report_of(path: Path) -> object:
     return runs_page([run], [verdicts(run)], {})
 
 
+def ranks_of(name: str) -> Callable[[bytes, Path], object]:
+    """Return a reader of what a rank of a running training has written."""
+
+    def read(path: Path) -> object:
+        run = read_live(path.parent, 1000.0)
+        if run.unreadable:
+            raise ValueError(run.unreadable[0])
+        return summary(run), alarms(run)
+
+    return in_file(name, read)
+
+
 def as_json(value: Any) -> Callable[[random.Random], bytes]:
     """Return a maker of JSON near a value."""
     return lambda draw: json.dumps(changed_value(value, draw)).encode()
 
 
+LIVE = {
+    "rank": 1,
+    "role": "worker 0",
+    "host": "a",
+    "time": 990.0,
+    "moved": 980.0,
+    "longest_s": 2.0,
+    "epoch": 1,
+}
+LIVE |= {
+    "epochs": 3,
+    "share": 0.5,
+    "samples": 70,
+    "samples_per_second": 35.0,
+    "left_s": 60.0,
+    "state": "training",
+}
+LIVE |= {"scores": {"loss": 0.5}, "first_loss": 0.7, "lost": ["rank 2"], "staleness": 1.0, "cpu_share": 0.5}
+FOLLOWED = [
+    {"what": "start", "time": 900.0, "role": "server 0", "host": "a"},
+    {"what": "epoch", "time": 950.0, "epoch": 0, "metrics": {"loss": 0.5}},
+    {"what": "sample", "time": 951.0, "seconds": 51.0, "samples": 70},
+    {"what": "sample", "time": 961.0, "seconds": 61.0, "samples": 90, "mean_staleness": 1.5},
+    {"what": "lost", "time": 970.0, "text": "rank 2"},
+]
 INTERRUPTED = {"parameters": {"x": 0.5}, "seed": 3}
 
 START = {
@@ -425,6 +465,15 @@ READERS: dict[str, Reader] = {
         in_file("a.txt", list_files),
     ),
     "journal": Reader([written(JOURNAL)], in_file("a.jsonl", journal_at), vary=changed_journal),
+    "live file": Reader(
+        [json.dumps(LIVE).encode()], ranks_of("live.rank1.json"), (ValueError,), as_json(LIVE)
+    ),
+    "end of facts": Reader(
+        ["".join(json.dumps(one) + "\n" for one in FOLLOWED).encode()],
+        ranks_of("facts.rank0.jsonl"),
+        (ValueError,),
+        lambda draw: b"".join(as_json(one)(draw) + b"\n" for one in FOLLOWED),
+    ),
     **{
         f"facts: {line['what']}": Reader(
             [written([START, line]), written([START, EPOCH, SAMPLE, line])],

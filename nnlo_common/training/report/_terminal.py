@@ -1,49 +1,14 @@
-"""Progress of a training: its pace in one line, and its results in a table."""
+"""Terminal: lines that may change, and a table of results."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from nnlo_common.training._rank_parts import TrainingReport
-
-__all__ = ["Meter", "Screen", "is_live", "spaced", "table"]
-
-
-class Meter:
-    """Rates between two looks at a training's reports.
-
-    Args:
-        clock: returns the time.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._began_s = self._last_s = clock()
-        self._last = TrainingReport()
-
-    @property
-    def seconds(self) -> float:
-        """The time since the meter was created."""
-        return self._clock() - self._began_s
-
-    def line(self, report: TrainingReport) -> str:
-        """Return samples per second and staleness since the last `mark`."""
-        seconds = max(self._clock() - self._last_s, 1e-9)
-        parts = [f"{spaced((report.samples - self._last.samples) / seconds):>9} samples/s"]
-        if exchanges := report.exchanges - self._last.exchanges:
-            total = report.mean_staleness * report.exchanges
-            before = self._last.mean_staleness * self._last.exchanges
-            parts.append(f"staleness {(total - before) / exchanges:.2f}")
-        return "  ".join(parts)
-
-    def mark(self, report: TrainingReport) -> None:
-        """Measure from here."""
-        self._last, self._last_s = report, self._clock()
+__all__ = ["Screen", "is_live", "table"]
 
 
 class Screen:
@@ -92,16 +57,6 @@ def _launcher_shows() -> bool:
         return str(Path(f"/proc/{os.getppid()}/fd/1").readlink()).startswith(("/dev/pts", "/dev/tty"))
     except OSError:  # another user's, or no Linux
         return True
-
-
-def spaced(number: float) -> str:
-    """Return a rounded number with spaces between thousands.
-
-    Example:
-        >>> spaced(16000)
-        '16 000'
-    """
-    return f"{number:,.0f}".replace(",", " ")
 
 
 def table(rows: Mapping[str, str]) -> str:

@@ -1,0 +1,286 @@
+"""Live ranks: what all ranks of a run do now, from its folder; its files may be half written or hostile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._file_access import read_whole, readable_file
+from nnlo_common.base._limited_formats import parsed_json
+from nnlo_common.training._rank_parts import speaks
+from nnlo_common.training.report._live_file import LIVE
+
+__all__ = ["LiveRank", "LiveRun", "read_live"]
+
+#: The file of `nnlo train` that says that a run is complete.
+_COMPLETE = "history.json"
+_FACTS = "facts.jsonl"
+_LARGEST, _TAIL = 1 << 16, 1 << 14
+_LARGEST_NUMBER = 1e15
+_TOGETHER_S = 30.0  # a live file is written more often than that
+_MOST_SCORES, _LONGEST, _DIGITS = 50, 80, 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRank:
+    """What one rank does now.
+
+    Attributes:
+        rank: its number.
+        role: "alone", "server 0", "worker 0", ...
+        host: the machine; empty: unknown.
+        ended: whether it has left the training.
+        time_s: when it last showed a sign of life, in seconds since 1970.
+        moved_s: when it last made a step or, on a server, heard of one.
+        longest_s: the longest time between two steps so far.
+        followed: whether all this is from its facts, which tell of no step.
+        epoch: its epoch, from 1.
+        epochs: how many there will be; None: unknown.
+        share: how much of the epoch is done; None: unknown.
+        samples: how many it has taken; on a server all workers together.
+        rate: samples in a second, of late.
+        cpu_share: how much of a core it uses, of late; None: unknown.
+        staleness: of the contributions to a server in this epoch; None: unknown.
+        left_s: the estimated seconds to the end; None: unknown.
+        scores: its loss and other metrics, by name; None: not a finite number.
+        first_loss: its first loss.
+        lost: a line for each rank that died, on a server.
+    """
+
+    rank: int
+    role: str
+    host: str = ""
+    ended: bool = False
+    time_s: float
+    moved_s: float
+    longest_s: float = 0.0
+    followed: bool = False
+    epoch: int = 1
+    epochs: int | None = None
+    share: float | None = None
+    samples: float = 0.0
+    rate: float = 0.0
+    cpu_share: float | None = None
+    staleness: float | None = None
+    left_s: float | None = None
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    first_loss: float | None = None
+    lost: Sequence[str] = ()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it serves instead of training."""
+        return self.role.startswith("server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What a run does now.
+
+    Attributes:
+        folder: of its files.
+        now_s: when they were read, in seconds since 1970.
+        complete: whether the run has its result.
+        ranks: those that have written, in order.
+        unreadable: a line for each file that cannot be read.
+    """
+
+    folder: Path
+    now_s: float
+    complete: bool = False
+    ranks: Sequence[LiveRank] = ()
+    unreadable: Sequence[str] = ()
+
+    @property
+    def center(self) -> LiveRank | None:
+        """The rank that speaks for all."""
+        return next((one for one in self.ranks if speaks(one.role)), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its ranks have left."""
+        return self.complete or (bool(self.ranks) and all(one.ended for one in self.ranks))
+
+    @property
+    def rate(self) -> float:
+        """Samples in a second of all workers together."""
+        return sum(one.rate for one in self.ranks if not one.serves and not one.ended)
+
+    @property
+    def scores(self) -> dict[str, float | None]:
+        """The mean scores of the workers now, and those of the centre after its last epoch."""
+        center = self.center
+        found = {} if center is None else dict(center.scores)
+        losses = [one.scores.get("loss") for one in self.ranks if not one.serves and "loss" in one.scores]
+        if losses:
+            known = [one for one in losses if one is not None]
+            found = {"loss": sum(known) / len(known) if len(known) == len(losses) else None} | {
+                name: value for name, value in found.items() if name != "loss"
+            }
+        return found
+
+
+def read_live(folder: Path, now_s: float | None = None) -> LiveRun:
+    """Read what the ranks of a run have written last; nothing in the folder raises an error.
+
+    Args:
+        folder: of the run.
+        now_s: the time, in seconds since 1970; None: now.
+    """
+    ranks, unreadable = dict[int, LiveRank](), list[str]()
+    for name, read in ((_FACTS, _followed), (LIVE, _live)):
+        for path, rank in _of_ranks(folder, name):
+            try:
+                if (found := read(path, rank)) is not None and _is_newer(found, ranks.get(rank)):
+                    ranks[rank] = found
+            except FileNotFoundError:
+                continue  # replaced or removed meanwhile
+            except (OSError, ValueError) as error:
+                unreadable.append(_plain(f"{path.name}: {getattr(error, 'strerror', None) or error}"))
+    return LiveRun(
+        folder=folder,
+        now_s=time.time() if now_s is None else now_s,
+        complete=_COMPLETE in _names(folder),
+        ranks=[ranks[rank] for rank in sorted(ranks)],
+        unreadable=unreadable,
+    )
+
+
+def _is_newer(found: LiveRank, known: LiveRank | None) -> bool:
+    """Whether a live file is of this start of the run, and not of one before the last fact."""
+    return known is None or found.time_s > known.time_s - _TOGETHER_S
+
+
+def _of_ranks(folder: Path, name: str) -> Iterator[tuple[Path, int]]:
+    """Yield the files of the ranks, with the rank of each."""
+    stem, _, ending = name.rpartition(".")
+    for one in _names(folder):
+        number = one.removeprefix(f"{stem}.rank").removesuffix(f".{ending}")
+        plain = number.isascii() and number.isdecimal() and len(number) < _DIGITS
+        if plain and one == f"{stem}.rank{number}.{ending}":
+            yield folder / one, int(number)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(one.name for one in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _live(path: Path, rank: int) -> LiveRank:
+    """Read a live file."""
+    found = _table(read_whole(path, _LARGEST))
+    lost, scores = found.get("lost"), found.get("scores")
+    return LiveRank(
+        rank=rank,
+        role=_text(found, "role") or f"rank {rank}",
+        host=_text(found, "host"),
+        ended=found.get("state") == "ended",
+        time_s=_known(found, "time"),
+        moved_s=_known(found, "moved"),
+        longest_s=_number(found, "longest_s") or 0.0,
+        epoch=int(_known(found, "epoch")),
+        epochs=None if (epochs := _number(found, "epochs")) is None else int(epochs),
+        share=_number(found, "share"),
+        samples=_known(found, "samples"),
+        rate=_number(found, "samples_per_second") or 0.0,
+        cpu_share=_number(found, "cpu_share"),
+        staleness=_number(found, "staleness"),
+        left_s=_number(found, "left_s"),
+        scores=_scores(scores),
+        first_loss=_number(found, "first_loss"),
+        lost=[_plain(str(one)) for one in lost] if isinstance(lost, list) else (),
+    )
+
+
+def _followed(path: Path, rank: int) -> LiveRank | None:
+    """Read the begin and the end of a file of facts; None: it has no line yet."""
+    with readable_file(path) as file:
+        head = file.readline(_LARGEST)
+        file.seek(max(len(head), file.seek(0, 2) - _TAIL))
+        tail = file.read(_TAIL).split(b"\n")
+    if not head.endswith(b"\n"):
+        return None
+    start, last = _table(head), dict[str, Mapping[str, Any]]()
+    before: Mapping[str, Any] = {}
+    for line in map(_line, tail):
+        what = str(line.get("what"))
+        before = last.get("sample", {}) if what == "sample" else before
+        last[what] = line
+    epoch, sample = last.get("epoch", {}), last.get("sample", {})
+    newest = max((_number(one, "time") or 0.0 for one in (start, *last.values())), default=0.0)
+    metrics = epoch.get("metrics")
+    return LiveRank(
+        rank=rank,
+        role=_text(start, "role") or f"rank {rank}",
+        host=_text(start, "host"),
+        ended="end" in last and (_number(last["end"], "time") or 0.0) >= newest,
+        time_s=newest,
+        moved_s=newest,
+        followed=True,
+        epoch=int((_number(epoch, "epoch") or -1.0) + 2) if sample or epoch else 1,
+        samples=_counted(sample),
+        rate=_rate(before, sample),
+        staleness=_number(sample, "mean_staleness"),
+        scores=_scores(metrics),
+        lost=[_text(last["lost"], "text")] if "lost" in last else (),
+    )
+
+
+def _line(line: bytes) -> Mapping[str, Any]:
+    """Return a line of facts; the first of a tail and the last of a killed rank are cut off."""
+    try:
+        return _table(line)
+    except ValueError:
+        return {}
+
+
+def _counted(sample: Mapping[str, Any]) -> float:
+    return _number(sample, "samples") or _number(sample, "batches") or 0.0
+
+
+def _rate(before: Mapping[str, Any], sample: Mapping[str, Any]) -> float:
+    seconds = (_number(sample, "seconds") or 0.0) - (_number(before, "seconds") or 0.0)
+    return max(_counted(sample) - _counted(before), 0.0) / seconds if seconds > 0 else 0.0
+
+
+def _table(data: bytes) -> Mapping[str, Any]:
+    found = parsed_json(data)
+    if not isinstance(found, Mapping):
+        raise ValueError("it holds no table")  # noqa: TRY004 - the reader's own kind of error
+    return found
+
+
+def _scores(found: Any) -> dict[str, float | None]:
+    if not isinstance(found, Mapping):
+        return {}
+    return {_plain(str(name)): _number(found, name) for name in [*found][:_MOST_SCORES]}
+
+
+def _number(found: Mapping[str, Any], name: str) -> float | None:
+    """Return a number that a display can take, else None."""
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST_NUMBER:
+        return None
+    return float(value)
+
+
+def _known(found: Mapping[str, Any], name: str) -> float:
+    if (value := _number(found, name)) is None or value < 0:
+        raise ValueError(f"{name!r} is missing in it, or no number")
+    return value
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    return _plain(value) if isinstance(value, str) else ""
+
+
+def _plain(text: str) -> str:
+    """Return a text in one short line, without control characters, which could change the terminal."""
+    shown = "".join(one if one.isprintable() else "?" for one in text[: _LONGEST + 1])
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."

@@ -1,0 +1,111 @@
+"""`Progress`, and Keras' own bar: one rank counts what all workers train on, the others are silent."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+import nnlo_keras as nk  # noqa: E402
+from nnlo_common.testing import MemoryCluster  # noqa: E402
+from nnlo_common.training.report import _progress_display  # noqa: E402
+from nnlo_common.training.report._live_ranks import read_live  # noqa: E402
+from nnlo_keras import _server_bar  # noqa: E402
+from tests.helpers import keras_cases as cases  # noqa: E402
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+BATCH, BATCHES, EPOCHS = 3, 7, 2
+
+
+@pytest.fixture(autouse=True)
+def at_every_batch(monkeypatch):
+    """Show and note after each batch, as if each took long."""
+    for name in ("PLAIN_S", "_NOTED_S"):
+        monkeypatch.setattr(_progress_display, name, 0.0)
+    monkeypatch.setattr(_server_bar, "_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Let optimizers that `fit` builds early know that there are several ranks, as under a launcher."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+
+def fit(workers, callbacks, world=None, servers=1, **options):
+    rows = workers * BATCHES * BATCH
+    x = np.linspace(-1.0, 1.0, 5 * rows, dtype="f4").reshape(rows, 5)
+    data = x, (x[:, 0] > 0).astype("i4")
+    held = x[:5], data[1][:5]
+    if world is not None:
+        data = nk.shard(*data, servers=servers, world=world)
+        callbacks = [nk.Distribute(world=world), *callbacks]
+    model = cases.compiled(cases.dense(), nk.Downpour(keras.optimizers.SGD(0.01), servers=servers))
+    options = {
+        "verbose": 0,
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "validation_data": held,
+    } | options
+    model.fit(*data, callbacks=callbacks, **options)
+    return cases.weights(model)
+
+
+CASES = {"alone": (1, 1, 1), "a server": (4, 3, 1), "no server": (3, 3, 0)}
+
+
+@pytest.mark.parametrize(("ranks", "workers", "servers"), CASES.values(), ids=CASES)
+def test_one_rank_prints_for_all_and_all_write(ranks, workers, servers, tmp_path, capsys, request):
+    if ranks == 1:
+        fit(1, [nk.Progress(tmp_path, live=False)])
+    else:
+        request.getfixturevalue("launched")
+        with MemoryCluster(ranks) as cluster:
+            cluster.run(
+                lambda world: fit(workers, [nk.Progress(tmp_path, live=False)], world, servers=servers)
+            )
+    lines = capsys.readouterr().out.splitlines()
+    columns = r"epoch +(\d)/2 +\d+ % +[\d ]+ samples/s  loss [\d.]+(  \w+ [\d.]+)* \| val_loss [\d.]+"
+    assert {found[1] for line in lines if (found := re.match(columns, line))} == {"1", "2"}
+    assert all(line.startswith("epoch ") for line in lines)
+    run = read_live(tmp_path)
+    assert run.ended
+    assert not run.unreadable
+    whole = EPOCHS * BATCHES * BATCH
+    assert [one.samples for one in run.ranks] == (
+        servers * [workers * whole] if ranks > 1 else []
+    ) + workers * [whole]
+    assert all("loss" in one.scores for one in run.ranks)
+
+
+def test_progress_changes_no_number(tmp_path):
+    keras.utils.set_random_seed(3)
+    want = fit(1, [])
+    keras.utils.set_random_seed(3)
+    assert cases.equal(fit(1, [nk.Progress(tmp_path, live=False)]), want)
+
+
+def test_the_bar_of_keras_counts_the_batches_of_all_workers_once(launched, capsys):
+    with MemoryCluster(4) as cluster:
+        cluster.run(lambda world: fit(3, [], world, verbose=1))
+    told = re.sub(r"[\x08\r]+|\x1b\[\d*m", "\n", capsys.readouterr().out)
+    assert re.findall(r"^Epoch (\d)/2$", told, re.MULTILINE) == ["1", "2"]
+    first, second = told.split("Epoch 2/2")
+    assert "/Unknown" in first
+    for epoch in (first, second):
+        counts = [int(one) for one in re.findall(r"(\d+)/(?:\d+|Unknown)", epoch)]
+        assert counts == sorted(counts)
+    # Two workers may be in the second epoch while the third ends the first.
+    whole = 3 * BATCHES
+    (counted,) = set(re.findall(r"(\d+)/\1\b", first))
+    assert whole <= int(counted) <= whole + 2 * BATCHES
+    assert re.findall(r"\d+/\d+", second)[-1] == f"{whole}/{whole}"
