@@ -61,8 +61,6 @@ class Participation:
 
     _team = Shared[Session | None]()
     _flat_model = Shared[FlatModel | None]()
-    _watches = Shared[list[Periodic]]()
-    _glances = Shared[list[Callable[[], object]]]()
     _stopping = Shared[bool]()
     _agreed = Shared[bool]()
     _looping = Shared[bool]()
@@ -241,7 +239,7 @@ class Participation:
         with self.evaluation():
             for batch in batches:
                 sums.add(batch, measure(batch), None if samples is None else samples(batch))
-                self._run(self._glances)
+                self._run(self._joint.glances)
         return self.mean(sums.means(), sums.samples)
 
     def mean(self, values: Mapping[str, Any], weight: float = 1.0) -> dict[str, float]:
@@ -353,14 +351,10 @@ class Participation:
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call `call` periodically: on a server while it serves, in a process alone between steps."""
         if self._team is None:
-            self._watches.append(Periodic(call, every_s))
+            self._joint.watches.append(Periodic(call, every_s))
         else:
             self._settle("watch()")
             self._team.watch(call, every_s)
-
-    def glance(self, call: Callable[[], object]) -> None:
-        """Call `call` after each batch of an evaluation, on every rank; `Progress` uses this."""
-        self._glances.append(call)
 
     @property
     def due(self) -> bool:

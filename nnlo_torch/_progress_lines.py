@@ -76,7 +76,7 @@ class Progress:
                 optimizer.watch(self._look, self._display.every_s)
             else:
                 optimizer.register_step_post_hook(lambda *_: self._look())
-            optimizer.glance(self._look)
+            optimizer._joint.glances.append(self._look)
 
     def note(self, scores: Mapping[str, Any]) -> None:
         """Keep the scores of a batch, such as its loss, to show; costs nothing on ranks that show none.

@@ -22,6 +22,7 @@ from nnlo_common.cluster._launchers import find_launch
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.commands.train._run_folder import remove_unused
 from nnlo_common.training._joining import launched
+from nnlo_common.training.report._log_files import LOGGERS, logged_to
 
 __all__ = ["REFUSED", "Job", "RankCommand", "brief", "first_of_job", "refuse_alike", "run_in_job", "tell"]
 
@@ -174,18 +175,28 @@ class RankCommand(ABC):
         self._began = datetime.now(UTC).isoformat(timespec="seconds")
         self._logs = ExitStack()
 
-    def print_logs(self, level: str) -> None:
-        """Print the messages of all loggers of nnlo, with the rank, until `end_logs`."""
+    def keep_logs(self, level: str, folder: str | None) -> None:
+        """Print the messages of all loggers of nnlo, with the rank, until `end_logs`.
+
+        Args:
+            level: the lowest level to print.
+            folder: write them there, too, from level info on, a file for each rank; None: only print.
+        """
+        lowest = logging.getLevelNamesMapping()[level.upper()]
         handler = logging.StreamHandler()
+        handler.setLevel(lowest)
         handler.setFormatter(logging.Formatter(f"%(levelname)s, rank {self._job.rank}: %(message)s"))
-        for name in ("nnlo_common", "nnlo_keras", "nnlo_torch"):
+        for name in LOGGERS:
             logger = logging.getLogger(name)
             self._logs.callback(logger.setLevel, logger.level)
             self._logs.callback(setattr, logger, "propagate", logger.propagate)
             self._logs.callback(logger.removeHandler, handler)
-            logger.setLevel(level.upper())
+            logger.setLevel(lowest if folder is None else min(lowest, logging.INFO))
             logger.addHandler(handler)
             logger.propagate = False
+        if folder is not None:
+            rank, size = self._job.rank, self._job.size
+            self._logs.enter_context(logged_to(folder, rank, size, os.uname().nodename, asked="--log-dir"))
 
     def end_logs(self) -> None:
         """Leave the loggers as they were before the command."""

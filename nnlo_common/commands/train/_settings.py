@@ -123,6 +123,9 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = option(
         OUTPUT, "the lowest level of messages to print", default="warning"
     )
+    log_dir: str | None = option(
+        OUTPUT, "also write messages and warnings there, a file for each rank", "FOLDER"
+    )
 
     def __post_init__(self) -> None:
         for problem in self._contradictions():

@@ -67,7 +67,7 @@ class TrainRun(RankCommand):
         job = self._job
         with job.together():
             settings = read(flags, unknown)
-            self.print_logs(settings.log_level)
+            self.keep_logs(settings.log_level, settings.log_dir)
         places = job.places()
         with job.together():
             _check_ranks(settings, job.size)

@@ -30,7 +30,7 @@ _FOLDING = ("fold_labels", "fold_groups")
 #: Options that name the model and the samples: enough to check both.
 _EARLY = (
     *("model", "model_params", "allow_pickle", "train", "val", "features_name", "labels_name"),
-    *("cache", "copy_command", "servers", "group_size", "max_gpus", "log_level"),
+    *("cache", "copy_command", "servers", "group_size", "max_gpus", "log_level", "log_dir"),
 )
 
 

@@ -63,7 +63,7 @@ class SearchRun(RankCommand):
             _check_optuna()
             _check_export(request.search.export)
             draft = request.draft()
-            self.print_logs(draft.log_level)
+            self.keep_logs(draft.log_level, draft.log_dir)
         places = job.places()
         with job.together():
             self.layout = BlockLayout.of(
