@@ -143,7 +143,7 @@ class KerasTrainer(Trainer):
             found.append(nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint))
         found.append(nnlo_keras.Report(folder, config=self._config, timeline=settings.timeline))
         if self._plan.watch is None:
-            found.append(nnlo_keras.Progress(folder))
+            found.append(nnlo_keras.Progress(folder, log_to=settings.log_to))
         else:
             found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._report_epoch))
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Progress:
         run: a folder for what `nnlo top` shows; None: it shows nothing.
         epochs: the number of epochs, for the time left; None: unknown.
         samples: the number of samples in an epoch of all workers; None: as many as the first one has.
+        log_to: "tensorboard", "mlflow", "wandb", or several of them: hand the numbers of all ranks to them as
+            one run; needs `run`.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -57,6 +59,7 @@ class Progress:
         run: str | Path | None = None,
         epochs: int | None = None,
         samples: int | None = None,
+        log_to: str | Sequence[str] = (),
     ) -> None:
         self._optimizer, self._model, self._loss = optimizer, model, loss
         self._speaks = speaks(optimizer.role)
@@ -66,7 +69,7 @@ class Progress:
         own = samples if self._speaks or optimizer.serves else None
         course = Course(epochs=epochs, samples=own, initial_epoch=initial_epoch, times=times)
         self._display = ProgressDisplay(
-            optimizer.rank, optimizer.role, course, run=run, live=self._live, every_s=every_s
+            optimizer.rank, optimizer.role, course, run=run, live=self._live, log_to=log_to, every_s=every_s
         )
         self._noted: Mapping[str, Any] = {}
         self._center_loss: float | None = None

@@ -161,6 +161,7 @@ class TorchTrainer(Trainer):
                 run=folder,
                 epochs=self._settings.epochs,
                 samples=self._train.size,
+                log_to=self._settings.log_to,
             )
             found.append(self._progress)
         return found

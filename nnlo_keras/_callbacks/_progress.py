@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class Progress(RankCallback):
         run: a folder for what `nnlo top` shows; None: it shows nothing.
         samples: the number of samples in an epoch of all workers; None: as many as the first one has.
         live: whether to show the live line; None: only on an interactive terminal, not in a batch job.
+        log_to: "tensorboard", "mlflow", "wandb", or several of them: hand the numbers of all ranks to them as
+            one run; needs `run`.
 
     Example:
         >>> import keras
@@ -42,10 +45,15 @@ class Progress(RankCallback):
     """
 
     def __init__(
-        self, run: str | Path | None = None, *, samples: int | None = None, live: bool | None = None
+        self,
+        run: str | Path | None = None,
+        *,
+        samples: int | None = None,
+        live: bool | None = None,
+        log_to: str | Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._run, self._samples, self._live = run, samples, live
+        self._run, self._samples, self._live, self._log_to = run, samples, live, log_to
         self._display: ProgressDisplay | None = None
         self._logs: Any = None
 
@@ -109,7 +117,7 @@ class Progress(RankCallback):
             unit=self._unit,
         )
         live = is_live() if self._live is None else self._live
-        return ProgressDisplay(self.rank, self.role, course, run=self._run, live=live)
+        return ProgressDisplay(self.rank, self.role, course, run=self._run, live=live, log_to=self._log_to)
 
     def _look(self) -> None:
         if self._display is not None:

@@ -57,7 +57,7 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
     if settings.algorithm.get("alpha") is not None:
         del values["beta"]
-    values |= {"learning_rate": learning_rate, "run": None, "log_dir": None}
+    values |= {"learning_rate": learning_rate, "run": None, "log_dir": None, "log_to": ()}
     return as_toml(with_absolute_paths(values), OPTIONS)
 
 

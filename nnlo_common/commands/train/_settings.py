@@ -15,6 +15,7 @@ from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, M
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
+from nnlo_common.training.report._trackers import TRACKERS
 
 __all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
 
@@ -123,6 +124,9 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = option(
         OUTPUT, "the lowest level of messages to print", default="warning"
     )
+    log_to: tuple[str, ...] = option(
+        OUTPUT, "also hand the numbers to tensorboard, mlflow or wandb, as one run", default=()
+    )
     log_dir: str | None = option(
         OUTPUT, "also write messages and warnings there, a file for each rank", "FOLDER"
     )
@@ -164,6 +168,9 @@ class Settings:
         return int(found[1]) - 1, int(found[2])
 
     def _contradictions(self) -> Iterator[str]:
+        for one in self.log_to:
+            if one not in TRACKERS:
+                yield f"--log-to {one}: give one of {', '.join(TRACKERS)}{nearest(one, TRACKERS)}"
         if not self.model:
             yield "--model is missing: name a Keras JSON, a .keras file or a Python file"
         if not self.loss:
