@@ -35,7 +35,7 @@ NNLO_FLAGS = {
     "--train-list": "write --train FILE",
     "--val-list": "write --val FILE",
     "--trial-name": "write --run FOLDER",
-    "--log-file": "redirect the output, for example with mpiexec --output-filename FOLDER (Open MPI)",
+    "--log-file": "write --log-dir FOLDER",
     "--verbose": "write --log-level info",
     "--monitor": "leave it out: every run writes it down, and nnlo report FOLDER shows it",
     "--profile": "write --timeline",
