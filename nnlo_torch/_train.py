@@ -106,7 +106,7 @@ class TorchTrainer(Trainer):
                 break
             # `checkpoint.epochs` has now loaded the checkpoint, so the number of its epochs is known.
             done = len(so_far.center.get("loss", []))
-            callbacks = callbacks or self._callbacks(done)
+            callbacks = callbacks or self._callbacks(folder, done)
             report = report or self._report(folder, done)
             sums = self._epoch(so_far, checkpoint)
             scores = optimizer.mean(sums.means(), sums.samples)
@@ -151,7 +151,7 @@ class TorchTrainer(Trainer):
             self._joined, folder, config=self._config, timeline=timeline, initial_epoch=done
         )
 
-    def _callbacks(self, done: int) -> list[Any]:
+    def _callbacks(self, folder: Path, done: int) -> list[Any]:
         """Return the callbacks of the epochs, after `done` epochs."""
         found: list[Any] = []
         if self._plan.watch is None:

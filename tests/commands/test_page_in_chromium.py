@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -53,12 +54,7 @@ window.addEventListener("load", () => setTimeout(() => {
 
 
 def page():
-    server = run_of(
-        SERVER.__class__(
-            **{**{n: getattr(SERVER, n) for n in SERVER.__dataclass_fields__}, "epochs": epochs(90, 91, 92)}
-        ),
-        *WORKERS,
-    )
+    server = run_of(replace(SERVER, epochs=epochs(90, 91, 92)), *WORKERS)
     slower = run_of(*server.ranks[:3], folder="runs/net-2")
     runs = [server, slower]
     return runs_page(runs, [verdicts(one) for one in runs], drawn(run_figures(runs)))
