@@ -160,4 +160,6 @@ def test_each_rank_writes_its_facts(trainings):
         [True]
     ] * 3
     behind = facts_of(trainings[1] / "behind")
-    assert [[line["batches"] for line in lines] for lines in behind] == [[10] * 3, [5] * 3, [5] * 3]
+    counts = [[line["batches"] for line in lines] for lines in behind]
+    # A server counts as far as it knows when its epoch ends: a worker may be in the next one by then.
+    assert (sum(counts[0]), counts[1:]) == (30, [[5] * 3, [5] * 3])
