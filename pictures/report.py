@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -38,29 +37,43 @@ def photograph(page: Path, picture: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-#: Kinds of time, those around others first: later bars are drawn over earlier ones.
-KINDS = ("compute", "validate", "pack", "read", "apply", "receive", "send", "wait", "idle")
+#: Kinds of time and their colours, those around others first: later bars are drawn over earlier ones.
+KINDS = dict(
+    zip(
+        ("compute", "validate", "pack", "read", "apply", "receive", "send", "wait", "idle"),
+        (*COLOURS[1:], "#dddddd", "#f2f2f2"),
+        strict=True,
+    )
+)
+#: The part of the training that is drawn, in seconds from its start: some twenty batches.
+BEGIN_S, END_S = 1.0, 1.12
 
 
 def bars(folder: Path) -> list[go.Bar]:
-    """Return the spans of each rank's trace as bars, one trace for each kind of span."""
-    spans: dict[str, list[tuple[int, float, float]]] = {kind: [] for kind in KINDS}
-    for path in sorted(folder.glob("timeline.rank*.json")):
-        rank = int(path.stem.removeprefix("timeline.rank"))
-        for event in json.loads(path.read_text()):
-            if event["ph"] == "X" and event["tid"] == 0:
-                spans[event["cat"]].append((rank, event["ts"] / 1e6, event["dur"] / 1e6))
-    first = min(start for those in spans.values() for _, start, _ in those)
+    """Return the spans of each rank's trace as bars in milliseconds, one trace for each kind of span."""
+    spans: dict[str, list[tuple[str, float, float]]] = {kind: [] for kind in KINDS}
+    traces = [json.loads(path.read_text()) for path in sorted(folder.glob("timeline.rank*.json"))]
+    drawn = [
+        (f"rank {rank}", event["cat"], event["ts"] / 1e6, event["dur"] / 1e6)
+        for rank, trace in enumerate(traces)
+        for event in trace
+        if event["ph"] == "X" and event["tid"] == 0
+    ]
+    zero = min(start for _, _, start, _ in drawn)
+    for rank, kind, start, seconds in drawn:
+        begin, end = max(start - zero, BEGIN_S), min(start - zero + seconds, END_S)
+        if begin < end:
+            spans[kind].append((rank, 1e3 * (begin - BEGIN_S), 1e3 * (end - begin)))
     return [
         go.Bar(
-            name=name,
+            name=kind,
             orientation="h",
-            y=[f"rank {rank}" for rank, _, _ in those],
-            base=[start - first for _, start, _ in those],
-            x=[seconds for _, _, seconds in those],
-            marker={"color": colour, "line": {"width": 0}},
+            y=[rank for rank, _, _ in those],
+            base=[begin for _, begin, _ in those],
+            x=[length for _, _, length in those],
+            marker={"color": KINDS[kind], "line": {"width": 0}},
         )
-        for (name, those), colour in zip(spans.items(), itertools.cycle(COLOURS[1:]), strict=False)
+        for kind, those in spans.items()
         if those
     ]
 
@@ -74,7 +87,7 @@ def main() -> None:
         run(1, "-m", "nnlo_common", "report", str(folder / "run"))
         photograph(folder / "run" / "report.html", PICTURES / "report.png")
         figure = go.Figure(bars(folder / "run"))
-        figure.update_xaxes(title="seconds")
+        figure.update_xaxes(title="milliseconds")
         save(figure, "timeline.svg", height=260, barmode="overlay", legend={"orientation": "h", "y": 1.2})
 
 
