@@ -76,7 +76,7 @@ class Buckets:
         part = self._parts[self._next]
         self._next += 1
         self._flat_model.collect(part)
-        self._group.add_part(self._flat_model.gradient.vector[self._flat_model.place_of(part)])
+        self._group.add_part(self._flat_model.gradient.vector, self._flat_model.place_of(part))
 
 
 def _parts(flat_model: FlatModel, size: int) -> list[range]:

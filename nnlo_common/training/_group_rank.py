@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._flat_vector import Vector, looks_finite, telling_places
+from nnlo_common.base._layout import Layout
 from nnlo_common.base._spans import span
+from nnlo_common.base._warnings import warn
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.training._reducers import MPIReducer, Reducer
 
@@ -68,13 +70,18 @@ class GroupRank:
     Args:
         group: the transport's side.
         reducer: adds up the gradients; None: the MPI library does.
+        layout: of the gradients, to say on which rank one is not finite; None: nobody says it.
     """
 
-    def __init__(self, group: Group, reducer: Reducer | None = None) -> None:
+    def __init__(self, group: Group, reducer: Reducer | None = None, layout: Layout | None = None) -> None:
         self.group, self.index, self.size = group, group.index, len(group.ranks)
         self.reducer = MPIReducer(group) if reducer is None else reducer
         self._steps = 0
         self._share: float | None = None
+        whole = slice(0, 0 if layout is None else layout.size)
+        self._telling = np.sort(telling_places(layout, whole)) if layout else np.zeros(0, np.int64)
+        self._finite = True  # this rank's own gradient, before the mean
+        self._finite_ranks, self._told = np.ones(self.size, np.bool_), False
         self.samples = 0
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
@@ -85,12 +92,15 @@ class GroupRank:
         """
         # Equally many numbers at all points, so that ranks at different points understand each other.
         with span("wait", f"the group, which {meeting.words}"):
-            everyone = self.group.gather(np.array([meeting, self._steps, first, second], np.float64))
+            everyone = self.group.gather(
+                np.array([meeting, self._steps, first, second, self._finite], np.float64)
+            )
         for index, row in enumerate(everyone):
             if (row[:2] != everyone[0, :2]).any():
                 raise ConfigurationError(self._apart(everyone, index))
         self._steps += meeting is Meeting.STEP
-        return everyone[:, 2:]
+        self._finite_ranks = everyone[:, 4] > 0
+        return everyone[:, 2:4]
 
     def mean(self, gradient: Vector, weight: float, samples: float = 0) -> None:
         """Replace the gradient by its weighted mean over the group.
@@ -104,11 +114,12 @@ class GroupRank:
             ConfigurationError: the weights make no mean; raised on all ranks of the group.
         """
         self.begin_mean(weight, samples)
-        self.add_part(gradient)
+        self.add_part(gradient, slice(0, gradient.size))
         self.end_mean(gradient)
 
     def begin_mean(self, weight: float, samples: float = 0) -> None:
         """Begin the mean of a gradient that is made part by part; see `mean`."""
+        self._finite = True
         weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
         total = float(weights.sum())
         if not (weights >= 0).all() or not 0 < total < np.inf:
@@ -120,8 +131,12 @@ class GroupRank:
         self._share = None if equal else weight / total
         self.samples = int(counts.sum())
 
-    def add_part(self, part: Vector) -> None:
+    def add_part(self, gradient: Vector, place: slice) -> None:
         """Begin to add up a part of the gradient; leave it alone until `end_mean`."""
+        part = gradient[place]
+        if self._finite and self._share != 0:
+            first, last = np.searchsorted(self._telling, [place.start, place.stop])
+            self._finite = looks_finite(gradient, self._telling[first:last])
         if self._share:
             np.multiply(part, np.float32(self._share), out=part)
         elif self._share is not None:
@@ -139,6 +154,23 @@ class GroupRank:
                 self.reducer.finish()
         if self._share is None:
             np.divide(gradient, np.float32(self.size), out=gradient)
+
+    def tell_finite(self, gradient: Vector) -> None:
+        """Warn once if a step is made with a mean that is not finite; name the ranks that have brought it.
+
+        Call it after the meeting at the step. What a loop has skipped or mended before it is no matter: a
+        `GradScaler` meets infinity on purpose.
+        """
+        if self._told or self.index or self._finite_ranks.all() or looks_finite(gradient, self._telling):
+            return
+        self._told = True
+        pairs = zip(self.group.ranks, self._finite_ranks, strict=True)
+        brought = " and ".join(str(rank) for rank, finite in pairs if not finite)
+        warn(
+            f"the gradient of rank {brought} is not finite (NaN or infinity) in step {self._steps}, so "
+            f"neither is the mean of its group: all ranks of {list(self.group.ranks)} make this step alike. "
+            "Look at the loss and the data there; a smaller learning rate or clipping may help"
+        )
 
     def agree(self, *, stop: bool, rate: float) -> tuple[bool, float]:
         """Return whether any rank of the group wants to stop, and the lead's learning rate (collective)."""
@@ -162,7 +194,9 @@ class GroupRank:
 
     def meet_alike(self, meeting: Meeting, parameters: Vector) -> None:
         """Wait for the others at the same point; raise if the parameters differ between the ranks."""
-        digest = hashlib.blake2b(parameters.data, digest_size=8).digest()
+        # Whose NaN a sum holds depends on the order in which a rank adds: they are one number here.
+        known = np.where(np.isnan(parameters), np.float32(np.nan), parameters)
+        digest = hashlib.blake2b(known.data, digest_size=8).digest()
         first, second = np.frombuffer(digest, np.uint32).tolist()  # exact in a float64
         everyone = self.meet(meeting, first, second)
         for rank, other in zip(self.group.ranks, everyone, strict=True):

@@ -62,7 +62,9 @@ class GroupWorkerRank(WorkerRank):
             weight: this rank's part of the group's weight in a mean over workers.
             local_step: moves the parameters, if given.
         """
-        super().step(float(self._group.meet(Meeting.STEP, weight)[:, 0].sum()), local_step)
+        total = float(self._group.meet(Meeting.STEP, weight)[:, 0].sum())
+        self._group.tell_finite(self._worker.gradient.vector)
+        super().step(total, local_step)
 
     def begin_epoch(self) -> bool:
         """Begin an epoch; return whether that has moved the parameters."""
@@ -186,6 +188,7 @@ class GroupTrainer:
         """Step the optimizer; the training stops with this step if the lead wants to."""
         weights, told = self._group.meet(Meeting.STEP, weight, self._tells).T
         check_weight(self._group.group.ranks[0], float(weights.sum()))
+        self._group.tell_finite(self._gradient.vector)
         with span("apply", "the optimizer"):
             if local_step is not None:
                 local_step()

@@ -196,7 +196,8 @@ def _grouped(
 ) -> GroupRank:
     group = world.group(ranks, naps=naps)
     one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
-    return GroupRank(group, plan.all_reduce.reducer(group, one_host=one_host))
+    reducer = plan.all_reduce.reducer(group, one_host=one_host)
+    return GroupRank(group, reducer, plan.parameters.layout)
 
 
 def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:

@@ -808,3 +808,37 @@ def test_alone_a_wrapper_for_groups_is_the_plain_optimizer():
         callbacks = [nk.Distribute()] if isinstance(optimizer, nk.Wrapper) else []
         found.append(flat(trained(net, optimizer, (X, Y), callbacks)))
     assert np.array_equal(*found)
+
+
+class ChangesWeight(k.Callback):
+    """Changes a weight before the fourth batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3:
+            variable = self.model.trainable_variables[0]
+            variable.assign(keras.ops.convert_to_numpy(variable) + 1)
+
+
+@pytest.mark.parametrize("all_reduce", ["mpi", "shared"])
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_weight_changed_on_one_rank_is_named_when_the_epoch_ends(servers, all_reduce):
+    start = start_of()
+
+    def program(world):
+        ranks = {"servers": servers, "group_size": 2, "all_reduce": all_reduce}
+        optimizer = wrapped("EASGD", every=100, **ranks)
+        train(world, start, optimizer, [ChangesWeight()] if world.rank == servers + 1 else [])
+
+    text = f"parameters of rank {servers + 1} differ from those of rank {servers} of the same group"
+    with pytest.raises(ConfigurationError, match=text):
+        on_ranks(servers + 2, program)
+
+
+@pytest.mark.parametrize("way", ["thread", "torch", "horovod", "shard"])
+def test_ways_to_add_up_that_keras_cannot_have_are_refused_by_name(way):
+    with pytest.raises(
+        ConfigurationError, match=f"Synchronous: all_reduce='{way}' .*'auto'.*'mpi'.*'shared'"
+    ):
+        wrapped(servers=0, all_reduce=way)
+    again = nk.Synchronous.from_config(wrapped(servers=0, all_reduce="mpi").get_config())
+    assert again.all_reduce.name == "mpi"

@@ -136,3 +136,44 @@ def test_ways_without_groups_are_refused_and_the_choice_can_be_read():
 
     assert on_ranks(2, program) == ["mpi"] * 2
     assert nt.Downpour(torch.optim.SGD(cases.model_of().parameters(), lr=0.1)).all_reduce == ""
+
+
+@pytest.mark.parametrize(("servers", "name"), [(0, "Synchronous"), (1, "EASGD")])
+def test_a_weight_changed_on_one_rank_is_named_when_the_epoch_ends(servers, name):
+    def change(world, model, seen):
+        seen.append(1)
+        if world.rank == servers + 1 and len(seen) == 3:
+            with torch.no_grad():
+                next(iter(model.parameters())).add_(1)
+
+    def program(world):
+        seen = []
+        options = {"servers": servers, "group_size": 2, "every": 100} if servers else {"servers": 0}
+        return train(world, name, before_step=lambda model: change(world, model, seen), **options)
+
+    text = f"parameters of rank {servers + 1} differ from those of rank {servers} of the same group after 7"
+    with pytest.raises(ConfigurationError, match=text):
+        on_ranks(servers + 2, program)
+
+
+@pytest.mark.parametrize("way", ["mpi", "thread"])
+def test_a_gradient_that_is_not_finite_is_named_unless_the_step_is_skipped(way):
+    def program(world, *, skips):
+        model, optimizer = wrapped(world, "Synchronous", servers=0, all_reduce=way)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=skips)
+        for step in optimizer.epoch(range(3)):
+            optimizer.zero_grad()
+            factor = float("inf") if (step, world.rank) == (1, 1) else 1.0
+            loss = model(cases.data()[0][step : step + 4]).square().mean()
+            scaler.scale(loss * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.close()
+        return flat(model)
+
+    first, second = on_ranks(2, lambda world: program(world, skips=True))  # a warning would be an error
+    assert torch.equal(first, second)
+    assert first.isfinite().all()
+    with pytest.warns(RuntimeWarning, match="rank 1 is not finite .* in step 2, so") as seen:
+        on_ranks(2, lambda world: program(world, skips=False))
+    assert len(seen) == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLostError, Synchronous
+from nnlo_common.training._group_rank import GroupRank, Meeting
 from tests.helpers.group_cases import GROUPED, IN_STEP, SIZES, batches_of, close, merged, train_grouped
 from tests.helpers.numpy_cases import CASES, initial
 from tests.helpers.threads import flat, on_ranks, ranks
@@ -187,15 +188,34 @@ def test_parameters_changed_on_one_rank_are_named(servers):
         on_ranks(servers + 2, program)
 
 
-def test_nan_on_one_rank_reaches_all_of_its_group():
+@pytest.mark.parametrize("all_reduce", ["mpi", "shared"])
+def test_nan_on_one_rank_reaches_all_of_its_group_and_is_named(all_reduce):
     def program(world):
-        with Participant(Downpour(), ones(), optimizer=SGD(0.1), servers=0, world=world) as me:
-            for _ in me.batches(range(2)):
-                me.gradients[0][:] = np.nan if world.rank else 1
+        options = {"servers": 0, "all_reduce": all_reduce, "world": world}
+        with Participant(Downpour(), ones(), optimizer=SGD(0.1), **options) as me:
+            for step, _ in enumerate(me.batches(range(9))):
+                me.gradients[0][:] = np.nan if world.rank == step == 1 else 1
                 me.step()
         return np.isnan(me.parameters[0]).tolist()
 
-    assert on_ranks(2, program) == [[True] * 3] * 2
+    with pytest.warns(
+        RuntimeWarning, match=r"of rank 1 is not finite \(NaN or infinity\) in step 2,"
+    ) as seen:
+        assert on_ranks(3, program) == [[True] * 3] * 3
+    assert len(seen) == 1
+
+
+def test_whose_nan_a_parameter_holds_is_no_divergence():
+    """A sum of two NaNs has the bits of the first, and ranks add in different orders."""
+
+    def program(world):
+        group = GroupRank(world.group(range(2), naps=False))
+        vector = np.array([0x3F800000, (0x7FC00000, 0xFFC00001)[world.rank]], np.uint32).view("f4")
+        group.meet_alike(Meeting.END_EPOCH, vector)
+        return vector.tobytes()
+
+    first, second = on_ranks(2, program)
+    assert first != second
 
 
 def test_a_rank_without_weight_counts_nothing_even_if_it_is_nan():
