@@ -188,6 +188,7 @@ WRONG_FLAGS = {
     "groups of no folds": (["--fold-groups", "run"], "--fold-groups splits samples"),
     "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its suffix gives the format"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
+    "a tracker": (["--log-to", "wandb"], "there is no option --log-to"),
     "one fold": (["--fold", "1/2"], "there is no option --fold"),
     "elastic without a checkpoint": (
         ["--elastic"],

@@ -25,6 +25,8 @@ __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "in_fla
 _option = partial(option, "Search")
 #: The options of `nnlo train` that a search sets itself.
 _TAKEN = ("fold",)
+#: Those of a single training: the trials of a search show no progress of their own.
+_SINGLE = ("log_to",)
 #: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
 #: Options that name the model and the samples: enough to check both.
@@ -150,7 +152,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
 #: The same, and the options of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
-    **{name: one for name, one in OPTIONS.items() if name not in (*_TAKEN, *_FOLDING)},
+    **{name: one for name, one in OPTIONS.items() if name not in (*_TAKEN, *_SINGLE, *_FOLDING)},
 }
 
 
@@ -203,6 +205,10 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     for name, one in given.items():
         if name in _TAKEN:
             raise ConfigurationError(f"{one.place} gives {name!r}, which a search sets itself; use --n-fold")
+        if name in _SINGLE:
+            raise ConfigurationError(
+                f"{one.place} gives {name!r}, which is for single trainings; leave it out"
+            )
         if name not in ALL_OPTIONS:
             raise ConfigurationError(
                 f"{one.place} has no option {name!r}{nearest(name, ALL_OPTIONS)} (see nnlo tune --help)"
