@@ -333,6 +333,7 @@ def test_three_ranks_train_a_torch_module():
     assert all(len(worker["history"]["loss"]) == 3 for worker in found["workers"])
     assert {path.name for path in Path("r").iterdir()} == {
         "checkpoint", "config.toml", "history.json", "run.json", "weights.pt",
+        *(name for rank in range(3) for name in (f"live.rank{rank}.json", f"facts.rank{rank}.jsonl")),
     }  # fmt: skip
     (server, *_) = json.loads(Path("r/run.json").read_text())["ranks"]
     assert (server["role"], server["samples"]) == ("server 0", 3 * 140)
