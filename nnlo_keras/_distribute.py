@@ -300,8 +300,7 @@ class Distribute(keras.callbacks.Callback):
         first = wrappers[0]
         local, grouped = first.algorithm.optimizer_runs == "worker", first.grouped
         if grouped:
-            leased = self._feed is not None and self._feed.dynamic
-            refuse_in_groups(self.model, wrappers, leased=leased)
+            refuse_in_groups(self.model, wrappers)
         if (grouped or not local) and any(wrapper.sum is None for wrapper in wrappers):
             raise ConfigurationError(
                 "this optimizer was built before nnlo knew the ranks; make a new one for this training"

@@ -25,13 +25,12 @@ from nnlo_keras._wrapper import Wrapper
 __all__ = ["GroupExchanges", "local_step_of", "refuse_in_groups"]
 
 
-def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper], *, leased: bool) -> None:
+def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper]) -> None:
     """Refuse what groups cannot have, on all ranks, before the training starts.
 
     Args:
         model: the model.
         wrappers: its wrapped optimizers.
-        leased: whether `fit` trains on leased batches.
 
     Raises:
         ConfigurationError: there is such a thing.
@@ -50,8 +49,6 @@ def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper], *, leased: bool) -
             f"compile() was given steps_per_execution={steps}, but the mean over the group is made after "
             "each batch; leave steps_per_execution out"
         )
-    elif leased:
-        found = "an H5Sequence with assignment='dynamic' cannot be leased to groups; use assignment='static'"
     if found:
         error = ConfigurationError(
             f"{name} with groups of ranks (group_size above 1, or servers=0): {found}, or leave group_size "
@@ -141,19 +138,19 @@ class GroupExchanges(Exchanges):
                 self._weights.absorb_changes()
             self._before = self._weights.parameters.vector.copy()
 
-    def end_batch(self, batch: int, *, idle: bool) -> None:  # noqa: ARG002 - no group leases batches
+    def end_batch(self, batch: int, *, idle: bool) -> None:
         """Make a step together with the group.
 
         Args:
             batch: number of the last batch.
-            idle: whether the batch had no data.
+            idle: whether the batch had no data, on all ranks of the group.
         """
         if self._before is not None:
             self._refuse_changes(self._before)
         first, self._batch = self._batch + 1, batch
-        self.in_epoch += 1
+        self.in_epoch += not idle
         self.agree()
-        if self._team.stopped:
+        if self._team.stopped or idle:
             return
         self._team.take(1)
         samples = self._sizes.samples(first, 1)

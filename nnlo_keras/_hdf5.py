@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
 import keras
 
@@ -42,7 +42,8 @@ class H5Sequence(keras.utils.PyDataset):
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
         group_size: as in the wrapper; the ranks of a group get equally many samples, so that up to k - 1 are
-            left out for a group of k.
+            left out for a group of k, or of an epoch with `assignment="dynamic"`. With servers=0 that is the
+            same as "static".
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
@@ -76,17 +77,18 @@ class H5Sequence(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         batches = self._batches = FileBatches(files, "H5Sequence", trained_on=shard, **options)
-        world, self.dynamic, self.leased = world or launched(), batches.dynamic, False
-        self._part = [0, batches.size]
+        # A group without a server is one worker, to which nothing can be leased.
+        world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
+        self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
             assignment, ranks = assigned(world, servers, group_size), world.size - servers
-            size = group_size or (1 if servers else ranks)
-            if self.dynamic and size > 1:
-                _refuse_leases()
+            size = self._group_size = group_size or (1 if servers else ranks)
             worker = assignment.worker
             index = None if worker is None else worker + ranks // size * (assignment.member or 0)
             self._part = list(_part(batches.size, index, ranks, size, leased=self.dynamic))
             self.leased = self.dynamic and worker is not None
+            if self.dynamic:
+                batches.take_member(assignment.member or 0, size)
             batches.take_part((self._part[0], self._part[1]))
         self._shard, self._like = shard, None if not self.leased else batches.like()
         self.epoch = 0
@@ -158,6 +160,11 @@ class H5Sequence(keras.utils.PyDataset):
 
     def lease_from(self, team: Session) -> LeasedBatches:
         """Return the source of leased batches in a training; sets `fed`."""
+        if self._group_size != team.member.group_size:
+            raise ConfigurationError(
+                f"an H5Sequence with assignment='dynamic' has group_size={self._group_size}, but the wrapper "
+                f"has group_size={team.member.group_size}; give both the same"
+            )
         self.fed = True
         return LeasedBatches(self._batches, self.ledger(team))
 
@@ -165,7 +172,7 @@ class H5Sequence(keras.utils.PyDataset):
         """Return a client of the server's ledger of leases."""
         batches = self._batches
         return LedgerClient(
-            team.ask, SampledData("H5Sequence", batches.size, batches.window_size, batches.order)
+            team.ask, SampledData("H5Sequence", batches.leasable, batches.window_size, batches.order)
         )
 
     def on_epoch_begin(self) -> None:
@@ -199,15 +206,6 @@ class H5Sequence(keras.utils.PyDataset):
         self._lock = threading.Lock()
         self._given: dict[int, int] = {}
         self._looks, self.fed = 0, False
-
-
-def _refuse_leases() -> NoReturn:
-    error = ConfigurationError(
-        "an H5Sequence with assignment='dynamic' cannot be leased to groups (group_size above 1, or "
-        "servers=0); use assignment='static', or leave group_size and servers=0 out"
-    )
-    error.collective = True  # all ranks make the same
-    raise error
 
 
 def _part(size: int, worker: int | None, workers: int, group_size: int, *, leased: bool) -> tuple[int, int]:

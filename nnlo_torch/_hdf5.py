@@ -23,9 +23,8 @@ from nnlo_common.plugin import (
     Reading,
     SampledData,
 )
-from nnlo_torch._joint import collective
 from nnlo_torch._participation import Participation
-from nnlo_torch._training_of import group_fact, training_of
+from nnlo_torch._training_of import can_lease, group_fact, member_of, training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["H5Batches", "H5Dataset", "tensors_of"]
@@ -201,6 +200,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()
+        self._take_part(training)
         self._batches.check(state, workers=training.share[1], **group_fact(training))
         self.set_epoch(state["epoch"])
         self._taken = state["taken"]
@@ -234,14 +234,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         leased.give_back()
 
     def _leasing(self, training: Participation) -> LeasedBatches | None:
-        """Return the source of leased batches; None: assignment is static, or this process is alone."""
-        if not self._batches.dynamic or training.size == 1:
+        """Return the source of leased batches; None: assignment is static, or there is one worker only."""
+        if not self._batches.dynamic or not can_lease(training):
             return None
-        if training.group_size > 1:
-            raise collective(
-                "H5Batches(assignment='dynamic') cannot lease samples to groups yet; use "
-                "assignment='static', or leave servers=0 and group_size= out"
-            )
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
             self._leased = LeasedBatches(self._batches, self._ledger())
@@ -249,7 +244,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
 
     def _ledger(self) -> LedgerClient:
         batches = self._batches
-        data = SampledData(self._name, batches.size, batches.window_size, batches.order)
+        data = SampledData(self._name, batches.leasable, batches.window_size, batches.order)
         return LedgerClient(self._ask, data)
 
     def _ask(self, query: Query[AnswerT]) -> AnswerT:
@@ -261,6 +256,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             self._batches.take_share(training.rank, training.size)
         else:
             self._batches.take_share(*training.share, training.group_size)
+            if self._batches.dynamic and can_lease(training):
+                self._batches.take_member(*member_of(training))
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "an H5Batches")

@@ -20,10 +20,9 @@ from nnlo_common.plugin import (
     speaks,
     whole_number,
 )
-from nnlo_torch._joint import collective
 from nnlo_torch._partial_sums import warn_of_partial_sums
 from nnlo_torch._participation import Participation
-from nnlo_torch._training_of import group_fact, training_of
+from nnlo_torch._training_of import can_lease, group_fact, member_of, training_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["ShardSampler"]
@@ -38,7 +37,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     that depends only on the seed and the epoch, so it is the same for any number of workers.
 
     The ranks of a group of k make equally many steps, so they get equally many samples: up to k - 1 of each
-    group's share are left out, others in each epoch.
+    group's share are left out, others in each epoch. A group leases together: up to k - 1 samples of the
+    epoch are left out.
 
     On a server rank iterating serves the epoch and yields nothing.
 
@@ -50,8 +50,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         seed: seed of the permutations; equal on all ranks.
         assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
             at most one. "dynamic": workers lease ranges from the server as they need them: a slow worker gets
-            fewer, all finish at about the same time, and a dead worker's leases go to the others.
-        unit: lease sizes are multiples of it.
+            fewer, all finish at about the same time, and a dead worker's leases go to the others. The same
+            as "static" with servers=0, where all ranks are one worker.
+        unit: lease sizes are multiples of it, in a group for each rank.
         evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
             epoch.
         optimizer: the wrapper of this training; None: the one made last.
@@ -168,19 +169,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._taken = state["taken"]
         self._rest = None if state["lease"] is None else list(state["lease"])
         self._name(training)
-        if training.size > 1 and "ledger" in state:
+        if can_lease(training) and "ledger" in state:
             self._ledger(training).load(state["ledger"])
 
     # -- inside ---------------------------------------------------------------------------------------
 
     def _leases(self, training: Participation) -> bool:
         """Return whether workers lease the samples; a process alone leases nothing."""
-        if self._dynamic and training.group_size > 1:
-            raise collective(
-                "ShardSampler(assignment='dynamic') cannot lease samples to groups yet; use "
-                "assignment='static', or leave servers=0 and group_size= out"
-            )
-        return self._dynamic and training.size > 1
+        return self._dynamic and can_lease(training)
 
     def _dealt(self, training: Participation) -> Iterator[Any]:
         elements = self._elements(self.epoch)
@@ -190,6 +186,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _leased(self, training: Participation) -> Iterator[Any]:
         orders: dict[int, list[Any]] = {}
+        member, group_size = member_of(training)
         lease = self._resumed(training)
         while True:
             if lease is None:
@@ -206,7 +203,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                     self._give_back()
                     return
                 self._lease[1] += 1
-                yield orders[epoch][position]
+                yield orders[epoch][position * group_size + member]
             lease = None
 
     def _resumed(self, training: Participation) -> Lease | None:
@@ -224,8 +221,10 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             self._ledger(self._training()).give_back(lease[2] - lease[1])
 
     def _ledger(self, training: Participation) -> LedgerClient:
-        order = f"seed {self._seed}, shuffled {self._shuffle}"
-        return LedgerClient(training.ask, SampledData(self._name(training), self._size, self._unit, order))
+        order, group_size = f"seed {self._seed}, shuffled {self._shuffle}", training.group_size
+        # A leased position is one sample of each rank of a group.
+        data = SampledData(self._name(training), self._size // group_size, self._unit, order)
+        return LedgerClient(training.ask, data)
 
     def _name(self, training: Participation) -> str:
         """Return the name of this sampler's ledger; each ledger has its own count of epochs."""

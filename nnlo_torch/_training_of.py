@@ -7,7 +7,7 @@ from nnlo_common.plugin import launched
 from nnlo_torch._participation import Participation
 from nnlo_torch._wrapper import Wrapper, current
 
-__all__ = ["group_fact", "training_of"]
+__all__ = ["can_lease", "group_fact", "member_of", "training_of"]
 
 
 class PlainLoop(Participation):
@@ -25,6 +25,18 @@ _PLAIN_LOOP = PlainLoop()
 def group_fact(training: Participation) -> dict[str, int]:
     """Return the size of groups for a saved position in the data; nothing without groups."""
     return {"group_size": training.group_size} if training.group_size > 1 else {}
+
+
+def can_lease(training: Participation) -> bool:
+    """Return whether there is a server to lease samples from; one worker alone has them all anyway."""
+    team = training._team
+    return team is not None and team.member.servers > 0
+
+
+def member_of(training: Participation) -> tuple[int, int]:
+    """Return this rank's number in its group, and the size of groups."""
+    group = None if training._team is None else training._team.member.group
+    return 0 if group is None else group.index, training.group_size
 
 
 def training_of(optimizer: Wrapper | None, what: str) -> Participation:

@@ -81,6 +81,7 @@ class Batches:
         self.window = whole_number("window", window, 1)
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
         self._part = part or (0, self._order.size)
+        self._member, self._group_size = 0, 1
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
 
     def take_part(self, part: Range) -> None:
@@ -89,11 +90,29 @@ class Batches:
             self._ahead.close()
             self._part = part
 
+    def take_member(self, member: int, group_size: int) -> None:
+        """Return, of each lease, the batches of this rank of a group; the group leases together.
+
+        A position of a lease then stands for one sample of each rank: `leasable` are the positions of an
+        epoch. Fewer samples of an epoch than the group has ranks are left out.
+        """
+        if (member, group_size) != (self._member, self._group_size):
+            self._ahead.close()
+            self._member, self._group_size = member, group_size
+
+    @property
+    def leasable(self) -> int:
+        """The number of positions of an epoch that are leased: of samples, or of one for each of a group."""
+        return self.size // self._group_size
+
     @property
     def order(self) -> str:
         """The options that determine the order of an epoch, besides the files."""
         shuffle, seed = self._order.shuffle, self._order.seed
-        return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, windows of {self.window_size}"
+        windows = f"windows of {self.window_size}"
+        if self._group_size > 1:
+            windows += f" for each of {self._group_size}"
+        return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, {windows}"
 
     @property
     def size(self) -> int:
@@ -165,9 +184,12 @@ class Batches:
         return epoch, positions, positions
 
     def _around(self, lease: Lease) -> _Window:
-        start = lease.start - lease.start % self.window_size
-        whole = start, min(start + self.window_size, self.size)
-        return lease.epoch, whole, (lease.start, lease.stop)
+        """Return this rank's window of a lease; the ranks of a group have windows side by side."""
+        before = lease.start - lease.start % self.window_size
+        length = min(self.window_size, self.leasable - before)
+        start = before * self._group_size + self._member * length
+        first = start + lease.start - before
+        return lease.epoch, (start, start + length), (first, first + lease.size)
 
     def _read(self, window: _Window) -> list[Any]:
         """Read a window, and return its batches."""

@@ -30,6 +30,7 @@ class Meeting(enum.IntEnum):
     LAST_ROUND = enum.auto()
     LOOK = enum.auto()
     ASK = enum.auto()
+    LEASE = enum.auto()
     PAUSE = enum.auto()
     LEAVE = enum.auto()
     AGREE = enum.auto()
@@ -50,6 +51,7 @@ _WORDS = {
     Meeting.LAST_ROUND: "closes the last round",
     Meeting.LOOK: "asks for the centre, as in evaluate()",
     Meeting.ASK: "asks all ranks for something, as in mean()",
+    Meeting.LEASE: "asks for a lease of samples",
     Meeting.PAUSE: "pauses for a checkpoint",
     Meeting.LEAVE: "leaves the training",
     Meeting.AGREE: "ends a batch or an epoch",
@@ -176,6 +178,10 @@ class GroupRank:
         """Return whether any rank of the group wants to stop, and the lead's learning rate (collective)."""
         everyone = self.meet(Meeting.AGREE, stop, rate)
         return bool(everyone[:, 0].any()), float(everyone[0, 1])
+
+    def bytes_of_lead(self, data: bytes = b"") -> bytes:
+        """Return what the lead passes (collective); call it after a meeting."""
+        return self.group.gather_bytes(data)[0]
 
     def copy_from_lead(self, vector: Vector) -> None:
         """Copy the lead's numbers to all ranks of the group (collective)."""

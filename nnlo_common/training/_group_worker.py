@@ -24,8 +24,8 @@ from nnlo_common.protocol import (
     QueryService,
     check_weight,
 )
-from nnlo_common.protocol._query_messages import Answer, AnswerT, LastRoundQuery, Query
-from nnlo_common.protocol._query_wire import read_query, written
+from nnlo_common.protocol._query_messages import Answer, AnswerT, LastRoundQuery, LedgerQuery, Query
+from nnlo_common.protocol._query_wire import read_answer, read_query, written
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._group_rank import GroupRank, Meeting
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
@@ -90,6 +90,19 @@ class GroupWorkerRank(WorkerRank):
         """Copy the centre into `into` once all have finished the epoch."""
         self._group.meet(Meeting.LOOK)
         super().view(into)
+
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
+        """Ask the query service: each rank for itself, but the lead for all where leases are concerned."""
+        if not isinstance(query, LedgerQuery):
+            return super().ask(query)
+        self._group.meet(Meeting.LEASE)
+        if self._group.index == 0:
+            answer: Answer = super().ask(query)
+            self._group.bytes_of_lead(written(answer, np.zeros(QUERY_NUMBERS, np.float32)).tobytes())
+            return cast("AnswerT", answer)
+        vector = np.array(np.frombuffer(self._group.bytes_of_lead(), np.float32))
+        found: Any = read_answer(query.answered_by(), vector, "what the lead has heard of leases")
+        return cast("AnswerT", found)
 
     def pause(self) -> bool:
         """Wait until all workers are at a batch boundary; False: the pause was cancelled."""

@@ -325,7 +325,8 @@ def _service(
     # If commits wait for several workers, a worker that waits for a lease would block the others.
     patient = survives_loss and rule.quorum(2) == 1
     trains = [rank for group in cell.groups for rank in group]
-    return TrainingQueries(cell.servers, trains, len(shards), _averages(plan), patient=patient)
+    averages = _averages(plan)
+    return TrainingQueries(cell.servers, trains, len(shards), averages, leads=cell.workers, patient=patient)
 
 
 def _averages(plan: TrainingPlan) -> Averages:

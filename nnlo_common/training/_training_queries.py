@@ -22,19 +22,28 @@ class TrainingQueries(QueryService):
 
     Args:
         servers: the ranks of the servers; the service runs on the first.
-        workers: the ranks of the workers.
+        workers: the ranks that train.
+        leads: the first rank of each worker, which leases samples for it; None: each worker is one rank.
         shard: the number of the channel.
         averages: the averages of the workers' buffers.
         patient: a worker waits for leases that others may still give back.
     """
 
     def __init__(
-        self, servers: Iterable[int], workers: Iterable[int], shard: int, averages: Averages, *, patient: bool
+        self,
+        servers: Iterable[int],
+        workers: Iterable[int],
+        shard: int,
+        averages: Averages,
+        *,
+        leads: Iterable[int] | None = None,
+        patient: bool,
     ) -> None:
         first, *others = servers
         workers = list(workers)
         ranks = [first, *others, *workers]
-        self.averages, self._means, self._leasing = averages, Means(ranks), Leasing(workers, patient=patient)
+        self.averages, self._means = averages, Means(ranks)
+        self._leasing = Leasing(workers if leads is None else leads, patient=patient)
         rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
         parts = self._means, rounds, averages, Notes(), EpochMeans(workers), copies, self._leasing
         super().__init__(first, shard, ranks, parts)

@@ -205,6 +205,7 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise", backend=None):
         (2, "raise", ["wrapper=Synchronous", "servers=0", "data=arrays"]),
         (3, "signal", ["wrapper=EASGD", "every=4", "group_size=2"]),
         (3, "raise", ["wrapper=Synchronous", "group_size=2", "data=arrays"]),
+        (3, "signal", ["wrapper=Downpour", "group_size=2", "assignment=dynamic"]),
     ],
     ids=str,
 )

@@ -750,19 +750,6 @@ def test_ranks_with_different_numbers_of_batches_are_named():
         on_ranks(2, program)
 
 
-def test_leases_are_refused(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.arange(SIZE)
-
-    def program(world):
-        options = {"servers": 0, "world": world, "assignment": "dynamic"}
-        nk.H5Sequence(str(tmp_path / "a.h5"), features="x", **options)
-
-    with pytest.raises(ConfigurationError, match="assignment='dynamic' cannot be leased to groups"):
-        on_ranks(2, program)
-
-
 def test_several_optimizers_are_refused():
     start = start_of()
 

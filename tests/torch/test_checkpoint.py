@@ -402,6 +402,18 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
         pytest.param(
             3, "signal", ["wrapper=Synchronous", "group_size=2", "file=a.h5"], marks=pytest.mark.extended
         ),
+        pytest.param(
+            3,
+            "signal",
+            ["wrapper=Downpour", "group_size=2", "assignment=dynamic"],
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(
+            3,
+            "raise",
+            ["wrapper=EASGD", "every=4", "group_size=2", "assignment=dynamic", "file=a.h5"],
+            marks=pytest.mark.extended,
+        ),
         pytest.param(3, "signal", ["wrapper=Synchronous"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=Downpour"], marks=pytest.mark.extended),
         pytest.param(2, "raise", ["wrapper=EASGD", "every=4"], marks=pytest.mark.extended),

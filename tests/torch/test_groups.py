@@ -442,18 +442,10 @@ def test_servers_hear_of_the_samples_of_whole_groups():
 # --- what groups cannot have yet ---------------------------------------------------------------------------
 
 
-def test_leases_and_several_wrappers_are_refused_by_name():
-    def leases(world):
-        _, optimizer = wrapped(world, group_size=2)
-        list(nt.ShardSampler(range(9), assignment="dynamic", optimizer=optimizer))
-
+def test_several_wrappers_are_refused_by_name():
     def two(world):
         _kept = wrapped(world, servers=0)
         wrapped(world, servers=0)
 
-    for size, program, text in (
-        (3, leases, r"ShardSampler\(assignment='dynamic'\) cannot lease samples to groups yet"),
-        (2, two, "several optimizers cannot have groups"),
-    ):
-        with pytest.raises(ConfigurationError, match=text):
-            on_ranks(size, program)
+    with pytest.raises(ConfigurationError, match="several optimizers cannot have groups"):
+        on_ranks(2, two)

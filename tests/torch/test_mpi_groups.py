@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from tests.helpers.jobs import mpiexec
+from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -103,3 +103,25 @@ def test_each_way_keeps_members_equal_bit_for_bit_on_five_ranks(ways, tmp_path):
     for name, found in trained(tmp_path, 5, 1, 2, names).items():
         for lead in (1, 3):
             assert np.array_equal(found[lead]["vector"], found[lead + 1]["vector"]), name
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("source", ["sampler", "file"])
+def test_what_a_dead_group_had_leased_goes_to_the_others(source, tmp_path):
+    """Groups of 2 on 7 ranks; one rank of the last group is killed within an epoch."""
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH ends the job")
+    args = [str(tmp_path), source, "6"]
+    done = mpiexec(7, PROGRAMS / "torch_group_leases.py", *args, timeout_s=100, options=["--with-ft", "ulfm"])
+    assert done.returncode == 0, done.stderr
+    assert "rank 5 ends, because rank 6 of its group has died" in done.stderr
+    found = [np.load(tmp_path / f"rank{rank}.npz") for rank in range(1, 5)]
+    rows = 101 // 2 * 2
+    for epoch in range(3):
+        shares = [one[f"epoch{epoch}"].tolist() for one in found]
+        dealt = [sample for one in shares for sample in one]
+        assert len(dealt) == len(set(dealt))
+        assert len(shares[0]) == len(shares[1])
+        assert len(shares[2]) == len(shares[3])
+        # The dead group has used up some leases of the epoch in which it died, and nothing after it.
+        assert len(dealt) == rows if epoch == 2 else len(dealt) <= rows
