@@ -321,10 +321,20 @@ class MemoryWorld:
 class MemoryPart(MemoryWorld):
     """Some ranks of a cluster, renumbered from 0; it only opens endpoints and groups."""
 
-    def __init__(self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, cluster: MemoryCluster, world: MemoryWorld, ranks: Sequence[int], within: Hashable = ()
+    ) -> None:
         super().__init__(cluster, world.rank)
         self.rank, self.size = ranks.index(world.rank), len(ranks)
         self._world, self._ranks = world, tuple(ranks)
+        self._channel = (self._ranks, within) if within else self._ranks  # names what it opens
+        self._divided = 0  # how often
+
+    def part(self, ranks: Sequence[int]) -> MemoryPart:
+        """Return the world of these ranks, this one among them."""
+        self._divided += 1
+        within = (self._ranks, self._divided)
+        return MemoryPart(self._cluster, self._world, [self._ranks[rank] for rank in ranks], within)
 
     def reach(self, point: str) -> None:
         """Reach a named point of the program."""
@@ -333,14 +343,14 @@ class MemoryPart(MemoryWorld):
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
         """Open an endpoint (collective)."""
         self._opened += 1
-        channel = (self._ranks, self._opened)
+        channel = (self._channel, self._opened)
         return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)
 
     def group(self, ranks: Sequence[int], *, naps: bool) -> MemoryGroup:  # noqa: ARG002 - waits sleep anyway
         """Return the group of these ranks, this one among them, lead first."""
         self._groups += 1
         inside = [self._ranks[rank] for rank in ranks]
-        return MemoryGroup(self._cluster, self._world, ranks, inside, (self._ranks, self._groups))
+        return MemoryGroup(self._cluster, self._world, ranks, inside, (self._channel, self._groups))
 
     def revoke(self) -> None:
         """Do nothing: ranks open endpoints without waiting for each other."""

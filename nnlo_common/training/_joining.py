@@ -206,13 +206,8 @@ def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
 
 
 def _arrangement(world: RankWorld, servers: int, group_size: int | None) -> Arrangement:
-    """Return the arrangement of the ranks; refuse what no training can have yet."""
-    arrangement = Arrangement.of_training(world.size, servers=servers, group_size=group_size)
-    if arrangement.group_size > 1 and world.of_trial:
-        raise ConfigurationError(
-            f"group_size={arrangement.group_size} in a trial of a search is not possible yet; leave it out"
-        )
-    return arrangement
+    """Return the arrangement of the ranks."""
+    return Arrangement.of_training(world.size, servers=servers, group_size=group_size)
 
 
 def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:

@@ -89,7 +89,7 @@ def held_out(
 
 
 def shared(
-    args: tuple[Any, ...], options: Mapping[str, Any], servers: int
+    args: tuple[Any, ...], options: Mapping[str, Any], servers: int, group_size: int | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `fit` with this rank's part of the samples."""
     given = _given(args, options)
@@ -100,7 +100,7 @@ def shared(
         )
     if not given:
         return args, dict(options)
-    parts = shard(*given.values(), servers=servers)
+    parts = shard(*given.values(), servers=servers, group_size=group_size)
     parts = parts if len(given) > 1 else (parts,)
     return _put(args, options, dict(zip(given, parts, strict=True)))
 

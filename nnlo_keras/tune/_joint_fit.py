@@ -52,17 +52,12 @@ def fit_together(
             f"with a plain {found}; wrap it there, e.g. nnlo_keras.Downpour({found}(...)), or give MPITuner "
             'distribute="downpour", or block_size=1'
         )
-    if wrapper.grouped:
-        raise _Fatal(
-            f"build() returns a model with a {type(wrapper).__name__} for groups of ranks (group_size above "
-            "1, or servers=0), which is not possible in a trial of a search yet; leave both out"
-        )
     callbacks = options["callbacks"]
     if not any(isinstance(one, Distribute) for one in callbacks):
         callbacks = [*callbacks, Distribute()]
     _share_history(model, world)
     options = {**options, "callbacks": callbacks}
-    return shared(args, options, wrapper.servers) if shard else (args, options)
+    return shared(args, options, wrapper.servers, wrapper.group_size) if shard else (args, options)
 
 
 def _share_history(model: Any, world: RankWorld) -> None:

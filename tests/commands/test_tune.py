@@ -348,11 +348,23 @@ def test_uneven_layouts_are_refused_with_the_arithmetic():
         BlockLayout.of(ranks(5), 2, 1).check(settings)
 
 
-@pytest.mark.parametrize("ranks_of", [{"servers": Given("0")}, {"group_size": Given("2")}])
-def test_groups_in_trials_are_refused_before_the_search(ranks_of):
-    settings = settings_of({**GIVEN, **ranks_of})
-    with pytest.raises(ConfigurationError, match="trials cannot have groups of ranks yet"):
-        BlockLayout.of(ranks(4), None, 1).check(settings)
+@pytest.mark.parametrize(
+    ("size", "ranks_of", "told", "refused"),
+    [
+        (4, {"servers": Given("0")}, "1 block of 3 together", ""),
+        (4, {"group_size": Given("2")}, "1 block of 1 serving and 2 training in groups of 2", ""),
+        (5, {"group_size": Given("2")}, "", "3 worker ranks, which is not a multiple of group_size=2"),
+        (5, {"servers": Given("0"), "group_size": Given("2")}, "", "makes 2 workers without a server"),
+    ],
+)
+def test_groups_in_trials_fit_the_block_or_are_refused_before_the_search(size, ranks_of, told, refused):
+    settings, layout = settings_of({**GIVEN, **ranks_of}), BlockLayout.of(ranks(size), None, 1)
+    if refused:
+        with pytest.raises(ConfigurationError, match=refused):
+            layout.check(settings)
+        return
+    layout.check(settings)
+    assert layout.summary(settings.servers, 1, settings.group_size) == f"1 coordinator, {told}"
 
 
 @pytest.mark.parametrize(

@@ -766,15 +766,6 @@ def test_several_optimizers_are_refused():
         on_ranks(2, program)
 
 
-def test_a_search_with_keras_tuner_is_refused():
-    pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
-    from nnlo_keras.tune._joint_fit import fit_together
-
-    model = cases.compiled(cases.dense(), wrapped(group_size=2))
-    with pytest.raises(ConfigurationError, match="not possible in a trial of a search yet; leave both out"):
-        fit_together(model, None, (X, Y), {"callbacks": []}, block_size=3, shard=True)
-
-
 def test_a_wrapper_for_groups_is_saved_with_its_options():
     optimizer = wrapped("EASGD", group_size=2, servers=2)
     again = nk.EASGD.from_config(optimizer.get_config())

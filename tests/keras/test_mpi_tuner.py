@@ -40,6 +40,14 @@ def test_rounds_of_hyperband_go_on_from_their_checkpoints_and_folds_train_side_b
     assert "'val_loss of fold 2'" in folds[1]
 
 
+@pytest.mark.extended
+def test_trials_train_in_groups():
+    grid, evolutionary, hyperband = lines("grouped")
+    assert "6 trials, ['COMPLETED', 'FAILED']" in grid
+    assert "6 trials, ['COMPLETED']" in evolutionary
+    assert "['COMPLETED']" in hyperband
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("ranks", "times"),

@@ -23,12 +23,12 @@ class Fault(Exception):
     pass
 
 
-def objective(trial, fail=lambda number, role, step: None, lag=0, size=1):
+def objective(trial, fail=lambda number, role, step: None, lag=0, size=1, **layout):
     torch.manual_seed(trial.seed)
     lr = trial.suggest_float("lr", 1e-3, 0.3, log=True)
     model = torch.nn.Linear(1, 1)
     model.padding = torch.nn.Parameter(torch.zeros(size))  # so that messages may be long
-    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=lr), lag=lag)
+    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=lr), lag=lag, **layout)
     loader = torch.utils.data.DataLoader(DATA, batch_size=8, sampler=nt.ShardSampler(DATA))
     for epoch in range(2):
         fail(trial.number, optimizer.role, -1)
@@ -67,14 +67,18 @@ def plain():
     assert study.best_value < 2  # untrained it is 2.3 and more
 
 
-def faulty(role, size, lag):
+def faulty(role, size, lag, block_size=2, **layout):
     def fail(number, here, step):
         if number == 1 and here == role and step == (-1 if role == "server 0" else 2):
             raise Fault("in the middle")
 
     study = unpruned()
     nt.optimize(
-        study, lambda trial: objective(trial, fail, lag, size), n_trials=3, block_size=2, sampler="random"
+        study,
+        lambda trial: objective(trial, fail, lag, size, **layout),
+        n_trials=3,
+        block_size=block_size,
+        sampler="random",
     )
     states = told(study, f"{role}, {size} numbers, lag {lag}")
     assert states == ["COMPLETE", "FAIL", "COMPLETE"]
@@ -85,6 +89,15 @@ def faults():
     for role in ("server 0", "worker 0"):
         faulty(role, 1, 0)
         faulty(role, 200_000, 1)
+
+
+def grouped():
+    """A rank fails while the others of its group wait for it; long messages and exchanges under way."""
+    for role, size in (("lead", 1), ("worker 0, member 1", 200_000)):
+        faulty(role, size, 0, servers=0)
+    if launched().size == 7:
+        for role in ("server 0", "worker 0", "worker 0, member 1"):
+            faulty(role, 200_000, 1, 3, group_size=2)
 
 
 def many():
@@ -147,6 +160,7 @@ def searchers():
 CASES = {
     "plain": plain,
     "faults": faults,
+    "grouped": grouped,
     "many": many,
     "pruned": pruned,
     "lockstep": lockstep,

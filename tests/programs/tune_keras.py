@@ -103,7 +103,7 @@ ORACLES = {
 }
 
 
-def tuner(kind, block_size=2, folds=1):
+def tuner(kind, block_size=2, folds=1, **layout):
     """A search, and the models of the best trial on all ranks."""
     folder = launched().gather_text(tempfile.mkdtemp() if launched().rank == 0 else "")[0]
     oracle = ORACLES[kind]()
@@ -113,7 +113,7 @@ def tuner(kind, block_size=2, folds=1):
         oracle,
         block_size=block_size,
         folds=folds,
-        distribute=nk.Downpour,
+        distribute=lambda optimizer: nk.Downpour(optimizer, **layout),
         directory=folder,
         project_name="search",
         **own,
@@ -139,5 +139,9 @@ for name in sys.argv[1:]:
     elif name == "folds":
         tuner("evolutionary", 4, 2)
         tuner("evolutionary", 4, 3)
+    elif name == "grouped":
+        tuner("grid", servers=0)
+        tuner("evolutionary", 4, servers=0)
+        tuner("hyperband", 4, 1, group_size=3)
     else:
         tuner(name)

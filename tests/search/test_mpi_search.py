@@ -16,17 +16,22 @@ PROGRAM = PROGRAMS / "tune_all.py"
 pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("torch"), pytest.mark.timeout(120)]
 
 
-def lines(*cases):
-    done = mpiexec(5, PROGRAM, *cases, timeout_s=100)
+def lines(*cases, ranks=5):
+    done = mpiexec(ranks, PROGRAM, *cases, timeout_s=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_torch_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
-    plain, pruned, *faulty, _ = lines("plain", "pruned", "faults", "lockstep", "searchers")
+    plain, pruned, *faulty, _ = lines("plain", "pruned", "faults", "grouped", "lockstep", "searchers")
     assert plain.startswith("plain: ['COMPLETE', 'COMPLETE', 'COMPLETE', 'COMPLETE'")
     assert "PRUNED" in pruned
-    assert len(faulty) == 4
+    assert len(faulty) == 6
+
+
+@pytest.mark.extended
+def test_a_failed_rank_of_a_group_costs_one_trial_only():
+    assert len(lines("grouped", ranks=7)) == 5
 
 
 @pytest.mark.extended

@@ -143,6 +143,26 @@ def started(ranks, *words, timeout_s=60):
 
 @pytest.mark.extended
 @pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("layout", "told_of"),
+    [
+        (["--group-size", "2"], "2 blocks of 1 serving and 2 training in groups of 2"),
+        (["--servers", "0"], "2 blocks of 3 together"),
+    ],
+)
+def test_trials_train_in_groups(layout, told_of):
+    words = ["--block-size", "3", "--num-iterations", "3", "--prune", "median", "--run", "s", *layout]
+    done = started(7, *words)
+    assert done.returncode == 0, done.stderr
+    assert told_of in done.stdout
+    found = searched("s")
+    assert found["blocks"] == [[1, 2, 3], [4, 5, 6]]
+    assert {trial["state"] for trial in found["trials"]} <= {"complete", "pruned"}
+    assert found["trials"][0]["state"] == "complete"
+
+
+@pytest.mark.extended
+@pytest.mark.mpi
 def test_five_ranks_search_in_two_folds_side_by_side():
     done = started(5, "--n-fold", "2", "--num-iterations", "3", "--prune", "median", "--run", "s")
     assert done.returncode == 0, done.stderr

@@ -34,6 +34,9 @@ class Mail(Protocol):
 class PartWorld(RankWorld, Protocol):
     """A subset of the ranks of another world."""
 
+    def part(self, ranks: Sequence[int]) -> PartWorld:
+        """Return the world of these ranks, this one among them, renumbered from 0 (collective over them)."""
+
     def revoke(self) -> None:
         """End every collective wait of these ranks with an error, because one of them is dead."""
 

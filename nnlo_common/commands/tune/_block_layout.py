@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
 from nnlo_common.commands.train._settings import Settings
@@ -52,14 +51,17 @@ class BlockLayout:
 
     def check(self, settings: Settings) -> None:
         """Refuse a training that does not fit the ranks of a block."""
-        if settings.servers == 0 or settings.group_size not in (None, 1):
-            raise ConfigurationError(
-                "trials cannot have groups of ranks yet: leave --servers 0 and --group-size out"
-            )
-        if self.cell_size > 1:
-            arrangement = Arrangement(blocks=len(self.blocks), folds=self.parallel, servers=settings.servers)
-            arrangement.check(1 + sum(map(len, self.blocks)))
-            settings.rule().check(self.cell_size - settings.servers, settings.servers)
+        if self.cell_size == 1:
+            return
+        servers, group_size = settings.servers, settings.group_size or 1
+        if servers == 0:
+            Arrangement.of_training(self.cell_size, servers=0, group_size=settings.group_size)
+            return
+        arrangement = Arrangement(
+            blocks=len(self.blocks), folds=self.parallel, servers=servers, group_size=group_size
+        )
+        arrangement.check(1 + sum(map(len, self.blocks)))
+        settings.rule().check((self.cell_size - servers) // group_size, servers)
 
     def block_of(self, rank: int) -> int:
         """Return the number of a rank's block; 0 for ranks outside all blocks."""
@@ -79,12 +81,14 @@ class BlockLayout:
                 return block[start : start + self.cell_size]
         return (rank,)
 
-    def summary(self, servers: int, folds: int) -> str:
+    def summary(self, servers: int, folds: int, group_size: int | None = None) -> str:
         """Return a description in one line."""
         if not self.blocks:
             return "one process trains trial after trial"
         size = self.cell_size
-        cell = "1 rank alone" if size == 1 else f"{servers} serving and {size - servers} training"
+        groups = f" in groups of {group_size}" if servers and (group_size or 1) > 1 else ""
+        cell = f"{servers} serving and {size - servers} training{groups}" if servers else f"{size} together"
+        cell = "1 rank alone" if size == 1 else cell
         several = f" {self.parallel} folds, each" if self.parallel > 1 else ""
         serial = ", fold after fold" if folds > self.parallel else ""
         count = len(self.blocks)

@@ -97,8 +97,8 @@ class SearchRun(RankCommand):
             began_s=self._began_s,
         )
         speaker = "alone" if self._job.speaks else "worker"
-        servers = self.request.draft().servers
-        told = self.layout.summary(servers, self.request.search.n_fold)
+        draft = self.request.draft()
+        told = self.layout.summary(draft.servers, self.request.search.n_fold, draft.group_size)
         say(speaker, f"nnlo tune: {told}; {self.folder}")
         try:
             return search(self._job, facts, self._path, self.framework, self._found)

@@ -43,14 +43,15 @@ def run_block(channel: RankChannel, ranks: DivisibleWorld, objective: Objective)
         try:
             part = parts.of(order)
         except PeerLostError as lost:  # the coordinator sees the death itself
-            channel.tell_partners(RunOutcome(order.run, "freed", (), str(lost), "", ()))
+            channel.tell_partners(RunOutcome(order.run, "freed", (), str(lost), "", (), ()))
             continue
         world = BlockWorld(part, channel)
         where = f"on rank {world.rank} of the block, host {world.host}:\n"
         with within(world):
             ending = attempt(order, BlockLink(channel, world), objective, end=world.end, where=where)
         patience_s = _LEAVING_S if ending.failure == _LEFT else 0.0
-        outcome = RunOutcome(order.run, ending.state, ending.values, ending.error, ending.failure, world.sent)
+        found = ending.state, ending.values, ending.error, ending.failure
+        outcome = RunOutcome(order.run, *found, world.sent, world.grouped)
         problem = (ending.error.strip() or outcome.state).splitlines()[-1]
         alarm = Alarm(order.run, f"has ended the trial: {problem}", world.gathered)
         outcomes = _settle(channel, world, outcome, alarm, patience_s)
@@ -173,7 +174,10 @@ def _settle(
             outcomes[found[0]] = found[1]
         if len(outcomes) < world.size:
             channel.take_in(_DRAIN_PAUSE_S)
-    while not world.drained({rank: outcomes[rank].sent for rank in outcomes.keys() - channel.lost}):
+    while not all(
+        world.drained(rank, outcomes[rank].sent, outcomes[rank].grouped)
+        for rank in outcomes.keys() - channel.lost
+    ):
         world.drain()
         channel.take_in(0)
     return [outcomes[rank] for rank in sorted(outcomes)]

@@ -2,6 +2,7 @@
 
     launched() ─► BlockWorld ─► open() ─► _BlockEndpoint ─► the transport's own endpoint
                      │                      └ checks for alarms, counts messages
+                     ├ group() ─► EndpointGroup, on a _BlockEndpoint of its ranks
                      └ gather_text() uses mail, because no alarm can interrupt a collective call of MPI
 
 At the end of a trial all ranks exchange how many messages they sent through each endpoint. Before a rank
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
+from nnlo_common.cluster.transport._endpoint_group import EndpointGroup, group_links
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import PartWorld
 from nnlo_common.protocol import Event, Message, Received
@@ -51,6 +53,7 @@ class BlockWorld:
         self.gathered = 0
         self._texts: dict[int, dict[int, str]] = defaultdict(dict)  # by gathering and rank
         self._endpoints: list[_BlockEndpoint] = []
+        self._groups: dict[int, tuple[PartWorld, _BlockEndpoint]] = {}  # by the gathering before each
         self._last_calls: list[Callable[[], object]] = []
         self._before_meeting: list[Callable[[], object]] = []
         self._engaged = self._revoked = False
@@ -77,15 +80,18 @@ class BlockWorld:
         # All ranks pass a gathering or none does, so none is missing when the transport opens an endpoint:
         # no alarm can interrupt that.
         self.gather_text("")
-        endpoint = _BlockEndpoint(self._ranks.open(links), self._channel, self.size)
+        endpoint = _BlockEndpoint(self._ranks.open(links), self._channel, range(self.size), self.size)
         self._endpoints.append(endpoint)
         return endpoint
 
     def group(self, ranks: Sequence[int], *, naps: bool) -> Group:  # noqa: ARG002 - as in every world
-        """Refuse: no alarm can interrupt the collective calls of a group."""
-        raise ConfigurationError(
-            "the trials of a search cannot train in groups; leave group_size= out in the objective"
-        )
+        """Return the group of these ranks, this one among them, lead first (collective over them)."""
+        # The ranks of a training have all passed the gathering of its facts, so none is missing here.
+        part = self._ranks.part(ranks)
+        links = group_links(part.rank, part.size)
+        endpoint = _BlockEndpoint(part.open(links), self._channel, ranks, self.size)
+        self._groups[self.gathered] = part, endpoint
+        return EndpointGroup(endpoint, part.rank, ranks)
 
     def engage(self) -> Callable[[], None]:
         """Refuse a second training at the same time; the search itself handles this rank's exit."""
@@ -153,9 +159,14 @@ class BlockWorld:
         """How many messages this rank sent through each endpoint to each rank of the block."""
         return tuple(tuple(endpoint.sent) for endpoint in self._endpoints)
 
+    @property
+    def grouped(self) -> tuple[tuple[int, ...], ...]:
+        """The same for the endpoints of its groups, each after the number of the gathering before it."""
+        return tuple((turn, *endpoint.sent) for turn, (_, endpoint) in self._groups.items())
+
     def drain(self) -> None:
         """Receive and drop what has arrived at the open endpoints."""
-        for endpoint in self._endpoints:
+        for endpoint in self._every_endpoint():
             endpoint.drain()
 
     def revoke(self) -> None:
@@ -164,29 +175,40 @@ class BlockWorld:
             self._revoked = True
             self._ranks.revoke()
 
-    def drained(self, sent: Mapping[int, Sequence[Sequence[int]]]) -> bool:
-        """Return whether all messages have arrived; `sent` is what each rank reports as sent."""
-        for index, endpoint in enumerate(self._endpoints):
-            for peer, counts in sent.items():
-                opened = index < len(counts) and not endpoint.closed
-                if opened and endpoint.received[peer] < counts[index][self.rank]:
-                    return False
-        return True
+    def drained(self, peer: int, sent: Sequence[Sequence[int]], grouped: Sequence[Sequence[int]]) -> bool:
+        """Return whether all messages of a rank have arrived; `sent` and `grouped` are what it reports."""
+        pairs = [*zip(self._endpoints, sent, strict=False)]
+        pairs += [(self._groups[turn][1], counts) for turn, *counts in grouped if turn in self._groups]
+        return all(
+            endpoint.closed or endpoint.received[peer] >= counts[self.rank] for endpoint, counts in pairs
+        )
 
     def close(self) -> None:
         """Close what is still open; no message may be under way."""
         self._last_calls.clear()
         self._before_meeting.clear()
-        for endpoint in self._endpoints:
+        for endpoint in self._every_endpoint():
             if not endpoint.closed:
                 endpoint.close()
+        for part, _ in self._groups.values():
+            part.close()
+
+    def _every_endpoint(self) -> list[_BlockEndpoint]:
+        return [*self._endpoints, *(endpoint for _, endpoint in self._groups.values())]
 
 
 class _BlockEndpoint:
-    """An endpoint of the transport that checks for alarms in every receive, waiting or not."""
+    """An endpoint of the transport that checks for alarms in every receive, waiting or not.
 
-    def __init__(self, endpoint: Endpoint, channel: RankChannel, size: int) -> None:
-        self._endpoint, self._channel = endpoint, channel
+    Args:
+        endpoint: the transport's own.
+        channel: this rank's channel to its partners.
+        ranks: the numbers of its ranks in the block.
+        size: the number of ranks of the block.
+    """
+
+    def __init__(self, endpoint: Endpoint, channel: RankChannel, ranks: Sequence[int], size: int) -> None:
+        self._endpoint, self._channel, self._ranks = endpoint, channel, ranks
         self.sent, self.received = [0] * size, [0] * size
         self.closed = False
         self._looked_s = time.monotonic()
@@ -196,7 +218,7 @@ class _BlockEndpoint:
     ) -> None:
         for _ in parts or ():
             pass  # a message that an alarm may leave behind is sent whole
-        self.sent[peer] += 1
+        self.sent[self._ranks[peer]] += 1
         self._endpoint.send(peer, message, frame)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
@@ -236,5 +258,5 @@ class _BlockEndpoint:
 
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Received):
-            self.received[event.message.sender] += 1
+            self.received[self._ranks[event.message.sender]] += 1
         return event

@@ -257,6 +257,7 @@ class RunOutcome(SearchMessage):
         error: the error.
         failure: as in `Done`.
         sent: how many messages it sent through each endpoint to each rank of the block.
+        grouped: the same for the endpoint of each of its groups, after the number of the gathering before it.
     """
 
     state: str
@@ -264,6 +265,7 @@ class RunOutcome(SearchMessage):
     error: str
     failure: str
     sent: tuple[tuple[int, ...], ...]
+    grouped: tuple[tuple[int, ...], ...]
 
 
 _KINDS = [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, SearchMessage)]
