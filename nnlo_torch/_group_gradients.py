@@ -86,12 +86,18 @@ class GroupGradients:
             self._begin(self._buckets)
             self._buckets.notice(index)
 
+    def _reach_all(self) -> None:
+        """Take the gradients of all optimizers of the training, whichever stepped last: backward passes do."""
+        self._flat_model.chosen = range(len(self._flat_model.tensors))
+
     def _begin(self, buckets: Buckets) -> None:
         if not buckets.begun:
+            self._reach_all()
             buckets.begin(self._weight(), self._samples())
 
     def _make(self) -> None:
         self._queued, self._made = False, True
+        self._reach_all()
         if self._buckets is None:
             self._flat_model.collect()
             self._group.mean(self._flat_model.gradient.vector, self._weight(), self._samples())

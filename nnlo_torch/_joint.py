@@ -167,11 +167,6 @@ class JointTraining:
                 "of one training must be of one kind with the same options. If the other one is over, call "
                 "optimizer.close() on its wrapper first"
             )
-        if self.servers == 0 or self.group_size not in (None, 1):
-            raise collective(
-                "a training with several optimizers cannot have groups (servers=0 or group_size above 1) "
-                "yet; leave both out, or call optimizer.close() on the first wrapper if its training is over"
-            )
         if name in _ONE_ONLY:
             raise collective(
                 f"a training with several optimizers cannot use {name}: {_ONE_ONLY[name]}; use Downpour, "

@@ -88,8 +88,8 @@ def _group_gradients(joint: JointTraining, group: GroupRank, flat_model: FlatMod
         training = held()
         assert training is not None  # its wrapper runs the loop
         samples = training.step_weights.gradient()
-        set_by_user: float | None = training.members[0].weight
-        return samples if set_by_user is None else set_by_user
+        set_by_user = (float(one.weight) for one in training.members if one.weight is not None)
+        return next(set_by_user, samples)
 
     def samples() -> int:
         training = held()

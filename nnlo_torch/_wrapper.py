@@ -222,10 +222,10 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if len(joint.members) > 1:
-            self._take_turn()
         if joint.group_gradients is not None:
             joint.group_gradients.settle()
+        if len(joint.members) > 1:
+            self._take_turn()
         team.shown.take_changes()
         samples = joint.step_weights.step()
         team.step(samples if self._weight is None else self._weight, self._change_gradient)

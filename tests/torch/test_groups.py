@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnlo_common import ConfigurationError
 from nnlo_common.data import epoch_order, share
 from tests.helpers.threads import on_ranks
 
@@ -437,15 +436,3 @@ def test_servers_hear_of_the_samples_of_whole_groups():
     found = on_ranks(5, program)
     assert [samples for samples, _ in found] == [40, 10, 10, 10, 10]
     assert {mean for _, mean in found} == {sum(r * (1 + r) for r in range(5)) / 15}
-
-
-# --- what groups cannot have yet ---------------------------------------------------------------------------
-
-
-def test_several_wrappers_are_refused_by_name():
-    def two(world):
-        _kept = wrapped(world, servers=0)
-        wrapped(world, servers=0)
-
-    with pytest.raises(ConfigurationError, match="several optimizers cannot have groups"):
-        on_ranks(2, two)

@@ -35,9 +35,11 @@ def sgd_of(model, lr=0.05):
 class Pair:
     """A generator and a critic, and what moves them."""
 
+    between = torch.nn.BatchNorm1d
+
     def __init__(self, wrap=lambda one, **options: one, make=adam_of, dtype=torch.float32, **options):
         self.generator = cases.initialised(
-            torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
+            torch.nn.Sequential(torch.nn.Linear(2, 8), self.between(8), torch.nn.Linear(8, 5))
         ).to(dtype)
         self.critic = cases.initialised(
             torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -61,9 +63,9 @@ class Pair:
         (-self.critic(self.generator(noise)).mean()).backward()
         self.of_generator.step()
 
-    def both_at_once(self, index):
+    def both_at_once(self, index, size=BATCH):
         """Both backward passes come before both steps: one step must not disturb the other's gradients."""
-        noise = X[BATCH * index :][:BATCH, :2].to(self.dtype)
+        noise = X[size * index :][:size, :2].to(self.dtype)
         self.of_critic.zero_grad()
         self.of_generator.zero_grad()
         score = self.critic(self.generator(noise)).square().mean()
@@ -506,3 +508,48 @@ def test_alone_a_wrapper_that_is_not_used_any_more_is_freed_at_once():
         assert gone() is None
     finally:
         gc.enable()
+
+
+# -- in groups ----------------------------------------------------------------------------------------
+
+
+class WithoutStatistics(Pair):
+    """Its means over the batch are no part of the network."""
+
+    between = torch.nn.Softplus
+
+
+@pytest.mark.parametrize("how", ["batch", "both_at_once"])
+@pytest.mark.parametrize(
+    ("k", "name", "options"),
+    [
+        (2, "Synchronous", {"servers": 0}),
+        (3, "Downpour", {"servers": 0}),
+        (2, "Downpour", {"group_size": 2}),
+        (3, "DynSGD", {"group_size": 3}),
+        (2, "EASGD", {"group_size": 2, "every": 10**6}),
+    ],
+)
+def test_a_group_makes_the_steps_of_one_process_with_the_large_batch(k, name, options, how):
+    """The generator's backward pass leaves gradients of the critic behind, which no step may use."""
+    batches, size = 4, 4
+
+    def program(world):
+        pair = WithoutStatistics(getattr(nt, name), sgd_of, world=world, **options)
+        for _ in range(EPOCHS):
+            for index in nt.ShardSampler(range(k * batches), shuffle=False, optimizer=pair.of_critic):
+                getattr(pair, how)(index, size)
+        pair.of_generator.close()
+        return pair.values()
+
+    expected = WithoutStatistics(make=sgd_of)
+    begun = expected.values()
+    for _ in range(EPOCHS):
+        for index in range(batches):
+            getattr(expected, how)(index, k * size)
+    _, *found = on_ranks(options.get("servers", 1) + k, program)
+    for values in found:
+        assert cases.same(values, found[0])
+        pairs = list(zip(values, expected.values(), begun, strict=True))
+        assert all(torch.allclose(one, other, rtol=1e-4, atol=2e-6) for one, other, _ in pairs)
+        assert any(not torch.allclose(one, before, atol=1e-4) for one, _, before in pairs)
