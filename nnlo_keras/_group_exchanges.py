@@ -39,11 +39,6 @@ def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper]) -> None:
     steps = BatchSizes.of(model, steps_matter=False).per_execution
     if len(wrappers) > 1:
         found = f"this model has {len(wrappers)} wrapped optimizers, but a training in groups can have one"
-    elif isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
-        found = (
-            "a LossScaleOptimizer is around the wrapper, as the policy mixed_float16 puts it there, but the "
-            "ranks of a group would skip different steps; use mixed_bfloat16 or float32"
-        )
     elif steps > 1:
         found = (
             f"compile() was given steps_per_execution={steps}, but the mean over the group is made after "
@@ -112,6 +107,10 @@ class GroupExchanges(Exchanges):
         assert team.member.group is not None  # callers check it
         self._group: GroupRank = team.member.group
         self._wrapper, self._model = wrapper, model
+        self._marks = weights.gradient.layout.marks()
+        # The policy mixed_float16 puts it around the wrapper.
+        scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._scaler: Any = model.optimizer if scales else None
         self._runs_together = team.member.servers == 0
         # `_weight` is the number of samples of this epoch, which checkpoints keep.
 
@@ -155,6 +154,8 @@ class GroupExchanges(Exchanges):
         self._team.take(1)
         samples = self._sizes.samples(first, 1)
         self._weight += samples
+        if self._scaler is not None and self._overflown():
+            return
         if self._wrapper.steps_workers:
             self._weights.absorb_changes()  # by other callbacks
             self._weights.collect()
@@ -165,6 +166,21 @@ class GroupExchanges(Exchanges):
             self._weights.synchronise()
             self._wrapper.inner_optimizer.iterations.assign_add(1)
         self._rates.receive()
+
+    def _overflown(self) -> bool:
+        """Drop the batch on all ranks if a rank's gradient was not finite, which has skipped its step."""
+        self._weights.collect()
+        made = bool(self._weights.gradient.vector[self._marks].any())
+        self._weights.synchronise()
+        scale = float(keras.ops.convert_to_numpy(self._scaler.dynamic_scale))
+        ranks = self._group.compare(made, scale)
+        if ranks[:, 0].all():
+            return False
+        # As in a process alone after such a batch; a rank without it may even have raised its scale.
+        self._scaler.dynamic_scale.assign(float(ranks[:, 1].min()))
+        self._scaler.step_counter.assign(0)
+        self._weights.clear()
+        return True
 
     def agree(self) -> None:
         """Stop together if a callback on any rank of the group has stopped, with the lead's learning rate."""

@@ -174,6 +174,10 @@ class GroupRank:
             "Look at the loss and the data there; a smaller learning rate or clipping may help"
         )
 
+    def compare(self, first: float, second: float) -> npt.NDArray[np.float64]:
+        """Return two values of all ranks, a row for each (collective)."""
+        return self.meet(Meeting.AGREE, first, second)
+
     def agree(self, *, stop: bool, rate: float) -> tuple[bool, float]:
         """Return whether any rank of the group wants to stop, and the lead's learning rate (collective)."""
         everyone = self.meet(Meeting.AGREE, stop, rate)

@@ -160,6 +160,41 @@ def test_a_local_optimizer_steps_with_the_mean_without_the_scale_of_the_loss():
     assert np.array_equal(found[1][0], found[2][0])
 
 
+@pytest.mark.parametrize(("name", "servers"), [("Synchronous", 0), ("Downpour", 1), ("EASGD", 1)])
+def test_a_batch_that_overflows_on_one_rank_is_dropped_by_all(name, servers):
+    """As in a process alone, whose large batch has the sample; all scales stay equal."""
+    start, options = start_of(), WRAPPERS[name]
+    x = X.copy()
+    x[[9, 38]] = np.inf  # in the middle of growing, and on another rank
+
+    def ended(optimizer, data, callbacks=(), **fitted):
+        scaled = o.LossScaleOptimizer(optimizer, initial_scale=4.0, dynamic_growth_steps=3)
+        model = cases.dense()
+        model.set_weights(start)
+        trained(model, scaled, data, callbacks, **fitted)
+        return flat(model), float(scaled.dynamic_scale), int(scaled.step_counter)
+
+    def program(world):
+        layout = {"servers": servers, "group_size": 2}
+        data = nk.shard(x, Y, world=world, **layout)
+        return ended(wrapped(name, **layout, **options), data, [nk.Distribute(world=world)])
+
+    def single(world):
+        data = (x[:1], Y[:1]) if world.rank == 0 else (x[:52], Y[:52])
+        return ended(wrapped(name, **options), data, [nk.Distribute(world=world)], batch_size=2 * BATCH)
+
+    first, second = on_ranks(servers + 2, program)[servers:]
+    if servers:
+        _, expected = on_ranks(2, single)
+    else:
+        expected = ended(OPTIMIZERS["sgd"](), (x[:52], Y[:52]), batch_size=2 * BATCH)
+    assert np.array_equal(first[0], second[0])
+    assert np.isfinite(first[0]).all()
+    assert first[1:] == second[1:] == expected[1:]
+    if name != "EASGD":  # whose exchanges, on a worker alone, count batches without a step, too
+        assert np.allclose(first[0], expected[0], **CLOSE)
+
+
 class Steps(k.Callback):
     """Notes the weights before each batch, that is after each step."""
 
@@ -689,19 +724,6 @@ def refused(text, size=2, *, servers=0, **options):
     callbacks = options.pop("callbacks", list)
     with pytest.raises(ConfigurationError, match=text):
         on_ranks(size, lambda world: train(world, start, wrapped(servers=servers), callbacks(), **options))
-
-
-def test_a_loss_scale_is_refused():
-    start = start_of()
-
-    def program(world):
-        scaled = o.LossScaleOptimizer(wrapped(servers=0))
-        model = cases.dense()
-        model.set_weights(start)
-        trained(model, scaled, (X, Y), [nk.Distribute(world=world)])
-
-    with pytest.raises(ConfigurationError, match="a LossScaleOptimizer is around the wrapper"):
-        on_ranks(2, program)
 
 
 def test_several_batches_an_execution_are_refused(monkeypatch):
