@@ -56,7 +56,7 @@ class LeadEndpoint:
         """Return the answer to a query; None after `timeout_s`. Replies wait until they are received."""
         event = self._endpoint.receive(timeout_s)
         if isinstance(event, Received) and event.message.shard != self._asking:
-            self._early.append(event)
+            self._early.append(event.whole())
             return None
         return event
 
