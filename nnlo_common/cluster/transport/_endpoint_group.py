@@ -86,13 +86,13 @@ class EndpointGroup:
                     self._endpoint.release(peer, frame)
             self._spread(piece)
 
-    def broadcast(self, data: npt.NDArray[np.uint8]) -> _Broadcast:
+    def broadcast(self, data: npt.NDArray[np.uint8]) -> _LeadCopy:
         """Begin to copy the lead's bytes into those of the others."""
         numbers = np.zeros(-(-data.size // 4), np.float32)
         if self.index == 0:
             numbers.view(np.uint8)[: data.size] = data
             self._spread(numbers)
-        return _Broadcast(self, numbers, data)
+        return _LeadCopy(self, numbers, data)
 
     def close(self) -> None:
         """Release its resources."""
@@ -150,7 +150,7 @@ class EndpointGroup:
         return True
 
 
-class _Broadcast:
+class _LeadCopy:
     """A broadcast under way."""
 
     def __init__(self, group: EndpointGroup, numbers: Vector, data: npt.NDArray[np.uint8]) -> None:
