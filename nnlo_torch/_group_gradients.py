@@ -87,7 +87,7 @@ class GroupGradients:
             self._buckets.notice(index)
 
     def _reach_all(self) -> None:
-        """Take the gradients of all optimizers of the training, whichever stepped last: backward passes do."""
+        """Take the gradients of all optimizers of the training, whichever has stepped last."""
         self._flat_model.chosen = range(len(self._flat_model.tensors))
 
     def _begin(self, buckets: Buckets) -> None:

@@ -140,6 +140,11 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         agree(world, plan)
         topology = Topology.plan(world.size, _arrangement(world, plan.servers, plan.group_size))
         cell = topology.cell_of(world.rank)
+        if world.of_trial and plan.all_reduce.name != "auto":
+            raise ConfigurationError(
+                f"all_reduce={plan.all_reduce.name!r} in a trial of a search: there the ranks of a group add "
+                "up gradients by messages, so that the trial can be broken off; leave all_reduce out"
+            )
         if cell.servers:
             plan.algorithm.check(len(cell.workers), len(cell.servers))
         parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
@@ -195,6 +200,8 @@ def _grouped(
     world: RankWorld, plan: TrainingPlan, ranks: Sequence[int], places: Sequence[Place], *, naps: bool
 ) -> GroupRank:
     group = world.group(ranks, naps=naps)
+    if world.of_trial:
+        return GroupRank(group)  # whose messages a trial can break off; no other way to add up can be
     one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
     reducer = plan.all_reduce.reducer(group, one_host=one_host)
     return GroupRank(group, reducer, plan.parameters.layout)

@@ -13,7 +13,7 @@ from tests.helpers.threads import flat, ranks
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 
-from nnlo_common import Participant
+from nnlo_common import ConfigurationError, Participant
 from nnlo_common.search import optimize
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -99,6 +99,21 @@ def test_a_rank_that_fails_in_a_step_costs_one_trial(role, case):
 
     expected = ["COMPLETE", "FAIL", "COMPLETE", "FAIL", "COMPLETE"]
     assert searched(7, 3, objective) == expected
+
+
+def test_other_ways_to_add_up_gradients_are_refused_in_a_trial():
+    said = []
+
+    def objective(trial):
+        try:
+            train("downpour", servers=0, all_reduce="shared")
+        except ConfigurationError as error:
+            said.append(str(error))
+        return 0.0
+
+    assert searched(3, 2, objective, trials=1) == ["COMPLETE"]
+    assert len(said) == 2
+    assert all("all_reduce='shared' in a trial of a search" in one for one in said)
 
 
 @pytest.mark.parametrize("layout", [{"group_size": 2}, {"servers": 0}])

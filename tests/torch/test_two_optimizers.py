@@ -524,7 +524,7 @@ class WithoutStatistics(Pair):
     ("k", "name", "options"),
     [
         (2, "Synchronous", {"servers": 0}),
-        (3, "Downpour", {"servers": 0}),
+        (3, "Downpour", {"servers": 0, "all_reduce": "thread"}),
         (2, "Downpour", {"group_size": 2}),
         (3, "DynSGD", {"group_size": 3}),
         (2, "EASGD", {"group_size": 2, "every": 10**6}),

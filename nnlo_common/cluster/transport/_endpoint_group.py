@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.base._errors import PeerLostError
+from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._flat_vector import Frame, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._group import Numbers
@@ -93,6 +93,17 @@ class EndpointGroup:
             numbers.view(np.uint8)[: data.size] = data
             self._spread(numbers)
         return _LeadCopy(self, numbers, data)
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it."""
+        self.gather(np.zeros(1))
+
+    def twin(self) -> EndpointGroup:
+        """Refuse: only one thread may use the endpoint."""
+        raise ConfigurationError("a second thread cannot add up gradients in a trial of a search")
+
+    def communicator(self) -> None:
+        """Return None: no call of a trial's group may be one that cannot be broken off."""
 
     def close(self) -> None:
         """Release its resources."""
