@@ -85,7 +85,7 @@ def test_a_block_runs_in_one_process(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = written(page, number, tmp_path)
     make_files(page, number, tmp_path)
-    done = alone(program, timeout_s=100, env=environment(program.read_text()))
+    done = alone(program, timeout_s=250 if page in LONG else 100, env=environment(program.read_text()))
     assert done.returncode == 0, done.stderr
 
 
