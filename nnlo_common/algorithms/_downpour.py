@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._rule import (
@@ -18,7 +16,7 @@ from nnlo_common.algorithms._rule import (
     WorkerRule,
     mean_of,
 )
-from nnlo_common.algorithms._vector_optimizer import Optimizer, VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
@@ -68,11 +66,6 @@ class DownpourWorker(WorkerRule):
         self.gathered = 0
         return self.sum.take() if self.n_push > 1 and not self.given_sums else gradient
 
-    def absorb(self, parameters: Vector, reply: Vector, parts: Iterable[slice]) -> None:
-        """x <- c, part by part."""
-        for part in parts:
-            self.incoming(parameters[part], reply[part])
-
     def rest(self, gradient: Vector) -> Ask | None:
         """Push the rest of a, and fetch."""
         if self.gathered:
@@ -100,15 +93,6 @@ class DownpourCenter(CenterRule):
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Step with the (only) contribution."""
         self.optimizer.step(self.center, mean_of(contributions))
-
-    def _answered(self, contribution: Contribution) -> Iterator[int]:
-        if type(self).apply is not DownpourCenter.apply or not isinstance(self.optimizer, Optimizer):
-            yield from super()._answered(contribution)
-            return
-        vector = contribution.vector
-        for part in self.optimizer.step_by_parts(self.center, vector):
-            np.copyto(vector[part], self.center[part])
-            yield part.stop
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
-from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, blocks
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
+
+_BLOCK = 32768  # numbers: a block of the centre and one of a contribution fit a second-level cache
 
 
 class ElasticWorker(WorkerRule):
@@ -37,11 +39,6 @@ class ElasticWorker(WorkerRule):
         """x <- x - E."""
         parameters -= reply
 
-    def absorb(self, parameters: Vector, reply: Vector, parts: Iterable[slice]) -> None:
-        """x <- x - E, part by part."""
-        for part in parts:
-            self.incoming(parameters[part], reply[part])
-
 
 class ElasticCenter(CenterRule):
     """c <- c + sum of E_i, with E_i = alpha (x_i - c) all taken at the old centre."""
@@ -56,22 +53,15 @@ class ElasticCenter(CenterRule):
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Replace each x by its E, so that both sides move by the same float32 numbers."""
-        for _ in self._moved([contribution.vector for contribution in contributions]):
-            pass
-
-    def _answered(self, contribution: Contribution) -> Iterator[int]:
-        return self._moved([contribution.vector])
-
-    def _moved(self, vectors: Sequence[Vector]) -> Iterator[int]:
-        """Do all of the arithmetic of a block before that of the next, while it is in the cache."""
-        for part in blocks(self.center.size):
+        vectors = [contribution.vector for contribution in contributions]
+        for start in range(0, self.center.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
             center, differences = self.center[part], [vector[part] for vector in vectors]
             for one in differences:
                 np.subtract(one, center, out=one)
                 np.multiply(one, self.alpha, out=one)
             for one in differences:
                 np.add(center, one, out=center)
-            yield part.stop
 
     def reply(self, vector: Vector) -> None:
         """Do nothing: `apply` has left the reply E in the vector."""

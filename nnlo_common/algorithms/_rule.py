@@ -13,13 +13,13 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer, blocks
+from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
@@ -129,20 +129,6 @@ class WorkerRule(Stateful, ABC):
         """
         np.copyto(parameters, reply)
 
-    def absorb(self, parameters: Vector, reply: Vector, parts: Iterable[slice]) -> None:
-        """Absorb a reply that still arrives; do as `incoming` does.
-
-        By default it waits for the whole reply. A rule that treats each coordinate by itself need not.
-
-        Args:
-            parameters: changed in place.
-            reply: the server's vector.
-            parts: yields each part of the reply once it is there, in order.
-        """
-        for _ in parts:
-            pass
-        self.incoming(parameters, reply)
-
     def commit(self, parameters: Vector, center: Vector) -> Vector:
         """Answer a granted lock: move the parameters and return the vector to add to the centre."""
         raise NotImplementedError(f"{type(self).__name__} never asks for the lock")
@@ -196,29 +182,6 @@ class CenterRule(Stateful, ABC):
         """Apply `contributions` and count the commit."""
         self.apply(contributions)
         self.clock += 1
-
-    def answer(self, contribution: Contribution) -> Iterator[int]:
-        """Commit one contribution and put the reply in its place, while a transport sends what is ready.
-
-        The result is that of `commit` and `reply`. The clock counts the commit at once; the numbers are
-        final when the iterator ends, so nothing may look at the centre before.
-
-        Returns:
-            an iterator that yields how many numbers of the reply are ready, again and again.
-        """
-        self.clock += 1
-        return self._answered(contribution)
-
-    def _answered(self, contribution: Contribution) -> Iterator[int]:
-        self.apply([contribution])
-        vector = contribution.vector
-        if type(self).reply is not CenterRule.reply:
-            self.reply(vector)
-            yield vector.size
-            return
-        for part in blocks(vector.size):
-            np.copyto(vector[part], self.center[part])
-            yield min(part.stop, vector.size)
 
     def configure(self, options: Vector) -> None:
         """Set the options of the centre's optimizer that a worker sent, if it is configurable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -14,9 +14,9 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._layout import Layout
 
-__all__ = ["Optimizer", "VectorOptimizer", "blocks", "descend", "described", "fitted", "is_vector"]
+__all__ = ["Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector"]
 
-_BLOCK = 32768  # values: two work rows and a block of each operand fit a second-level cache
+_BLOCK = 65536  # values: two work rows and a block of each operand fit a second-level cache
 
 
 @runtime_checkable
@@ -83,14 +83,6 @@ class Optimizer:
         Raises:
             ConfigurationError: an array or the learning rate is invalid; nothing changes then.
         """
-        for _ in self.step_by_parts(x, gradient):
-            pass
-
-    def step_by_parts(self, x: Vector, gradient: Vector) -> Iterator[slice]:
-        """Make one `step` part by part: yield each part of `x` once it has its new values.
-
-        The step is complete when the iterator ends; the parts are in order.
-        """
         self._check_number("learning_rate")
         both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
         if not (both and x.flags.writeable and not np.may_share_memory(x, gradient)):
@@ -103,7 +95,6 @@ class Optimizer:
         for part in self._parts(x.size):
             slots = [slot[part] for slot in self._slots.values()]
             self._update(x[part], gradient[part], slots, self._work[:, : x[part].size])
-            yield part
 
     def state(self) -> dict[str, Any]:
         """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""
@@ -134,7 +125,7 @@ class Optimizer:
 
     def _parts(self, size: int) -> list[slice]:
         """The blocks to work through, each small enough for the cache."""
-        return blocks(size)
+        return [slice(start, start + _BLOCK) for start in range(0, size, _BLOCK)]
 
     def _initial(self) -> dict[str, float]:
         return dict.fromkeys(self._names, 0.0)
@@ -179,16 +170,6 @@ def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimi
         owned = [segment for segment in layout.segments if segment.tied_to is None]
         fit([segment.size for segment in owned if place.start <= segment.offset < place.stop])
     return one
-
-
-def blocks(size: int) -> list[slice]:
-    """Cut a vector of `size` numbers into blocks that are small enough for the cache.
-
-    Example:
-        >>> blocks(40000)
-        [slice(0, 32768, None), slice(32768, 40000, None)]
-    """
-    return [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
 
 
 def descend(x: Vector, direction: Vector, rate: float, scratch: Vector) -> None:

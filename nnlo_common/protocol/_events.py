@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -15,20 +14,10 @@ __all__ = ["Action", "Compute", "Event", "Lost", "Received", "Release", "Send", 
 
 
 class Received(NamedTuple):
-    """Event: a message arrived in `frame`, which the machine owns until it returns a `Send` or `Release`.
-
-    If there are `parts`, its vector still arrives: they yield each part once it is there, in order.
-    """
+    """Event: a message arrived in `frame`, which the machine owns until it returns a `Send` or `Release`."""
 
     message: Message
     frame: Frame
-    parts: Iterable[slice] | None = None
-
-    def whole(self) -> Received:
-        """Wait for the rest of the message; return it as one that has arrived."""
-        for _ in self.parts or ():
-            pass
-        return Received(self.message, self.frame)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +28,11 @@ class Lost:
 
 
 class Send(NamedTuple):
-    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may be the request's.
-
-    If there are `parts`, the vector is still being worked out: they yield how many of its numbers are ready.
-    Whoever performs the action must exhaust them before the next event is handled.
-    """
+    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may be the request's."""
 
     rank: int
     message: Message
     frame: Frame | None = None
-    parts: Iterable[int] | None = None
 
 
 class Release(NamedTuple):

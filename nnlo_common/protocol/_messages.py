@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector
 
-__all__ = ["ONE_WAY", "PART", "REPLIES", "Kind", "Message", "decode", "encode"]
+__all__ = ["ONE_WAY", "REPLIES", "Kind", "Message", "decode", "encode"]
 
 
 class Kind(enum.IntEnum):
@@ -53,9 +53,6 @@ class Kind(enum.IntEnum):
     DROPPED = 17
     """Server: the worker was silent for too long, and the others continue without it."""
 
-
-#: A reply with more numbers than this may travel in parts of this many, while the server works out the rest.
-PART = 131072
 
 #: Requests that get no reply.
 ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
@@ -152,13 +149,12 @@ _HEADER = struct.Struct("<4sBBHIIQQQQdQ")
 _MAGIC = b"nnlo"
 _VERSION = 1
 _KINDS = {int(kind): kind for kind in Kind}
-_FLAGS_AT, _IN_PARTS = 6, 8  # the low byte of the flags in the header; the bit
 
 
-def encode(message: Message, frame: Frame, *, in_parts: bool = False) -> int:
+def encode(message: Message, frame: Frame) -> int:
     """Write the header of `message` into `frame` and return the number of bytes to send.
 
-    The vector must already be in the frame, unless it travels in parts.
+    The vector must already be in the frame.
     """
     size = 0 if message.vector is None else message.vector.size
     _HEADER.pack_into(
@@ -167,7 +163,7 @@ def encode(message: Message, frame: Frame, *, in_parts: bool = False) -> int:
         _MAGIC,
         _VERSION,
         message.kind,
-        message.stop | message.mark << 1 | message.pause << 2 | (_IN_PARTS if in_parts else 0),
+        message.stop | message.mark << 1 | message.pause << 2,
         message.sender,
         message.shard,
         message.sequence,
@@ -184,11 +180,6 @@ def announced(frame: Frame) -> int:
     """Return the number of values that the header in `frame` announces."""
     size: int = _HEADER.unpack(frame.header)[9]
     return size
-
-
-def comes_in_parts(frame: Frame) -> bool:
-    """Return whether only the first part of the message is in `frame`, and the others follow."""
-    return bool(frame.header[_FLAGS_AT] & _IN_PARTS)
 
 
 def decode(frame: Frame, received_bytes: int | None = None) -> Message:

@@ -36,7 +36,6 @@ class Server:
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
         rate: the learning rate that replies send to workers; 0: none.
-        in_parts: contributions may be answered while they are worked out; see `Send.parts`.
         pauses: pauses of all workers together; set `pauses.wanted` to request one.
         after_commit: called after each commit, before its replies are made; it may change the centre.
         handled: with `record`, the ranks whose requests were handled, in order. A replay needs only these
@@ -71,7 +70,6 @@ class Server:
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
         self.after_commit: Callable[[], object] | None = None
-        self.in_parts = False
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._dropped: dict[int, float] = {}  # after how long a silence
@@ -249,8 +247,6 @@ class Server:
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._waiting.contributions:
             # Fast path for asynchronous exchanges; the general path below does the same.
-            if self._may_answer_in_parts(event.message):
-                return [self._answer_in_parts(event)]
             self._apply([event])
             reply = self._reply_to_contribution(event)
             return [reply, *self._admit()] if self._waiting.joins else [reply]
@@ -402,36 +398,24 @@ class Server:
     # -- commits and replies --------------------------------------------------------------------------
 
     def _apply(self, events: list[Received]) -> None:
-        self.rule.commit([self._taken(event.message) for event in events])
+        clock = self.rule.clock
+        contributions = []
         for event in events:
-            self._count_commit(event.message.sender)
+            message = event.message
+            assert message.vector is not None  # refused() has seen to it
+            if (options := self.peers[message.sender].options) is not None:
+                self.rule.configure(options)
+            staleness = clock - message.pulled_at
+            contributions.append(Contribution(message.sender, message.vector, staleness, message.share))
+            self.staleness[staleness] += 1
+            self.peers[message.sender].staleness[staleness] += 1
+        self.rule.commit(contributions)
+        for event in events:
+            peer = self.peers[event.message.sender]
+            peer.commits += 1
+            peer.last_commit = self.rule.clock
         if self.after_commit is not None:
             self.after_commit()
-
-    def _taken(self, message: Message) -> Contribution:
-        assert message.vector is not None  # refused() has seen to it
-        if (options := self.peers[message.sender].options) is not None:
-            self.rule.configure(options)
-        staleness = self.rule.clock - message.pulled_at
-        self.staleness[staleness] += 1
-        self.peers[message.sender].staleness[staleness] += 1
-        return Contribution(message.sender, message.vector, staleness, message.share)
-
-    def _count_commit(self, rank: int) -> None:
-        peer = self.peers[rank]
-        peer.commits += 1
-        peer.last_commit = self.rule.clock
-
-    def _may_answer_in_parts(self, message: Message) -> bool:
-        """Whether nothing but this reply depends on the commit that it asks for."""
-        alone = self.after_commit is None and not self._waiting.joins
-        return self.in_parts and alone and message.kind is Kind.EXCHANGE
-
-    def _answer_in_parts(self, event: Received) -> Send:
-        parts = self.rule.answer(self._taken(event.message))
-        self._count_commit(event.message.sender)
-        reply = self._reply(event, with_vector=True)
-        return Send(reply.rank, reply.message, reply.frame, parts)
 
     def _reply_to_contribution(self, event: Received) -> Send:
         if event.message.kind is Kind.PUSH:

@@ -96,7 +96,6 @@ class ShardClient:
         self._look_at = 0  # the sequence of the look's request
         self._asked: deque[tuple[Kind, int]] = deque()  # requests without a reply
         self._replies: deque[Received] = deque()  # replies received but not absorbed
-        self._arriving = False  # the reply that is being absorbed
         self._opened = 0  # exchanges opened
         self._absorbed = 0  # exchanges whose reply is absorbed
         depth = rule.pipeline + 1 if rule.pipeline else 0
@@ -118,7 +117,7 @@ class ShardClient:
     @property
     def unanswered(self) -> int:
         """The number of replies still under way."""
-        return len(self._asked) + self._arriving
+        return len(self._asked)
 
     @property
     def gradient(self) -> Vector:
@@ -246,8 +245,6 @@ class ShardClient:
         self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
         self._asked.popleft()
         self._note(message)
-        if event.parts is not None and asked is not Kind.EXCHANGE:
-            event = event.whole()
         if sequence == self._look_at:
             return self._seen(event)
         if asked is Kind.LOCK:
@@ -420,15 +417,9 @@ class ShardClient:
             event = self._replies.popleft()
             message = event.message
             if message.vector is not None:
-                if event.parts is not None and not self._sent_at:
-                    self._arriving = True
-                    self.rule.absorb(self.parameters, message.vector, event.parts)
-                    self._arriving = False
-                else:
-                    event.whole()
-                    if self._sent_at:
-                        self._add_progress(message.vector)
-                    self.rule.incoming(self.parameters, message.vector)
+                if self._sent_at:
+                    self._add_progress(message.vector)
+                self.rule.incoming(self.parameters, message.vector)
                 self.pulled_at = message.clock
             self._absorbed += 1
             actions.append(Release(self.shard.server, event.frame))

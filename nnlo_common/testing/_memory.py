@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -405,16 +405,8 @@ class MemoryEndpoint:
         self._sizes = {(link.peer, link.shard): link.size for link in links}
         self._inbox = cluster.inbox(world.rank, channel)
 
-    def send(
-        self,
-        peer: int,
-        message: Message,
-        frame: Frame | None = None,  # noqa: ARG002
-        parts: Iterable[int] | None = None,
-    ) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:  # noqa: ARG002
         """Put a copy of the message into the peer's inbox."""
-        for _ in parts or ():
-            pass
         self._world.reach(f"send {message.kind.name}")
         copy = Frame(self._sizes[peer, message.shard])
         if message.vector is not None:

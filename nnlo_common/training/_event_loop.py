@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -50,14 +50,10 @@ def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
     """Perform the sends and releases in `actions`."""
     for action in actions:
         if isinstance(action, Send):
-            # Where parts are still worked out, the optimizer of the centre does that while they are sent.
-            with span("send" if action.parts is None else "apply", action.message.kind.name) as sent:
+            with span("send", action.message.kind.name) as sent:
                 if sent is not None and not isinstance(endpoint, MemberEndpoint):
                     sent.facts = {"sends": _arrow(action.rank, action.message)}
-                if action.parts is None:
-                    endpoint.send(action.rank, action.message, action.frame)
-                else:
-                    endpoint.send(action.rank, action.message, action.frame, action.parts)
+                endpoint.send(action.rank, action.message, action.frame)
         elif isinstance(action, Release):
             endpoint.release(action.rank, action.frame)
 
@@ -94,8 +90,6 @@ def work(
                     watch.look()
             if not isinstance(event, Lost):
                 watch.heard()
-                if event.parts is not None:
-                    event = Received(event.message, event.frame, _watched(event.parts, watch))
                 with _handling(endpoint, event):
                     perform(endpoint, deliver(event))
             elif event.rank in servers:
@@ -103,21 +97,6 @@ def work(
         # The worker may now compute for long: get its messages out first.
         with span("send", "flush"):
             endpoint.flush()
-
-
-def _watched(parts: Iterable[slice], watch: ServerWatch) -> Iterator[slice]:
-    """Yield the parts of a message while it arrives; look at the server's silence where one is late."""
-    source = iter(parts)
-    while True:
-        with span("wait", "the rest of a message"):
-            part = next(source, None)
-        if part is None:
-            return
-        if part.start == part.stop:
-            watch.look()
-        else:
-            watch.heard()
-            yield part
 
 
 def serve(

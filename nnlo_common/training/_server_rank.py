@@ -27,7 +27,6 @@ from nnlo_common.protocol import (
     Shard,
     Standing,
 )
-from nnlo_common.protocol._messages import PART
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._bottleneck import Bottleneck
 from nnlo_common.training._collectives import BufferCounts
@@ -104,8 +103,6 @@ class ServerRank:
         self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
         server.pauses.before_epoch = _NEVER
-        # With a lag the workers compute meanwhile, and absorb a reply whole.
-        server.in_parts = server.depth == 1 and server.rule.center.size > PART
         self._pauses = 0
         self.keeper: Keeper | None = None
 

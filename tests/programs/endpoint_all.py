@@ -11,7 +11,6 @@ from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.protocol import Kind, Message
-from nnlo_common.protocol._messages import PART
 
 world = MPIWorld(World())
 rank, workers = world.rank, range(1, world.size)
@@ -91,39 +90,6 @@ def framed():
                 assert np.array_equal(got.vector, numbers(5, got.sender) + at // 2 + 1 + 100 * (at % 2)), got
                 got.vector[:] *= 2
                 here.send(got.sender, message(Kind.CENTER, at, got.vector), event.frame)
-    here.close()
-
-
-def parts():
-    """A reply that is worked out while it leaves arrives part by part, in order."""
-    size = 3 * PART + 5
-    here = endpoint(size)
-    for turn in range(3):
-        if rank:
-            here.send(0, message(Kind.EXCHANGE, turn, numbers(size)))
-            event, at = here.receive(), 0
-            for part in event.parts:
-                if part.stop > part.start:
-                    assert part.start == at
-                    assert part.stop - at in (PART, 5)
-                    at = part.stop
-                    assert np.array_equal(event.message.vector[part], numbers(size)[part] * 2)
-            assert at == size
-            here.release(0, event.frame)
-        else:
-            for _ in workers:
-                event = here.receive()
-                assert event.parts is None
-
-                def double(vector):
-                    ends = [7, PART - 1, 2 * PART + 3, 2 * PART + 3, size]  # not where the parts end
-                    for start, end in zip([0, *ends], ends, strict=False):
-                        vector[start:end] *= 2
-                        yield end
-
-                got = event.message
-                reply = message(Kind.CENTER, turn, got.vector)
-                here.send(got.sender, reply, event.frame, double(got.vector))
     here.close()
 
 
@@ -334,7 +300,6 @@ def empty():
 CHECKS = [
     order,
     framed,
-    parts,
     slices,
     one_way,
     header,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -39,13 +39,8 @@ class Endpoint(Protocol):
     next reply from the same rank).
     """
 
-    def send(
-        self, peer: int, message: Message, frame: Frame | None = None, parts: Iterable[int] | None = None
-    ) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`, from the `frame` that holds its vector, if there is one.
-
-        If there are `parts`, they work out the vector and yield how many numbers are ready; all of them are
-        taken, whatever becomes of the message.
 
         A frame received from `peer` is released once the send completes. Do not change the vector of any
         other frame before that.
@@ -53,9 +48,6 @@ class Endpoint(Protocol):
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the next event without burning a core; None after `timeout_s`.
-
-        A long reply may be returned when only its beginning has arrived; see `Received.parts`, which then
-        also yield an empty part now and then while the next is late. Take all of them before the next call.
 
         Without a time limit it waits until there is one.
         """

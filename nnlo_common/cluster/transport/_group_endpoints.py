@@ -12,7 +12,6 @@ Queries are not shared: each rank asks the query service for itself, while the o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -44,7 +43,6 @@ class LeadEndpoint:
         """Return the next reply, which all ranks of the group get; None after `timeout_s`."""
         event = self._early.popleft() if self._early else self._endpoint.receive(timeout_s)
         if isinstance(event, Received):
-            event = event.whole()
             vector = event.message.vector
             size = HEADER_BYTES + (0 if vector is None else vector.nbytes)
             self._group.broadcast(event.frame.bytes[:HEADER_BYTES]).wait()
@@ -56,7 +54,7 @@ class LeadEndpoint:
         """Return the answer to a query; None after `timeout_s`. Replies wait until they are received."""
         event = self._endpoint.receive(timeout_s)
         if isinstance(event, Received) and event.message.shard != self._asking:
-            self._early.append(event.whole())
+            self._early.append(event)
             return None
         return event
 
@@ -95,13 +93,7 @@ class MemberEndpoint:
         self._frames: list[Frame] = []  # free
         self._lent: dict[int, Frame] = {}  # those of received messages, by id
 
-    def send(
-        self,
-        peer: int,
-        message: Message,  # noqa: ARG002
-        frame: Frame | None = None,
-        parts: Iterable[int] | None = None,  # noqa: ARG002 - only servers send them
-    ) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:  # noqa: ARG002
         """Send nothing, because the lead sends the same message; a received frame is free again."""
         if frame is not None:
             self.release(peer, frame)

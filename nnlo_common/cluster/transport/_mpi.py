@@ -7,9 +7,6 @@ Requirements that shaped this module:
   updates are copied into a frame first.
 * A server holds memory for every worker's next request, with the receive already posted. It answers from that
   memory and posts the receive again when the send completes.
-* A long reply that is still being worked out travels in parts: the first with the header, into the posted
-  receive, the others with a tag of their own. So the server computes the next part while the worker copies
-  and absorbs this one. Only a worker that waits for the reply (without a lag) gets it so.
 * No rank spins: a wait polls with growing pauses (`Backoff`), since blocking MPI calls burn a core; a
   `Wakeup` ends a pause on the same host.
 * A worker that computes while a reply is in flight leaves the endpoint to a thread (`OverlappedEndpoint`). A
@@ -26,16 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame
+from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
-from nnlo_common.cluster.transport._receive_slots import SHORT_BYTES, Channel, Slot, numbers_in, places
 from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
-from nnlo_common.protocol._messages import comes_in_parts
 
 __all__ = ["SHORT_BYTES", "MPIEndpoint"]
 
@@ -45,15 +39,59 @@ _POLLS = 64
 _WAKE_AFTER_S = 500e-6
 # Wake a peer at once when this rank has received no message for this time.
 _IDLE_S = 1e-3
-# The tags of all parts of messages but the first lie above those of messages.
-_PART_TAGS = 1 << 14
-# How long to wait for a part before telling the reader of the message, who may have to give up.
-_LATE_S = 0.5
+# Reading a reply of this size within a host costs less than one poll by a thread: 0.1 ms.
+SHORT_BYTES = 1 << 20
 # The longest pause where every peer can wake this rank; other peers need shorter pauses.
 _LONGEST_PAUSE_S = 2e-3
 
 # Memory that MPI may still read and write: of peers that were abandoned in the middle of a message.
 _LEFT_TO_MPI: list[object] = []
+
+
+class _Channel:
+    """The receive slots of one link, in posting order.
+
+    MPI matches the messages of one pair to receives in posting order, but may complete a short message before
+    an earlier long one. So a message counts as received when all before it are.
+    """
+
+    __slots__ = ("link", "posted", "reads_late", "staging")
+
+    def __init__(self, link: Link, *, near: bool) -> None:
+        self.link = link
+        #: The peer reads short replies after its compute step, not through a progress thread.
+        self.reads_late = near and link.depth > 1 and 4 * link.size <= SHORT_BYTES
+        self.posted: deque[_Slot] = deque()
+        self.staging: deque[Frame] = deque()
+
+    def staged(self) -> Frame:
+        """Return the frame for the next outgoing copy: the least recently used one."""
+        if not self.staging:
+            self.staging.extend(Frame(self.link.size) for _ in range(self.link.depth + 1))
+        self.staging.rotate()
+        return self.staging[0]
+
+
+class _Slot:
+    """Memory for one message, its receive request and their state."""
+
+    __slots__ = ("arrived", "channel", "frame", "index", "receive", "replying")
+
+    def __init__(self, channel: _Channel, index: int, frame: Frame, receive: MPI.Prequest) -> None:
+        self.channel, self.index, self.frame, self.receive = channel, index, frame, receive
+        self.arrived = self.replying = False
+
+    def post(self) -> None:
+        """Post the receive again."""
+        self.arrived = self.replying = False
+        self.frame.header[0] = 0  # see MPIEndpoint._moving
+        self.channel.posted.append(self)
+        self.receive.Start()
+
+    def retire(self) -> None:
+        """Stop expecting messages: the peer is dead."""
+        self.arrived, self.replying = True, False
+        self.frame.header[0] = 0
 
 
 class MPIEndpoint:
@@ -80,15 +118,17 @@ class MPIEndpoint:
         self._heard_s = time.perf_counter()  # when the last message arrived
         self.near = all(link.peer in wakeups for link in links)
         self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
-        self._channels = {(link.peer, link.shard): Channel(link, near=link.peer in wakeups) for link in links}
+        self._channels = {
+            (link.peer, link.shard): _Channel(link, near=link.peer in wakeups) for link in links
+        }
         lagging = [one for one in self._channels.values() if one.link.depth > 1]
         #: Whether this worker reads all replies after its compute step and so needs no progress thread.
         self.reads_late = bool(lagging) and all(one.reads_late and not one.link.serving for one in lagging)
         # Workers that compute while we answer, with a progress thread asleep on the wake-up socket.
         self._threaded_peers = {one.link.peer for one in lagging if one.link.serving and not one.reads_late}
         self._flush_needed = False  # whether `flush` must complete the last send
-        self._slots: list[Slot] = []
-        self._by_frame: dict[int, Slot] = {}
+        self._slots: list[_Slot] = []
+        self._by_frame: dict[int, _Slot] = {}
         # Requests for Testsome, by slot: the posted receive, or the reply in flight.
         self._active: list[MPI.Request] = []
         self._ready: deque[Frame | Lost] = deque()  # received, in order
@@ -98,13 +138,9 @@ class MPIEndpoint:
             for _ in range(channel.link.depth):
                 self._add_slot(channel)
 
-    def send(
-        self, peer: int, message: Message, frame: Frame | None = None, parts: Iterable[int] | None = None
-    ) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message` from the `frame` that holds its vector; then its receive is posted again."""
         if peer in self._deaths.known:
-            for _ in parts or ():
-                pass
             return
         # Without a thread the next request waits anyway, which completes this one.
         self._flush_needed = not self.reads_late or message.kind in ONE_WAY
@@ -114,10 +150,7 @@ class MPIEndpoint:
         slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
             slot.replying = True
-            if parts is None:
-                self._active[slot.index] = self._start(peer, message, frame)
-            else:
-                self._send_in_parts(peer, message, slot, parts)
+            self._active[slot.index] = self._start(peer, message, frame)
         else:
             frame = self._frame_for(peer, message, frame)
             self._leaving[id(frame)] = self._start(peer, message, frame)
@@ -132,10 +165,7 @@ class MPIEndpoint:
             if not arrived:
                 return None
         item = self._ready.popleft()
-        if isinstance(item, Lost):
-            return item
-        parts = self._arriving_parts(self._by_frame[id(item)]) if comes_in_parts(item) else None
-        return Received(decode(item), item, parts)
+        return item if isinstance(item, Lost) else Received(decode(item), item)
 
     def _wait(self, timeout_s: float | None) -> bool:
         if self._poll_times(_POLLS):  # mostly so after a compute step
@@ -201,7 +231,7 @@ class MPIEndpoint:
     def close(self) -> None:
         """Complete all sends, cancel all receives, free the communicator."""
         slots = [slot for slot in self._slots if slot.channel.link.peer not in self._abandoned]
-        replies = [one for slot in slots if slot.replying for one in (self._active[slot.index], *slot.parts)]
+        replies = [self._active[slot.index] for slot in slots if slot.replying]
         for request in (*self._leaving.values(), *replies):
             with self._noting_deaths():
                 request.Wait()
@@ -211,9 +241,6 @@ class MPIEndpoint:
                     slot.receive.Cancel()
                     slot.receive.Wait()
                 slot.receive.Free()
-                for request in () if slot.replying else slot.parts:  # of a reply that nobody has read
-                    request.Cancel()
-                    request.Wait()
         if self._abandoned:
             _LEFT_TO_MPI.append((self._comm, self._slots))
         self._slots = []
@@ -240,16 +267,16 @@ class MPIEndpoint:
             self.wakeup.wake(address)
         self._to_wake.clear()
 
-    def _add_slot(self, channel: Channel) -> None:
+    def _add_slot(self, channel: _Channel) -> None:
         link, frame = channel.link, Frame(channel.link.size)
         receive = self._comm.Recv_init([frame.bytes, MPI.BYTE], link.peer, _tag(link.shard, link.serving))
-        slot = Slot(channel, len(self._slots), frame, receive)
+        slot = _Slot(channel, len(self._slots), frame, receive)
         self._slots.append(slot)
         self._active.append(receive)
         self._by_frame[id(frame)] = slot
         self._post(slot)
 
-    def _post(self, slot: Slot) -> None:
+    def _post(self, slot: _Slot) -> None:
         """Post the receive again, unless the peer is dead."""
         if slot.channel.link.peer not in self._deaths.known:
             try:
@@ -291,17 +318,9 @@ class MPIEndpoint:
         for index in done:
             slot = self._slots[index]
             if slot.replying:
-                with self._noting_deaths():
-                    while slot.parts and slot.parts[0].Test():
-                        slot.parts.popleft()
-                if slot.parts:
-                    self._active[index] = slot.parts.popleft()
-                    continue
                 self._active[index] = slot.receive
                 self._post(slot)
                 continue
-            if comes_in_parts(slot.frame):
-                self._expect_parts(slot)
             slot.arrived = True
             posted = slot.channel.posted
             while posted and posted[0].arrived:
@@ -362,63 +381,6 @@ class MPIEndpoint:
         except MPI.Exception as error:
             self._note_deaths(error)
             return MPI.REQUEST_NULL
-
-    def _send_in_parts(self, peer: int, message: Message, slot: Slot, ready: Iterable[int]) -> None:
-        """Send each part of the vector once it is ready; work out all of it, also for a dead peer."""
-        size = encode(message, slot.frame, in_parts=True)
-        tag, waiting = _tag(message.shard, to_server=False), deque(places(size))
-        memory, sent = slot.frame.bytes, 0
-        for numbers in ready:
-            while waiting and waiting[0].stop <= HEADER_BYTES + 4 * numbers:
-                place = waiting.popleft()
-                if peer in self._deaths.known:
-                    continue
-                try:
-                    request = self._comm.Isend([memory[place], MPI.BYTE], peer, tag + _PART_TAGS * (sent > 0))
-                except MPI.Exception as error:
-                    self._note_deaths(error)
-                    continue
-                slot.parts.append(request)
-                sent += 1
-        if slot.replying:  # else it has been retired
-            self._active[slot.index] = slot.parts.popleft()
-
-    def _expect_parts(self, slot: Slot) -> None:
-        """Post the receives of the parts that follow the first one."""
-        link = slot.channel.link
-        tag = _tag(link.shard, link.serving) + _PART_TAGS
-        _, *others = slot.places()
-        for place in others:
-            with self._noting_deaths():
-                slot.parts.append(self._comm.Irecv([slot.frame.bytes[place], MPI.BYTE], link.peer, tag))
-
-    def _arriving_parts(self, slot: Slot) -> Iterator[slice]:
-        """Yield each part of a vector once it is there, and an empty one every `_LATE_S` of a wait."""
-        first, *others = slot.places()
-        yield numbers_in(first)
-        for place in others:
-            backoff, late_s = Backoff(), _LATE_S
-            while not self._part_arrived(slot):
-                backoff.pause()
-                if backoff.waited_s > late_s:
-                    late_s = backoff.waited_s + _LATE_S
-                    yield slice(0, 0)
-            yield numbers_in(place)
-
-    def _part_arrived(self, slot: Slot) -> bool:
-        """Whether the next part is there.
-
-        Raises:
-            PeerLostError: the sender has died in the middle of the message.
-        """
-        with self._noting_deaths():
-            if slot.parts and slot.parts[0].Test():
-                slot.parts.popleft()
-                return True
-        peer = slot.channel.link.peer
-        if peer in self._deaths.known:
-            raise PeerLostError(peer, "has died in the middle of a reply")
-        return False
 
     def _frame_for(self, peer: int, message: Message, holding: Frame | None) -> Frame:
         """Wait for the previous send from this buffer, then return it."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from nnlo_common.base._flat_vector import Frame
@@ -98,12 +98,8 @@ class OverlappedEndpoint:
         # The thread must leave MPI before MPI_Finalize, however the program ends.
         atexit.register(self.stop)
 
-    def send(
-        self, peer: int, message: Message, frame: Frame | None = None, parts: Iterable[int] | None = None
-    ) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         """Send `message`."""
-        for _ in parts or ():
-            pass
         self._take_over()
         self._inner.send(peer, message, frame)
 

@@ -23,7 +23,6 @@ from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.protocol import Activity, Server, Shard, Worker
-from nnlo_common.protocol._messages import PART
 from nnlo_common.training._event_loop import perform, serve, work
 from nnlo_common.training._server_watch import ServerWatch
 
@@ -161,8 +160,6 @@ class _Pair:
         self._server = (
             Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER]) if serving else None
         )
-        if self._server is not None:
-            self._server.in_parts = size > PART  # as a server rank does
         self._handled = 0
         self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])
         self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
@@ -213,11 +213,7 @@ class _BlockEndpoint:
         self.closed = False
         self._looked_s = time.monotonic()
 
-    def send(
-        self, peer: int, message: Message, frame: Frame | None = None, parts: Iterable[int] | None = None
-    ) -> None:
-        for _ in parts or ():
-            pass  # a message that an alarm may leave behind is sent whole
+    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
         self.sent[self._ranks[peer]] += 1
         self._endpoint.send(peer, message, frame)
 
