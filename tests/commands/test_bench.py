@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from nnlo_common.commands.bench.__main__ import main
+from nnlo_common.commands.bench._scaling_page import ScalingFigures, drawn, tables
 from tests.helpers.jobs import mpiexec
 
 
@@ -38,6 +40,8 @@ def asked(monkeypatch, *arguments):
         ),
         (["exchange", "--megabytes=-1"], "argument --megabytes: '-1' is not possible"),
         (["exchange", "--megabytes", "1e-6"], "argument --megabytes: '1e-6' is not possible"),
+        (["scaling", "--workers", "1", "65"], "argument --workers: '65' is not possible: it must be a whole"),
+        (["scaling", "--workers", "1.5"], "argument --workers: '1.5' is not possible"),
         (["nothing"], "invalid choice: 'nothing'"),
     ],
 )
@@ -82,3 +86,40 @@ def test_two_ranks_measure(arguments, printed):
     done = mpiexec(2, "-m", "nnlo_common.commands.bench", *arguments)
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in printed)
+
+
+def test_weak_and_strong_scaling_are_never_mixed():
+    found = [
+        ScalingFigures("strong", "Downpour", 1, 1, 4, 0.5, 0.4, 0.0),
+        ScalingFigures("weak", "EASGD", 4, 1, 32, 0.875, 0.8, 0.0),
+        ScalingFigures("weak", "EASGD", 1, 4, 4, 0.75, 0.7, 0.0),
+    ]
+    weak, strong = tables(found).split("\n\nStrong scaling")
+    assert weak.splitlines()[2:] == [
+        "| ranks that compute | 4 | 32 |",
+        "|---|---|---|",
+        "| EASGD, every=10, servers=4 |  | 0.88 |",
+        "| EASGD, every=10, servers=1, groups of 4 | 0.75 |  |",
+    ]
+    assert strong.splitlines()[-1] == "| Downpour, every step, servers=1 | 0.50 |"
+    picture = ElementTree.fromstring(drawn(found))
+    lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    left, middle = 50, 430  # of the two halves
+    assert [middle <= float(line.get("points").split(",")[0]) for line in lines] == [False, False, True]
+    assert all(float(line.get("points").split(",")[0]) >= left for line in lines)
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+def test_a_study_goes_on_where_it_was_cut(tmp_path):
+    results, picture = tmp_path / "scaling.jsonl", tmp_path / "scaling.svg"
+    line = ["-m", "nnlo_common.commands.bench", "scaling", "--workers", "3", "--seconds", "2"]
+    counts = []
+    for _ in range(2):
+        done = mpiexec(7, *line, "--results", str(results), "--picture", str(picture))
+        assert done.returncode == 0, done.stderr
+        counts.append(len(results.read_text().splitlines()))
+    assert 0 < counts[0] < counts[1]
+    assert len(set(results.read_text().splitlines())) == counts[1]
+    assert "| ranks that compute | 3 |" in done.stdout
+    assert picture.read_text().startswith("<svg")
