@@ -14,11 +14,11 @@ from nnlo_common.algorithms import _mixins as mixins
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._file_access import read_whole
+from nnlo_common.base._file_access import read_whole, readable_file
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._folder_lock import hold
 from nnlo_common.base._layout import laid_out
-from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, parsed_json
+from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._random_states import seed_random
@@ -72,7 +72,9 @@ from nnlo_common.training.report._terminal import is_live, table
 if TYPE_CHECKING:
     from nnlo_common.commands.train._job import brief
     from nnlo_common.commands.train._python_file import running
+    from nnlo_common.commands.train._rates import RatePlan
     from nnlo_common.commands.train._run_plan import RunPlan
+    from nnlo_common.commands.train._stopping import Stopping
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
     from nnlo_common.search._partition import agree, cut_teams
@@ -150,6 +152,7 @@ __all__ = [
     "Moving",
     "Note",
     "NoteQuery",
+    "npz_arrays",
     "optimize",
     "OtherProject",
     "own_gpu",
@@ -164,7 +167,9 @@ __all__ = [
     "random_numbers",
     "FactsWriter",
     "RankWorld",
+    "RatePlan",
     "read_whole",
+    "readable_file",
     "Reading",
     "Reducer",
     "run_block",
@@ -185,6 +190,7 @@ __all__ = [
     "speaks",
     "split",
     "Start",
+    "Stopping",
     "table",
     "TeamMessage",
     "ThreadReducer",
@@ -218,6 +224,7 @@ _LATER = {
     "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
     "quoted_samplers": "nnlo_common.search.samplers._names",
+    "RatePlan": "nnlo_common.commands.train._rates",
     "run_block": "nnlo_common.search.block._block",
     "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
     "running": "nnlo_common.commands.train._python_file",
@@ -227,6 +234,7 @@ _LATER = {
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
     "Start": "nnlo_common.search.messages._search_messages",
+    "Stopping": "nnlo_common.commands.train._stopping",
     "TeamMessage": "nnlo_common.search.messages._team_events",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
     "Trainer": "nnlo_common.commands.train._trainer",

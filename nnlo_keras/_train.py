@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import nnlo_keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     LARGEST_JSON,
+    RatePlan,
     RunPlan,
+    Stopping,
     Trainer,
     assigned,
     brief,
@@ -24,10 +26,11 @@ from nnlo_common.plugin import (
     speaks,
     whole,
 )
+from nnlo_keras._compat import synchronise
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._seeding import seed_generators as seed
 
-__all__ = ["forget", "load", "prepare", "seed"]
+__all__ = ["fill", "forget", "load", "prepare", "seed"]
 
 #: Metrics that `compile` accepts besides the names of `keras.metrics`.
 _COMPILE_NAMES = ("accuracy", "acc", "crossentropy", "ce")
@@ -53,6 +56,16 @@ def load(path: Path, trusted: bool) -> Any:
             "Save the model again with this version, or give a Python file with get_model()"
         ) from None
     return model
+
+
+def fill(model: Any, path: Path, trusted: bool) -> None:  # noqa: ARG001 - Keras reads only weights here
+    """Load the weights of a `.keras`, `.weights.h5` or `.h5` file into a model, all of them."""
+    if not model.built:
+        raise ConfigurationError(
+            f"--from {path}: get_model() returned a model that has no weights yet; give it an Input, or "
+            "call it once"
+        )
+    model.load_weights(path)
 
 
 def forget() -> None:
@@ -98,13 +111,16 @@ class KerasTrainer(Trainer):
 
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Fit, and return the history: on a server with the centre's metrics, on a worker with its own."""
+        ending = _Ending(self._stopping, self._distribute)
         fitted = self._model.fit(
             self._train,
             epochs=self._settings.epochs,
             validation_data=self._val,
-            callbacks=[self._distribute, *self._callbacks(folder)],
+            callbacks=[self._distribute, ending, *self._callbacks(folder)],
             verbose=0,  # `Progress` shows more
         )
+        if speaks(self._distribute.role) and self._note_end(len(fitted.epoch), ending.epoch):
+            self._model.set_weights(ending.weights)
         return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
     def save(self, folder: Path) -> Path:
@@ -134,13 +150,11 @@ class KerasTrainer(Trainer):
     def _callbacks(self, folder: Path) -> list[Any]:
         settings = self._settings
         found: list[Any] = []
-        if settings.early_stopping is not None:
-            patience, mode = settings.early_stopping, self._stop_mode
-            found.append(keras.callbacks.EarlyStopping(self._stop_by, patience=patience, mode=mode))
-        if settings.target is not None:
-            found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._stop_at_target))
+        found += self._rate_callbacks()
         if settings.checkpoint is not None:
-            found.append(nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint))
+            checkpoint = nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint)
+            checkpoint.still_ends = self._stopping.replay
+            found.append(checkpoint)
         found.append(nnlo_keras.Report(folder, config=self._config, timeline=settings.timeline))
         if self._plan.watch is None:
             found.append(nnlo_keras.Progress(folder, log_to=settings.log_to))
@@ -148,17 +162,75 @@ class KerasTrainer(Trainer):
             found.append(keras.callbacks.LambdaCallback(on_epoch_end=self._report_epoch))
         return found
 
+    def _rate_callbacks(self) -> list[Any]:
+        """Return callbacks that set the learning rate, by the schedules of Keras."""
+        plan, found = self._settings.rates, list[Any]()
+        if plan.warm_up:
+            found.append(nnlo_keras.WarmUp(plan.warm_up, start=plan.start))
+        if plan.kind == "plateau":
+            rules = {"mode": self._stopping.mode, "factor": plan.factor, "patience": plan.every}
+            by = self._stopping.plateau_by
+            found.append(keras.callbacks.ReduceLROnPlateau(by, min_delta=0.0, **rules))
+        elif plan:
+            rate = _scheduled(plan, self.learning_rate)
+            found.append(keras.callbacks.LearningRateScheduler(lambda epoch: rate(epoch - plan.warm_up)))
+        return found
+
     def _report_epoch(self, epoch: int, logs: Mapping[str, Any]) -> None:
         """Report an epoch to the plan's `watch`."""
         assert self._plan.watch is not None  # else this is not a callback
         self._plan.watch(epoch, {name: float(value) for name, value in logs.items()})
 
-    def _stop_at_target(self, _epoch: int, logs: Mapping[str, Any]) -> None:
-        """Stop the training when the centre reaches the target; a worker's own metrics do not count."""
-        assert self._settings.target is not None  # else this is not a callback
-        metric, reached = self._settings.target
-        if speaks(self._distribute.role) and metric in logs and reached(float(logs[metric])):
-            self._model.stop_training = True
+
+class _Ending(keras.callbacks.Callback):
+    """Stops the training by the centre's metrics, and puts the weights of the best epoch aside.
+
+    Args:
+        stopping: the rules.
+        distribute: has this rank's part.
+
+    Attributes:
+        epoch: the best epoch, from 0; None: there is none.
+        weights: those of its end, where the centre is.
+    """
+
+    def __init__(self, stopping: Stopping, distribute: nnlo_keras.Distribute) -> None:
+        super().__init__()
+        self._stopping, self._distribute = stopping, distribute
+        self.epoch: int | None = None
+        self.weights: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Look at the metrics; those of a worker do not count."""
+        if not speaks(self._distribute.role):
+            return
+        if self._stopping.see({name: float(value) for name, value in (logs or {}).items()}):
+            synchronise(self.model)
+            self.epoch, self.weights = epoch, self.model.get_weights()
+        if self._stopping.why:
+            self.model.stop_training = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best epoch for a checkpoint; the rules themselves follow from the history."""
+        return {"epoch": self.epoch, "weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from a checkpoint."""
+        self.epoch, self.weights = state["epoch"], list(state["weights"])
+        if speaks(self._distribute.role):
+            self._stopping.replay(self.model.history.history)
+
+
+def _scheduled(plan: RatePlan, rate: float) -> Callable[[int], float]:
+    """Return the rate of each epoch after the warm-up, as a function."""
+    schedules = keras.optimizers.schedules
+    makers: dict[str | None, Callable[[], Any]] = {
+        "cosine": lambda: schedules.CosineDecay(rate, plan.length),
+        "step": lambda: schedules.ExponentialDecay(rate, plan.every, plan.factor, staircase=True),
+        "exponential": lambda: schedules.ExponentialDecay(rate, 1, plan.factor),
+    }
+    made = makers[plan.kind]() if plan.kind else None
+    return lambda epoch: rate if made is None else float(keras.ops.convert_to_numpy(made(max(epoch, 0))))
 
 
 def _loss(plan: RunPlan) -> Any:

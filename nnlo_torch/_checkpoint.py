@@ -191,6 +191,11 @@ class Checkpoint:
             self._batch += 1
             self._samples += 1 if self._of_batches or not self._ahead else samples_in(batch)
 
+    @property
+    def batch(self) -> int:
+        """The number of batches that this rank has done in the epoch so far, also before it was resumed."""
+        return self._batch
+
     def score(self, value: float) -> None:
         """Score the model as it is now, so that the best checkpoint is kept; call it on all ranks."""
         self._manager.score(float(value))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from typing import Any
 import torch
 
 import nnlo_torch
-from nnlo_common import ConfigurationError, EarlyStopping
+from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches, tensors_of
+from nnlo_torch._rate_schedule import RateSchedule
+from nnlo_torch._start_weights import fill
 from nnlo_torch._train_parts import function_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["forget", "load", "prepare", "seed"]
+__all__ = ["fill", "forget", "load", "prepare", "seed"]
 
 
 def seed(number: int) -> None:
@@ -40,7 +43,7 @@ def load(path: Path, trusted: bool) -> Any:
     if isinstance(model, Mapping):
         raise ConfigurationError(
             f"--model {path} holds weights without their model; give a Python file whose get_model() makes "
-            "the model and loads them"
+            f"the model, and the weights by --from {path}"
         )
     return model
 
@@ -79,6 +82,7 @@ class TorchTrainer(Trainer):
         self._note_metrics(["loss", *self._metrics])
         self._wrapper: Wrapper | None = None
         self._progress: nnlo_torch.Progress | None = None
+        self._rates: RateSchedule | None = None
 
     def join(self) -> None:
         """Wrap the optimizer, which joins the other ranks."""
@@ -89,6 +93,8 @@ class TorchTrainer(Trainer):
         options = {"model": self._model, "stall_timeout_s": settings.stall_timeout, **settings.algorithm}
         self._wrapper = make(self._optimizer, **ranks, **options)
         self.role = self._wrapper.role
+        if settings.rates:
+            self._rates = RateSchedule(settings.rates, self._wrapper, self._stopping.mode)
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges."""
@@ -96,41 +102,35 @@ class TorchTrainer(Trainer):
 
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return the scores: on a worker its own, else the workers' means and the centre's."""
-        optimizer, settings = self._joined, self._settings
-        so_far = _ScoreHistory()
+        optimizer, stopping, so_far = self._joined, self._stopping, _ScoreHistory()
+        stops = False
         checkpoint = self._checkpoint(folder / "checkpoint", so_far)
         callbacks: list[Any] = []
         report: nnlo_torch.Report | None = None
-        for _ in range(settings.epochs) if checkpoint is None else checkpoint.epochs(settings.epochs):
-            if so_far.over:
+        epochs = self._settings.epochs
+        for epoch in range(epochs) if checkpoint is None else checkpoint.epochs(epochs):
+            if report is None:  # `checkpoint.epochs` has now loaded the checkpoint
+                callbacks, report = self._callbacks(folder, epoch), self._report(folder, epoch)
+                stops = bool(stopping.replay(so_far.center))
+            if stops:
                 break
-            # `checkpoint.epochs` has now loaded the checkpoint, so the number of its epochs is known.
-            done = len(so_far.center.get("loss", []))
-            callbacks = callbacks or self._callbacks(folder, done)
-            report = report or self._report(folder, done)
-            sums = self._epoch(so_far, checkpoint)
-            scores = optimizer.mean(sums.means(), sums.samples)
-            if self._val is not None:
-                scores |= {
-                    f"val_{name}": value
-                    for name, value in optimizer.evaluate(self._measure, self._val).items()
-                }
-            _append(so_far.center, scores)
-            _append(so_far.own, sums.means())
-            so_far.sums = Sums()
+            scores, own, weights = self._scored(so_far, checkpoint)
             for one in callbacks:
                 one.epoch(scores)
-            assert report is not None  # made before the first epoch
-            report.epoch(scores, own=None if optimizer.serves else sums.means())
+            report.epoch(scores, own=None if optimizer.serves else own)
             if self._plan.watch is not None:
-                self._plan.watch(len(so_far.center["loss"]) - 1, scores)
-            found = [reached(scores) for reached in so_far.enough]  # a list, so that each sees all scores
-            if any(found):
-                so_far.over = True
+                self._plan.watch(epoch, scores)
+            if stopping.see(scores):
+                so_far.best = {"epoch": epoch, "weights": weights}
+            if stops := bool(stopping.why):
                 optimizer.stop()
+        if report is None:
+            stopping.replay(so_far.center)
         optimizer.close()
         if self._progress is not None:
             self._progress.close()
+        if self._note_end(len(so_far.center.get("loss", [])), so_far.best["epoch"]) and speaks(self.role):
+            self._model.load_state_dict(so_far.best["weights"])
         return so_far.center if speaks(self.role) else so_far.own
 
     def save(self, folder: Path) -> Path:
@@ -166,11 +166,40 @@ class TorchTrainer(Trainer):
             found.append(self._progress)
         return found
 
+    def _scored(
+        self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, Any] | None]:
+        """Train an epoch; return its scores, this rank's own, and the weights of the centre to be kept."""
+        optimizer, sums = self._joined, self._epoch(so_far, checkpoint)
+        scores = optimizer.mean(sums.means(), sums.samples)
+        measured, weights = Sums(), None
+        if self._val is not None or self._stopping.by is not None:
+            with optimizer.evaluation():
+                for batch in self._val or ():
+                    measured.add(batch, self._measure(batch))
+                if self._stopping.by is not None and speaks(self.role):
+                    weights = _copied(self._model.state_dict())
+        if self._val is not None:
+            means = optimizer.mean(measured.means(), measured.samples)
+            scores |= {f"val_{name}": value for name, value in means.items()}
+        if self._rates is not None:
+            scores["learning_rate"] = self._rates.rate
+        _append(so_far.center, scores)
+        _append(so_far.own, sums.means())
+        so_far.sums = Sums()
+        return scores, sums.means(), weights
+
     def _epoch(self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
         """Train on this worker's batches of an epoch; on a server serve it."""
-        optimizer, sums = self._joined, so_far.sums
+        optimizer, sums, rates = self._joined, so_far.sums, self._rates
         self._model.train()
-        for x, y in map(self._moved, self._train if checkpoint is None else checkpoint.batches(self._train)):
+        if rates is not None:
+            seen = so_far.center.get(self._stopping.plateau_by, [])
+            rates.begin_epoch(len(so_far.center.get("loss", [])), len(self._train), seen)
+        loader = self._train if checkpoint is None else checkpoint.batches(self._train)
+        for index, (x, y) in enumerate(map(self._moved, loader)):
+            if rates is not None:  # a training that resumes within an epoch has had its first batches
+                rates.begin_batch(index if checkpoint is None else checkpoint.batch)
             optimizer.zero_grad()
             output = self._output(x)
             loss = self._loss(output, y)
@@ -223,19 +252,11 @@ class TorchTrainer(Trainer):
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
 
     def _checkpoint(self, folder: Path, so_far: _ScoreHistory) -> nnlo_torch.Checkpoint | None:
-        """Set the stop conditions, and return the checkpoint, if there is one."""
-        settings = self._settings
-        also: dict[str, Any] = {"course": so_far}
-        if settings.early_stopping is not None:
-            early = EarlyStopping(patience=settings.early_stopping, mode=self._stop_mode)
-            also["early stopping"] = early
-            so_far.enough.append(lambda scores: early(scores[self._stop_by]))
-        if settings.target is not None:
-            metric, reached = settings.target
-            so_far.enough.append(lambda scores: reached(scores[metric]))
-        if settings.checkpoint is None:
+        """Return the checkpoint, if there is one."""
+        every = self._settings.checkpoint
+        if every is None:
             return None
-        return nnlo_torch.Checkpoint(folder, self._joined, also=also, epochs=settings.checkpoint)
+        return nnlo_torch.Checkpoint(folder, self._joined, also={"course": so_far}, epochs=every)
 
 
 class _ScoreHistory:
@@ -245,24 +266,29 @@ class _ScoreHistory:
         center: the scores of each epoch, the same on all ranks.
         own: the scores of this worker.
         sums: of the current epoch.
-        over: whether a stop condition was met.
-        enough: the stop conditions, functions of the scores.
+        best: the best epoch by early stopping and, where the centre is, its weights.
     """
 
     def __init__(self) -> None:
         self.center: dict[str, list[float]] = {}
         self.own: dict[str, list[float]] = {}
-        self.sums, self.over = Sums(), False
-        self.enough: list[Callable[[Mapping[str, float]], bool]] = []
+        self.sums = Sums()
+        self.best: dict[str, Any] = {"epoch": None, "weights": None}
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"center": self.center, "own": self.own, "sums": self.sums.state(), "over": self.over}
+        return {"center": self.center, "own": self.own, "sums": self.sums.state(), "best": self.best}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume from a state."""
-        self.center, self.own, self.over = state["center"], state["own"], state["over"]
+        self.center, self.own, self.best = state["center"], state["own"], state["best"]
         self.sums.load(state["sums"])
+
+
+def _copied(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: one.clone() if isinstance(one, torch.Tensor) else deepcopy(one) for name, one in weights.items()
+    }
 
 
 def _append(history: dict[str, list[float]], scores: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._plural import plural
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
 
@@ -135,8 +136,8 @@ class EASGD(Algorithm):
         alpha = self.beta / (workers * steps)
         if alpha >= 1:
             self._refuse(
-                f"beta={self.beta:g} with {workers} workers makes alpha={alpha:.3g}, but alpha must be "
-                "below 1; use a smaller beta or more workers"
+                f"beta={self.beta:g} with {plural(workers, 'worker')} makes alpha={alpha:.3g}, but alpha "
+                "must be below 1; use a smaller beta or more workers"
             )
         return alpha
 

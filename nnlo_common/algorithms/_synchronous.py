@@ -11,6 +11,7 @@ from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._plural import plural
 
 __all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]
 
@@ -103,7 +104,7 @@ class Synchronous(Algorithm):
         """
         if self.backup >= workers:
             self._refuse(
-                f"backup={self.backup} of {workers} workers leaves none to wait for; "
+                f"backup={self.backup} of {plural(workers, 'worker')} leaves none to wait for; "
                 f"use backup <= {workers - 1} or start more workers"
             )
         if self.backup and servers > 1:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._limited_formats import parsed_json
+from nnlo_common.base._plural import plural
 
 __all__ = ["Layout", "Segment", "described", "laid_out"]
 
@@ -119,7 +120,7 @@ class Layout:
         if not 1 <= parts <= max(1, len(sizes)):
             raise ConfigurationError(
                 f"the centre cannot be cut into {parts} parts at parameter boundaries: the model has "
-                f"{len(sizes)} non-empty parameters; use at most {max(1, len(sizes))} servers"
+                f"{len(sizes)} non-empty parameters; use at most {plural(max(1, len(sizes)), 'server')}"
             )
         low, high = max(sizes, default=0), self.size
         while low < high:

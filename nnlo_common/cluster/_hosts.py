@@ -21,6 +21,7 @@ from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._json_codec import table_of
+from nnlo_common.base._plural import plural
 
 __all__ = [
     "VISIBILITY",
@@ -207,7 +208,7 @@ def crowded_hosts(places: Sequence[Place]) -> tuple[str, ...]:
     """
     found = {place.host: (place.local_size, place.host_cores) for place in places}
     return tuple(
-        f"host {host}: {ranks} ranks share {cores} core{'s' if cores > 1 else ''}"
+        f"host {host}: {plural(ranks, 'rank')} share {plural(cores, 'core')}"
         for host, (ranks, cores) in found.items()
         if ranks > cores
     )

@@ -42,13 +42,20 @@ def html_page(title: str, parts: Iterable[str]) -> str:
     )
 
 
-def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, long: bool = False) -> str:
+def html_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    long: bool = False,
+    links: Sequence[str] = (),
+) -> str:
     """Return a table.
 
     Args:
         heads: the names of the columns.
         rows: their texts.
         long: break lines within the cells.
+        links: for each row the address of its last cell; empty: none.
 
     Example:
         >>> print(html_table(["rank"], [["<0>"]]))
@@ -58,7 +65,12 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, long: boo
     """
     head = "".join(f"<th>{escape(one)}</th>" for one in heads)
     cell = '<td class="long">' if long else "<td>"
-    body = "".join("<tr>" + "".join(f"{cell}{escape(one)}</td>" for one in row) + "</tr>\n" for row in rows)
+    body = ""
+    for number, row in enumerate(rows):
+        cells = [escape(one) for one in row]
+        if number < len(links) and links[number]:
+            cells[-1] = f'<a href="{escape(links[number])}">{cells[-1]}</a>'
+        body += "<tr>" + "".join(f"{cell}{one}</td>" for one in cells) + "</tr>\n"
     return f"<table><tr>{head}</tr>\n{body}</table>"
 
 

@@ -46,14 +46,23 @@ NNLO_FLAGS = {
 }
 
 
-def in_our_words(flag: str) -> str | None:
+def in_our_words(flag: str, value: str = "") -> str | None:
     """Return what to write for a flag of NNLO, or None if NNLO had no such flag.
+
+    Args:
+        flag: of NNLO.
+        value: that was given to it, as far as it is known.
 
     Example:
         >>> in_our_words("--n_masters")
         'write --servers N'
+        >>> in_our_words("--early", "val_loss,~<,4")
+        'write --early-stopping 4 --early-stopping-metric val_loss'
     """
-    return NNLO_FLAGS.get(flag.lower().replace("_", "-"))
+    flag = flag.lower().replace("_", "-")
+    if flag == "--early" and (spelled := value_in_our_words({"early_stopping": value})):
+        return f"write {spelled[1]}"
+    return NNLO_FLAGS.get(flag)
 
 
 _CONDITION = re.compile(r"\s*(\w+)\s*,\s*~?\s*([<>])\s*,\s*([-+.\w]+)\s*")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ class Checkpoint(RankCallback):
         self.folder, self.every = Path(folder), whole_number("every", every, 1)
         self.minutes, self.keep = minutes, whole_number("keep", keep, 1)
         self._container: Any = None
+        # Whether a training with this history would stop now: `nnlo train` lets its rules change on resuming.
+        self.still_ends: Callable[[Mapping[str, Any]], object] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
         return type(self)(self.folder, self.every, minutes=self.minutes, keep=self.keep)
@@ -150,13 +152,19 @@ class Checkpoint(RankCallback):
         facts = self._manager.resume()
         if facts is not None:
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
-            self._epoch = self.params["epochs"] if stopped else facts["epoch"]
+            self._epoch = self.params["epochs"] if stopped and self._still_ends() else facts["epoch"]
         # `fit` begins its count of epochs with this one.
         begin_with(self.model, self._epoch)
         interrupts = self._manager.interrupts
         interrupts.__enter__()
         if self._container is not None:  # a failing fit calls no callback
             weakref.finalize(self._container, interrupts.__exit__, None, None, None)
+
+    def _still_ends(self) -> bool:
+        """Return whether a training that was stopped has no epochs left to do."""
+        if self.still_ends is None or self._saved is None:
+            return True
+        return self.has_center and bool(self.still_ends(self._saved["callbacks"]["history"]))
 
     # -- what fit calls -------------------------------------------------------------------------------
 

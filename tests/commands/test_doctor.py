@@ -126,6 +126,11 @@ CASES = {
         Status.PROBLEM,
         "torch is 2.13.0 on rank 0, but missing on rank 1 on node9",
     ),
+    "enough cores": (
+        on_machine.check_cores(locate([{"host": "a", "cores": 2, "gpus": 0}]), "Open MPI v5.0.8, package"),
+        Status.OK,
+        "add --map-by :OVERSUBSCRIBE to mpiexec",
+    ),
     "crowded": (
         on_machine.check_cores(locate([{"host": "a", "cores": 2, "gpus": 0}] * 3)),
         Status.NOTE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.commands._nnlo_words import NNLO_FLAGS, in_our_words
 from nnlo_common.commands.train._command_line import given_by, read
+from nnlo_common.commands.train._python_file import check_no_old_space, check_source
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
+from nnlo_common.commands.tune._space_reader import space_of
 
 REQUIRED = {"model": "net.json", "train": ["a.h5"], "loss": "mse"}
 
@@ -47,6 +50,76 @@ def test_underscores_and_values_in_one_word_are_known_too():
 def test_a_value_in_its_spelling_is_answered_with_ours(given, answer):
     with pytest.raises(ConfigurationError, match=f"is NNLO's spelling; {re.escape(answer)}$"):
         given_by(REQUIRED | given, [], ALL_OPTIONS, "tune")
+
+
+def test_the_values_of_early_are_in_the_answer():
+    answer = "here write --early-stopping 4 --early-stopping-metric val_loss (see"
+    for words in (["--early", "val_loss,~<,4"], ["--early=val_loss,~<,4"]):
+        with pytest.raises(ConfigurationError, match=re.escape(answer)):
+            read(REQUIRED, words)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("n_masters = 2", "has 'n_masters', an option of NNLO; here write --servers N"),
+        ("sync-every = 2", "has 'sync_every', an option of NNLO; here write --every N"),
+        (
+            "early_stopping = 'val_loss,~<,4'",
+            "early_stopping 'val_loss,~<,4' is NNLO's spelling; write --early-stopping 4",
+        ),
+    ],
+)
+def test_its_words_in_a_file_of_options_are_answered_too(line, answer, tmp_path):
+    (tmp_path / "run.toml").write_text(line)
+    with pytest.raises(ConfigurationError, match=re.escape(answer)):
+        read(REQUIRED | {"config": str(tmp_path / "run.toml")}, [])
+
+
+RANGES = """
+from skopt.space import Real, Integer, Categorical
+
+def get_model(rate=0.1, width=8, kind="a"):
+    pass
+
+get_model.parameter_range = [
+    Real(low=1e-3, high=1, prior="log-uniform", name="rate"),
+    Integer(8, 64, name="width"),
+    Categorical(["a", "b"], name="kind"),
+]
+"""
+DATA = """
+from nnlo.train.data import H5Data
+
+class Jets(H5Data):
+    def __init__(self):
+        super().__init__(features_name="jets", labels_name="mass")
+
+def get_model():
+    pass
+"""
+
+
+def test_a_model_file_of_nnlo_is_answered_with_our_functions(tmp_path):
+    path = tmp_path / "m.py"
+    path.write_text(RANGES)
+    check_source(path)  # trains as it is
+    with pytest.raises(ConfigurationError) as refused:
+        check_no_old_space(path)
+    ours = '{"rate": (0.001, 1.0, "log"), "width": (8, 64), "kind": ["a", "b"]}'
+    assert str(refused.value).endswith(f"def get_space():\n    return {ours}")
+    space = space_of(ast.literal_eval(ours), "ours", model_of)
+    assert [one.name for one in space.parameters] == ["rate", "width", "kind"]
+    path.write_text(RANGES + "\ndef get_space():\n    return {}\n")
+    check_no_old_space(path)
+    path.write_text(DATA)
+    with pytest.raises(ConfigurationError, match='return "jets", lambda') as refused:
+        check_source(path)
+    assert 'def get_labels():\n    return "mass"' in str(refused.value)
+
+
+def model_of(rate=0.1, width=8, kind="a"):
+    return rate, width, kind
 
 
 def test_our_spelling_is_taken():

@@ -33,7 +33,7 @@ from nnlo_common.commands.train._python_file import frameworks_in, import_file, 
 from nnlo_common.commands.train._run_folder import claim, config_text, remove_unused, write_json
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
-from nnlo_common.commands.train._trainer import rises, stop_rules
+from nnlo_common.commands.train._stopping import Stopping, rises
 from tests.helpers.pages import code
 from tests.helpers.paths import DOCS
 
@@ -103,7 +103,14 @@ WRONG_FLAGS = {
     "two that are one": (["--mode", "easgd", "--beta", "1", "--alpha", "0.1"], "one of the two"),
     "unknown order": (["--mode", "easgd", "--order", "papr"], "did you mean 'paper'?"),
     "EAMSGD of Adam": (["--mode", "eamsgd", "--optimizer", "adam"], "nesterov=true"),
-    "EAMSGD without Nesterov": (["--mode", "eamsgd"], "--optimizer-option nesterov=true"),
+    "EAMSGD without Nesterov": (
+        ["--mode", "eamsgd", "--optimizer-option", "nesterov=false"],
+        "--optimizer-option nesterov=true",
+    ),
+    "a decay of nothing": (["--decay", "0.5"], "add one, or leave it out"),
+    "a step of cosine": (["--schedule", "cosine", "--decay-every", "3"], "--schedule step or plateau"),
+    "a warm-up without end": (["--warm-up", "3", "--epochs", "3"], "takes all of --epochs 3"),
+    "unknown schedule": (["--schedule", "cosin"], "did you mean 'cosine'?"),
     "no such order of EAMSGD": (["--mode", "eamsgd", "--order", "paper"], "but the mode is 'eamsgd'"),
     "local steps backwards": (["--local", "-1"], "local_learning_rate=-1.0"),
     "pushes of nothing": (["--n-push", "0"], "n_push=0"),
@@ -485,7 +492,7 @@ def test_more_epochs_continue_a_complete_training():
     ours = settings(run="r", checkpoint=1)
     folder, _ = claim(ours, "net", "a = 1\nepochs = 2\n")
     assert claim(ours, "net", "a = 1\nepochs = 3\n") == (folder, True), "it was interrupted"
-    write_json(folder / "history.json", {})
+    write_json(folder / "history.json", {"center": {"loss": [0.5, 0.25, 0.125]}})
     with pytest.raises(
         ConfigurationError, match="a complete training of --epochs 3; to continue it, give more"
     ):
@@ -509,8 +516,11 @@ def test_with_checkpoints_the_same_training_goes_on():
     assert claim(ours, "net", "a = 1\nb = 2\n") == (folder, True)
     with pytest.raises(ConfigurationError, match="only there is 'b = 2'"):
         claim(ours, "net", "a = 1\nb = 3\n")
-    write_json(folder / "history.json", {})
+    write_json(folder / "history.json", {"center": {"loss": [0.5]}})
     with pytest.raises(ConfigurationError, match="a complete training"):
+        claim(ours, "net", "a = 1\nb = 2\n")
+    write_json(folder / "history.json", {"center": [0.5]})
+    with pytest.raises(ConfigurationError, match=r"history\.json cannot be read"):
         claim(ours, "net", "a = 1\nb = 2\n")
     (folder / "history.json").unlink()
     (folder / "config.toml").unlink()
@@ -633,15 +643,51 @@ def test_long_texts_are_shortened():
 
 def test_metrics_to_stop_by_have_to_be_measured():
     names = ["loss", "accuracy"]
-    assert stop_rules(settings(early_stopping=3), names, True) == "val_loss"
-    assert stop_rules(settings(early_stopping=3), names, False) == "loss"
+    every = [*names, "val_loss", "val_accuracy"]
+    assert Stopping(settings(early_stopping=3), every).by == "val_loss"
+    assert Stopping(settings(early_stopping=3), names).by == "loss"
     assert [rises(name) for name in ("val_accuracy", "auc", "val_loss", "mae")] == [True, True, False, False]
     with pytest.raises(
         ConfigurationError, match=r"--target-metric val_accurac: .* did you mean 'val_accuracy'"
     ):
-        stop_rules(settings(target_metric="val_accurac > 0.9"), names, True)
+        Stopping(settings(target_metric="val_accurac > 0.9"), every)
     with pytest.raises(ConfigurationError, match=r"val_ needs --val"):
-        stop_rules(settings(target_metric="val_accuracy > 0.9"), names, False)
+        Stopping(settings(target_metric="val_accuracy > 0.9"), names)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({}, {"learning_rate": 0.01}),
+        ({"optimizer": "AdaDelta"}, {"learning_rate": 1.0}),
+        ({"optimizer": "adam"}, {}),
+        ({"learning_rate": 0.3, "momentum": 0.5}, {"learning_rate": 0.3, "momentum": 0.5}),
+        ({"mode": "gem"}, {"learning_rate": 0.01, "momentum": 0.9}),
+        ({"mode": "gem", "momentum": 0.0}, {"learning_rate": 0.01, "momentum": 0.0}),
+        ({"mode": "eamsgd"}, {"learning_rate": 0.01, "momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_an_optimizer_has_sensible_defaults_for_its_algorithm(words, expected):
+    assert settings(**words).optimizer_options == expected
+
+
+def test_rules_seen_epoch_by_epoch_and_replayed_come_to_the_same_end():
+    history = {"loss": [0.9, 0.5, float("nan"), 0.5, 0.6], "accuracy": [0.1, 0.3, 0.2, 0.4, 0.4]}
+    given = settings(early_stopping=3, target_metric="accuracy > 0.5")
+    seen, replayed = Stopping(given, [*history]), Stopping(given, [*history])
+    better = [seen.see(dict(zip(history, one, strict=True))) for one in zip(*history.values(), strict=True)]
+    assert better == [True, True, False, False, False]
+    assert (
+        replayed.replay(history)
+        == seen.why
+        == ("loss has not fallen below 0.5, of epoch 2, in 3 epochs (--early-stopping 3)")
+    )
+    assert seen.best_epoch == replayed.best_epoch == 1
+    assert "more than --early-stopping 3" in seen.remedy
+    assert not Stopping(settings(early_stopping=4), [*history]).replay(history)
+    by_target = Stopping(settings(target_metric="accuracy > 0.35"), [*history])
+    assert by_target.replay(history) == "accuracy is 0.4 (--target-metric 'accuracy > 0.35')"
+    assert by_target.remedy.startswith("give another --target-metric")
 
 
 def test_a_plan_knows_the_wrapper(tmp_path):
@@ -659,7 +705,7 @@ def test_a_plan_knows_the_wrapper(tmp_path):
 
 
 def test_every_field_is_an_option_and_every_option_is_explained():
-    names = {one.name for one in fields(Settings)} - {"algorithm"}
+    names = {one.name.removesuffix("_") for one in fields(Settings)} - {"algorithm"}
     assert names | MODE_OPTIONS.keys() == OPTIONS.keys()
     assert not [name for name, option in OPTIONS.items() if len(option.help) < 10]
 

@@ -25,6 +25,7 @@ from nnlo_common.commands.tune import _search_folder as folders
 from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
+from nnlo_common.commands.tune._noise import by_chance, remark
 from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
@@ -185,6 +186,7 @@ WRONG_FLAGS = {
     "no fold": (["--n-fold", "0"], "at least 1"),
     "folds and a list": (["--n-fold", "2", "--val", "a.h5"], "leave --val out, or --n-fold"),
     "labels of no folds": (["--fold-labels", "labels"], "there are none; add --n-fold, e.g. --n-fold 5"),
+    "folds and a share": (["--n-fold", "2", "--hold-out", "0.2"], "give one of the two"),
     "groups of no folds": (["--fold-groups", "run"], "--fold-groups splits samples"),
     "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its suffix gives the format"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
@@ -253,6 +255,23 @@ def test_folds_are_cut_by_the_labels_in_the_files(labels):
     assert sorted([*training, *validation]) == list(range(12))
 
 
+def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
+    samples(raw=CLASSES + 10)
+    given = {**GIVEN, "hold_out": Given(0.75), "fold_labels": Given("get_labels")}
+    reading = {"features": "features", "labels": "raw", "adapt_labels": lambda raw: np.eye(2)[raw - 10]}
+    training, validation = parts(["a.h5"], reading, settings_of(given))
+    assert np.bincount(CLASSES[validation]).tolist() == [6, 3]
+    assert sorted([*training, *validation]) == list(range(12))
+    _, whole = parts(
+        ["a.h5"], reading, settings_of({**given, "hold_out": Given(0.26), "fold_labels": Given("labels")})
+    )
+    assert len(whole) == 3
+    with pytest.raises(ConfigurationError, match="must be from 1/100"):
+        settings_of({**given, "hold_out": Given(0.001)})
+    with pytest.raises(ConfigurationError, match="give one of the two"):
+        settings_of({**given, "fold": Given("1/5")})
+
+
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
     monkeypatch.setattr(_fold_samples, "_PIECE", 5)
     cut = samples(run=RUNS)
@@ -285,11 +304,13 @@ def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
 
 
 def test_a_fold_is_asked_for_with_what_cuts_it():
-    with pytest.raises(ConfigurationError, match=r"--fold-groups needs --fold; add it, e\.g\. --fold 1/5"):
+    with pytest.raises(
+        ConfigurationError, match=r"--fold-groups needs --fold or --hold-out; add one, e\.g\."
+    ):
         settings_of({**GIVEN, "fold_groups": Given("run")})
     search = SearchSettings(n_fold=4, fold_groups="run")
     given = search.folded(GIVEN, 1)
-    assert (settings_of(given).part, settings_of(given).fold_groups) == ((1, 4), "run")
+    assert (settings_of(given).parts, settings_of(given).fold_groups) == ((range(1, 2), 4), "run")
     assert SearchSettings().folded(GIVEN, 0) == GIVEN
 
 
@@ -621,7 +642,7 @@ def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, drawings, tmp_p
     text = page(search(tmp_path), trials, best, drawings, "few trials")
     tags = Tags()
     tags.feed(text)
-    assert (tags.open, tags.asked) == ([], [])
+    assert (tags.open, tags.asked) == ([], [f"trials/{one.folder}/" for one in trials])
     assert ("pip install 'nnlo[tune]'" in text) == (not drawings)
     assert text.count("few trials") == bool(good)
     if best is not None:
@@ -645,13 +666,29 @@ def test_the_figures_show_every_trial_and_ask_nothing_of_a_network(trials, tmp_p
     drawings = figures(studied(trials), trials, "val_accuracy", {})
     tags = Tags()
     tags.feed(page(search(tmp_path), trials, None, drawings, ""))
-    assert (tags.open, tags.asked) == ([], [])
+    assert (tags.open, tags.asked) == ([], [f"trials/{one.folder}/" for one in trials])
     assert len(next(iter(drawings.values()))) > 1_000_000  # the first has plotly in it
 
 
 def test_without_plotly_there_are_no_figures(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     assert figures(None, [], "loss", {}) == {}
+
+
+def test_the_word_on_noise_is_what_the_best_of_equal_trials_gains_by_chance():
+    draw, trials, folds = np.random.default_rng(3), 7, 5
+    easier = np.array([0.0, 3.0, -1.0, 2.0, 0.5])  # folds differ, alike in all trials
+    gains, told_gains = [], []
+    for _ in range(2000):
+        values = draw.standard_normal((trials, folds)) + easier
+        gains.append(values.mean(1).max() - easier.mean())
+        told_gains.append(by_chance(values.tolist()))
+    assert np.mean(told_gains) == pytest.approx(np.mean(gains), rel=0.05)
+    assert by_chance([[0.5], [0.75]]) is None
+    assert by_chance([[0.5, 0.75]]) is None
+    assert "0.42 of it may be chance" in remark([[0.0, 1.0], [1.0, 0.0]], 2)
+    assert "add --n-fold" in remark([(), ()], 2)
+    assert remark([()], 1) == ""
 
 
 def test_the_page_says_what_was_gained(tmp_path):

@@ -138,7 +138,7 @@ def test_adaptors_make_of_a_batch_what_the_model_is_given(three):
     ],
 )
 def test_an_adaptor_that_does_not_keep_the_samples_is_refused(three, adaptor, found):
-    with pytest.raises(ConfigurationError, match=f"adapt_labels got 1 samples and returned {found};"):
+    with pytest.raises(ConfigurationError, match=f"adapt_labels got 1 sample and returned {found};"):
         HDF5Source(three / "*.h5", features="x", labels="y", adapt_labels=adaptor)
 
 
@@ -828,13 +828,13 @@ HOSTILE = {
         good,
         {**XY, "adapt_labels": lambda y: y["a"]},
         "",
-        r"adapt_labels failed on 1 samples, int64\[1\], with IndexError: .*test it with",
+        r"adapt_labels failed on 1 sample, int64\[1\], with IndexError: .*test it with",
     ),
     "an adaptor for fewer columns": (
         good,
         {**XY, "adapt_features": lambda x: x[:, 7]},
         "",
-        r"adapt_features failed on 1 samples, float32\[1, 2\], with IndexError: .*out of bounds",
+        r"adapt_features failed on 1 sample, float32\[1, 2\], with IndexError: .*out of bounds",
     ),
     "a command without a folder": (
         good,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import pytest
 from nnlo_common.commands._cli import main
 from tests.helpers.jobs import mpiexec
 
-__all__ = ["ADAM", "refused", "started", "told", "train", "write_files"]
+__all__ = [
+    "ADAM",
+    "SCHEDULES",
+    "check_early_stopping",
+    "check_early_stopping_on_three_ranks",
+    "check_schedule",
+    "refused",
+    "started",
+    "told",
+    "train",
+    "write_files",
+]
 
 ADAM = ["--optimizer", "adam", "--learning-rate", "0.02"]
 
@@ -51,3 +63,106 @@ def refused(capsys, *words):
 
 def started(*words, ranks=3, **options):
     return mpiexec(ranks, "-m", "nnlo_common", "train", *words, **options)
+
+
+def check_early_stopping_on_three_ranks(net, framework):
+    """Three ranks stop early together, refuse to go on unasked, and go on if asked."""
+    words = [
+        *net,
+        "--train",
+        "a.h5",
+        "b.h5",
+        "--val",
+        "val.h5",
+        "--batch",
+        "35",
+        "--run",
+        "r",
+        "--checkpoint",
+    ]
+    words += ["--optimizer", "adam", "--learning-rate", "0.4", "--mode", "synchronous"]
+    stopped = started(*words, "--epochs", "9", "--early-stopping", "1", framework=framework)
+    assert stopped.returncode == 0, stopped.stderr
+    done = len(told("r")["center"]["val_loss"])
+    assert done < 9
+    assert stopped.stdout.count(f"nnlo train: ended after epoch {done} of 9: val_loss has not fallen") == 1
+    assert stopped.stdout.count(f"nnlo train: kept the weights of epoch {done - 1}, ") == 1
+    refusal = started(*words, "--epochs", "9", "--early-stopping", "1", framework=framework)
+    assert refusal.returncode == 2
+    assert refusal.stderr.count(f"which ended after epoch {done} of 9") == 1
+    on = started(*words, "--epochs", "9", framework=framework)
+    assert on.returncode == 0, on.stderr
+    assert len(told("r")["center"]["val_loss"]) == 9
+
+
+#: For each schedule its words and the rates of five epochs that begin at 0.5; None: as the metric has it.
+SCHEDULES = {
+    "cosine": ("--schedule cosine", [0.25 * (1 + math.cos(math.pi * epoch / 5)) for epoch in range(5)]),
+    "step": ("--schedule step --decay 0.3 --decay-every 2", [0.5, 0.5, 0.15, 0.15, 0.045]),
+    "exponential": ("--schedule exponential", [0.5 * 0.9**epoch for epoch in range(5)]),
+    "plateau": (
+        "--batch 5 --schedule plateau --decay 0.2 --decay-every 1 --early-stopping-metric val_accuracy",
+        None,
+    ),
+    "warm-up": ("--warm-up 2 --schedule exponential --decay 0.7", [None, None, 0.5, 0.35, 0.245]),
+}
+
+
+def check_schedule(net, words, rates, weights_of):
+    """The rate of each epoch is that of the formula, also if a training is resumed in between."""
+    begin = [*net, "--learning-rate", "0.5", "--batch", "35", *words.split()]
+    assert train(*begin, "--epochs", "5", "--run", "whole") == 0
+    center = told("whole")["center"]
+    if rates is None:
+        rates, rate, best, waited = [], 0.5, -1.0, 0
+        for accuracy in center["val_accuracy"]:
+            rates.append(rate)
+            best, waited = (accuracy, 0) if accuracy > best else (best, waited + 1)
+            rate, waited = (rate * 0.2, 0) if waited == 1 else (rate, waited)
+        assert rates[-1] < 0.5, "or this test shows nothing"
+    for is_, should in zip(center["learning_rate"], rates, strict=True):
+        assert should is None or is_ == pytest.approx(should, rel=1e-6)
+    if "cosine" not in words:
+        assert (
+            train(*begin, "--epochs", "1" if "--warm" not in words else "3", "--run", "r", "--checkpoint")
+            == 0
+        )
+        assert train(*begin, "--epochs", "5", "--run", "r", "--checkpoint") == 0
+        assert (told("r")["center"], weights_of("r")) == (center, weights_of("whole"))
+
+
+def check_early_stopping(net, weights_of, capsys):
+    """A run that stopped early says why, has the best weights, and goes on as if it had not stopped."""
+    words = [*net, "--optimizer", "adam", "--learning-rate", "0.3", "--seed", "3", "--batch", "35"]
+    by = ["--early-stopping-metric", "val_loss"]
+    assert train(*words, "--epochs", "9", "--early-stopping", "5", *by, "--run", "whole") == 0
+    whole = told("whole")
+    losses = whole["center"]["val_loss"]
+    saved = ["--run", "r", "--checkpoint", "2"]
+    capsys.readouterr()
+    assert train(*words, "--epochs", "9", "--early-stopping", "1", *by, *saved) == 0
+    said, stopped = capsys.readouterr().out, told("r")["center"]["val_loss"]
+    ended, best = len(stopped), stopped.index(min(stopped)) + 1
+    assert 1 < ended < len(losses), "or this test shows nothing"
+    assert best == ended - 1
+    assert f"nnlo train: ended after epoch {ended} of 9: val_loss has not fallen below " in said
+    assert f"of epoch {best}, in 1 epoch (--early-stopping 1)\n" in said
+    assert f"nnlo train: kept the weights of epoch {best}, whose val_loss is the best: " in said
+    assert train(*words, "--epochs", str(best), "--run", "best") == 0
+    assert weights_of("r") == weights_of("best")
+
+    for raised in ("9", "12"):
+        assert train(*words, "--epochs", raised, "--early-stopping", "1", *by, *saved) == 2
+        refusal = capsys.readouterr().err
+        assert f"which ended after epoch {ended} of 9: val_loss has not fallen below" in refusal
+        assert "give more than --early-stopping 1, or leave it out" in refusal
+    assert told("r")["center"]["val_loss"] == stopped, "a refusal changes nothing"
+
+    assert train(*words, "--epochs", "9", "--early-stopping", "5", *by, *saved) == 0
+    assert told("r") == whole
+    assert weights_of("r") == weights_of("whole")
+    if len(losses) == 9:
+        return
+    Path("r/history.json").unlink()  # as if killed after the last epoch
+    assert train(*words, "--epochs", "9", "--early-stopping", "5", *by, *saved) == 0
+    assert (told("r"), weights_of("r")) == (whole, weights_of("whole"))

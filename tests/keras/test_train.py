@@ -13,7 +13,18 @@ import pytest
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
-from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
+from tests.helpers.train_command import (
+    ADAM,
+    SCHEDULES,
+    check_early_stopping,
+    check_early_stopping_on_three_ranks,
+    check_schedule,
+    refused,
+    started,
+    told,
+    train,
+    write_files,
+)
 
 # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
 keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -99,6 +110,48 @@ def test_the_epochs_of_a_finished_keras_training_can_be_raised(capsys):
     assert "--epochs 3: --run" in capsys.readouterr().err
 
 
+KINDS = {name: one for name, one in SCHEDULES.items() if name != "exponential"}  # which the warm-up has
+
+
+def weights_of(folder):
+    import keras
+
+    return [one.tolist() for one in keras.models.load_model(f"{folder}/model.keras").get_weights()]
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+@pytest.mark.parametrize(("words", "rates"), KINDS.values(), ids=KINDS)
+def test_the_keras_learning_rate_follows_the_schedule(words, rates):
+    check_schedule(keras_net, words, rates, weights_of)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_keras_training_that_stopped_early_says_why_and_goes_on_if_asked(capsys):
+    check_early_stopping(keras_net, weights_of, capsys)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_keras_training_begins_with_the_weights_of_a_file(capsys):
+    import keras
+
+    words = [*keras_net, *ADAM, "--batch", "35"]
+    assert train(*words, "--run", "first", "--seed", "5") == 0
+    keras.models.load_model("first/model.keras").save_weights("w.weights.h5")
+    for number, name in enumerate(["first", "w.weights.h5"]):
+        assert train(*words, "--learning-rate", "1e-30", "--from", name, "--run", f"r{number}") == 0
+        assert weights_of(f"r{number}") == weights_of("first")
+    said = refused(capsys, *words, "--model-params", "width=5", "--from", "w.weights.h5")
+    assert "w.weights.h5 does not fit the model" in said
+    Path("w.pt").write_bytes(b"x")
+    assert "is not a file of weights for keras" in refused(capsys, *words, "--from", "w.pt")
+
+
 @pytest.mark.framework("keras")
 @pytest.mark.slow
 @keras_warns
@@ -153,6 +206,34 @@ def test_lambda_layers_are_taken_if_trusted(capsys):
     assert train("--model", "m.keras", *words, "--allow-pickle") == 0
 
 
+BROKEN = """
+import keras
+
+class Net(keras.Model):
+    def call(self, x):
+        return x[:, 0] + keras.ops.ones((7, 7))  # MARK
+
+def mine(labels, output):
+    return missing  # MARK
+
+def get_model():
+    inputs = keras.Input((3,))
+    return Net() if %r == "call" else keras.Model(inputs, keras.layers.Dense(2)(inputs))
+"""
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+@pytest.mark.parametrize(("what", "loss"), [("call", "mse"), ("mine", "mine")])
+def test_an_error_in_the_users_code_shows_its_line_and_does_not_blame_options(what, loss, capsys):
+    Path("broken.py").write_text(BROKEN % what)
+    said = refused(capsys, "--model", "broken.py", "--loss", loss, "--labels-name", "one_hot")
+    number = 6 if what == "call" else 9
+    assert f"broken.py, line {number}, in {what}: " in said
+    assert "Choose another" not in said
+
+
 WRONG_KERAS = {
     "unknown loss": (["--loss", "sparse_categorical_crosentropy"], "'sparse_categorical_crossentropy'?"),
     "labels of three": (["--loss", "mse", "--labels-name", "three"], "labels of (2, 3)"),
@@ -190,13 +271,22 @@ def test_a_layer_that_keras_does_not_know_is_refused(capsys):
 @pytest.mark.framework("keras")
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.extended
+def test_three_ranks_stop_early_together_and_go_on_if_asked():
+    check_early_stopping_on_three_ranks(keras_net, "keras")
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
 def test_the_example_trains_on_three_ranks(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import toy_images
 
     toy_images.write("toy", files=2, samples=300, seed=0)
     env = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    words = "--loss categorical_crossentropy --metrics accuracy --batch 20 --epochs 4 --optimizer adam"
+    words = "--loss categorical_crossentropy --metrics accuracy --batch 20 --epochs 4 --optimizer adam "
+    words += "--early-stopping 7"
     files = ["--model", str(EXAMPLES / "cifar10.json"), "--train", "toy/train.list", "--val", "toy/val.list"]
     done = started(
         *files, *words.split(), "--learning-rate", "0.002", timeout_s=110, env=env, framework="keras"
@@ -205,6 +295,7 @@ def test_the_example_trains_on_three_ranks(monkeypatch):
     center = told("runs/cifar10-1")["center"]
     assert center["val_loss"][-1] < center["val_loss"][0]
     assert len(told("runs/cifar10-1")["workers"]) == 2
+    assert "nnlo train: kept the weights of epoch " in done.stdout
     assert Path("runs/cifar10-1/model.keras").is_file()
 
 

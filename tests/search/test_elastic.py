@@ -408,7 +408,7 @@ def test_blocks_of_processes_become_one(tmp_path):
     ((epochs, sizes),) = [zip(*seen["fold 0"], strict=True) for seen in found["seen"]]
     assert epochs == tuple(range(8))
     assert (sizes[0], sizes[-1]) == (2, 4)
-    assert "was saved with 1 workers, but this run has 3" in said
+    assert "was saved with 1 worker, but this run has 3" in said
 
 
 @pytest.mark.extended

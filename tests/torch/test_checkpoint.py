@@ -301,8 +301,8 @@ def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process
     for weights, _ in found:
         assert np.array_equal(weights, straight)
     told = capsys.readouterr().out
-    assert told.count("was saved by one process, but this run has 1 workers: all workers start at the") == 2
-    assert told.count("was saved with 1 workers, but this run is one process: it starts at the centre") == 1
+    assert told.count("was saved by one process, but this run has 1 worker: all workers start at the") == 2
+    assert told.count("was saved with 1 worker, but this run is one process: it starts at the centre") == 1
 
 
 @pytest.mark.parametrize("wrapper", ALL)

@@ -15,7 +15,18 @@ from nnlo_common.commands._cli import main
 from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.pages import code
-from tests.helpers.train_command import ADAM, refused, started, told, train, write_files
+from tests.helpers.train_command import (
+    ADAM,
+    SCHEDULES,
+    check_early_stopping,
+    check_early_stopping_on_three_ranks,
+    check_schedule,
+    refused,
+    started,
+    told,
+    train,
+    write_files,
+)
 
 torch_net = ["--model", "torch_net.py", "--loss", "cross_entropy", "--metrics", "accuracy"]
 TORCH = """
@@ -84,9 +95,7 @@ def test_a_torch_module_trains_and_trains_the_same_again(capsys):
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_a_torch_module_alone(mode):
-    nesterov = ["--momentum", "0.9", "--optimizer-option", "nesterov=true"]
-    words = nesterov if mode == "eamsgd" else []
-    assert train(*torch_net, "--mode", mode, *words, "--run", "r") == 0
+    assert train(*torch_net, "--mode", mode, "--run", "r") == 0
     assert len(told("r")["center"]["loss"]) == 1
 
 
@@ -146,6 +155,60 @@ def test_the_epochs_of_a_finished_torch_training_can_be_raised(capsys):
 
 
 @pytest.mark.framework("torch")
+@pytest.mark.parametrize(("words", "rates"), SCHEDULES.values(), ids=SCHEDULES)
+def test_the_torch_learning_rate_follows_the_schedule(words, rates):
+    check_schedule(torch_net, words, rates, weights_of)
+
+
+@pytest.mark.framework("torch")
+def test_a_torch_training_that_stopped_early_says_why_and_goes_on_if_asked(capsys):
+    check_early_stopping(torch_net, weights_of, capsys)
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("kind", ["run", "plain", "nested", "npz", "safetensors"])
+def test_a_torch_training_begins_with_the_weights_of_a_file(kind):
+    import torch
+
+    words = [*torch_net, *ADAM, "--batch", "35"]
+    assert train(*words, "--run", "first", "--seed", "5") == 0
+    weights = torch.load("first/weights.pt", weights_only=True)
+    name = {"run": "first", "npz": "w.npz", "safetensors": "w.safetensors"}.get(kind, "w.pt")
+    if kind == "npz":
+        np.savez(name, **{key: one.numpy() for key, one in weights.items()})
+    elif kind == "safetensors":
+        pytest.importorskip("safetensors.torch", reason="it reads these files").save_file(weights, name)
+    elif kind != "run":
+        torch.save({"epoch": 3, "model": weights} if kind == "nested" else weights, name)
+    assert train(*words, "--learning-rate", "1e-30", "--from", name, "--run", "r") == 0
+    assert weights_of("r") == weights_of("first")
+    assert told("r")["center"]["val_loss"][-1] == told("first")["center"]["val_loss"][-1]
+    assert train("--config", "r/config.toml", "--run", "again", data=()) == 0
+    assert weights_of("again") == weights_of("first")
+
+
+@pytest.mark.framework("torch")
+def test_weights_that_do_not_fit_or_run_code_are_refused_before_the_training(capsys):
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    torch.save(model.state_dict(), "narrow.pt")
+    said = refused(capsys, *torch_net, "--from", "narrow.pt")
+    assert "narrow.pt does not fit the model" in said
+    assert "0.weight" in said
+    torch.save(model, "code.pt")
+    assert "add --allow-pickle if you trust it" in refused(capsys, *torch_net, "--from", "code.pt")
+    Path("w.keras").write_bytes(b"x")
+    assert "is not a file of weights for torch" in refused(capsys, *torch_net, "--from", "w.keras")
+    assert "no such file" in refused(capsys, *torch_net, "--from", "none.pt").lower()
+    Path("empty").mkdir()
+    assert "is a folder without model.keras or weights.pt" in refused(capsys, *torch_net, "--from", "empty")
+    words = [*torch_net, "--model-params", "width=5", "--from", "code.pt", "--allow-pickle"]
+    assert train(*words, "--learning-rate", "1e-30", "--run", "r") == 0
+    assert weights_of("r") == {name: one.tolist() for name, one in model.state_dict().items()}
+
+
+@pytest.mark.framework("torch")
 @pytest.mark.parametrize(
     ("keras_name", "ours"), [("mse", "mse_loss"), ("categorical_crossentropy", "cross_entropy,")]
 )
@@ -200,6 +263,8 @@ def test_what_to_do_stands_before_the_traceback_of_a_users_error(saving, capsys,
         train("--model", "torch_net.py", "--loss", "broken_loss", "--run", "r", *saving)
     said = capsys.readouterr().err
     assert said.startswith("nnlo train: RuntimeError: a broken cable\n")
+    assert "test_train.py, line " in said.splitlines()[1]
+    assert 'in broken: raise RuntimeError("a broken cable")' in said.splitlines()[1]
     assert ("rerun the same command to resume from the last checkpoint in " in said) == bool(saving)
 
 
@@ -269,6 +334,51 @@ def test_a_pickled_torch_module_is_taken_if_trusted(capsys):
     assert "holds weights" in capsys.readouterr().err
 
 
+BROKEN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.layer(x)  # MARK
+
+def get_model():
+    return Net() if %r == "forward" else torch.nn.Linear(3, 2)
+
+def mine(output, labels):
+    return output[7].mean()  # MARK
+
+def adapted(x):
+    return x[0, 0, 0]  # MARK
+
+def get_features():
+    return "features", adapted if %r == "adapted" else None
+"""
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize(
+    ("what", "words", "error"),
+    [
+        ("forward", ["--loss", "cross_entropy"], "RuntimeError: mat1 and mat2"),
+        ("mine", ["--loss", "mine"], "IndexError: index 7 is out of bounds"),
+        ("mine", ["--loss", "cross_entropy", "--metrics", "mine"], "IndexError: index 7 is out of bounds"),
+        ("adapted", ["--loss", "cross_entropy"], "IndexError: too many indices"),
+    ],
+)
+def test_an_error_in_the_users_code_shows_its_line_and_does_not_blame_options(what, words, error, capsys):
+    Path("broken.py").write_text(BROKEN % (what, what))
+    said = refused(capsys, "--model", "broken.py", *words)
+    lines = BROKEN.splitlines()
+    number = next(at + 1 for at, line in enumerate(lines, 1) if f"def {what}(" in line)
+    assert f"broken.py, line {number}, in {what}: {lines[number - 1].strip()}" in said
+    assert error in said
+    assert "Choose another" not in said
+
+
 WRONG_TORCH = {
     "unknown loss": (["--loss", "cross_entropi"], "did you mean 'cross_entropy'?"),
     "Keras's loss": (["--loss", "mean_squared_error"], "not found in PyTorch"),
@@ -307,6 +417,14 @@ NEW = {
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.extended
+def test_three_ranks_stop_early_together_and_go_on_if_asked():
+    check_early_stopping_on_three_ranks(torch_net, "torch")
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("words", NEW.values(), ids=NEW)
 def test_three_ranks_train_with_the_options_of_a_mode(words):
     data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10", "--epochs", "3", "--run", "r"]
@@ -323,6 +441,7 @@ def test_three_ranks_train_with_the_options_of_a_mode(words):
 def test_three_ranks_train_a_torch_module():
     data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10"]
     options = ["--mode", "easgd", "--every", "2", "--epochs", "3", "--checkpoint", "--run", "r"]
+    options += ["--early-stopping", "7"]
     done = started(*torch_net, *data, *ADAM, *options, framework="torch")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nnlo train: easgd --every 2, 1 serving, 2 training") == 1
@@ -335,6 +454,7 @@ def test_three_ranks_train_a_torch_module():
         "checkpoint", "config.toml", "history.json", "run.json", "weights.pt",
         *(name for rank in range(3) for name in (f"live.rank{rank}.json", f"facts.rank{rank}.jsonl")),
     }  # fmt: skip
+    assert "nnlo train: kept the weights of epoch 3, whose val_loss is the best" in done.stdout
     (server, *_) = json.loads(Path("r/run.json").read_text())["ranks"]
     assert (server["role"], server["samples"]) == ("server 0", 3 * 140)
 

@@ -144,7 +144,7 @@ def test_what_differs_between_ranks_is_named_on_all_before_training():
 
 REFUSED = {
     "all_servers": "3 - 3 servers = 0 worker ranks",
-    "more_servers_than_parameters": "use at most 1 servers",
+    "more_servers_than_parameters": "use at most 1 server",
     "other_starts": "use one seed on all ranks",
     "backup": "backup=3 of 2 workers leaves none",
     "double": "weight is torch.float64",

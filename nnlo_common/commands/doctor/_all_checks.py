@@ -61,7 +61,7 @@ def _about_machines(reports: Sequence[RankReport], places: Sequence[Place]) -> l
     locks = {host: on_machine.check_locks(reports[home.rank]) for host, home in homes.items()}
     return [
         on_machine.check_agreement(reports),
-        on_machine.check_cores(places),
+        on_machine.check_cores(places, "" if (mpi := reports[0].mpi) is None else mpi.library),
         merge_hosts(threads),
         merge_hosts(locks),
         on_machine.check_forking(reports[0].start_method, len(homes)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from nnlo_common.cluster._hosts import Place, crowded_hosts
@@ -38,17 +39,28 @@ def check_agreement(reports: Sequence[RankReport]) -> Finding:
     return ok("same software", "on every rank" if len(reports) > 1 else "only one rank to look at")
 
 
-def check_cores(places: Sequence[Place]) -> Finding:
-    """Check that every rank has a core."""
+def check_cores(places: Sequence[Place], library: str = "") -> Finding:
+    """Check that every rank has a core; tell how to start more ranks with this MPI library."""
     crowded = crowded_hosts(places)
+    option = _option_for_more(library)
     if not crowded:
-        return ok("cores", "enough for every rank")
+        hint = f"; to start more ranks than cores, add {option} to mpiexec" if option else ""
+        return ok("cores", f"enough for every rank{hint}")
     more = f", and {len(crowded) - 1} more hosts" if len(crowded) > 1 else ""
     return note(
         "cores",
         f"{crowded[0]}{more}",
-        "Ranks will wait for each other's cores: start no more ranks on a host than it has cores.",
+        "Ranks will wait for each other's cores: start no more ranks on a host than it has cores."
+        + (f" To try it all the same: mpiexec {option} -n {len(places)} ..." if option else ""),
     )
+
+
+def _option_for_more(library: str) -> str:
+    """Return the option by which mpiexec starts more ranks than cores; empty: it needs none."""
+    found = re.match(r"Open MPI v?(\d+)", library)
+    if found is None:
+        return ""
+    return "--map-by :OVERSUBSCRIBE" if int(found[1]) >= 5 else "--oversubscribe"
 
 
 def check_threads(place: Place, report: RankReport) -> Finding:

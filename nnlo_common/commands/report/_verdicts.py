@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 
+from nnlo_common.base._plural import plural
 from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
 from nnlo_common.training._bottleneck import BUSY, WAITED, told
 
@@ -59,7 +60,7 @@ def _cores(run: RunFacts) -> Iterator[str]:
     for host, ranks in sorted(residents.items()):
         if host in cores and ranks > (has := cores[host] or ranks):
             yield (
-                f"{ranks} ranks shared {has} core{'s' * (has > 1)} of {host}, so they waited for each other: "
+                f"{ranks} ranks shared {plural(has, 'core')} of {host}, so they waited for each other: "
                 "start fewer ranks, or use more hosts"
             )
 

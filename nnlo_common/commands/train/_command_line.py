@@ -99,19 +99,30 @@ def given_by(
     """
     if unknown:
         _refuse(unknown, options, command)
-    if spelled := value_in_our_words(flags):
-        name, words = spelled
-        raise ConfigurationError(f"{options[name].flag} {flags[name]!r} is NNLO's spelling; write {words}")
     given = {name: Given(value) for name, value in flags.items()}
     config = given.pop("config", None)
-    if config is None:
-        return _with_folder(given)
-    by_file = read_config(config.read(CONFIG))
+    by_file = {} if config is None else read_config(config.read(CONFIG))
+    for one in (given, by_file):
+        _refuse_old_words(one, options)
     for name in given.keys() & by_file.keys():
         if name in options and options[name].kind is OptionKind.PAIRS:
             table = by_file[name].read(options[name]) | given[name].read(options[name])
             given[name] = Given(table)
     return _with_folder(by_file | given)
+
+
+def _refuse_old_words(given: Mapping[str, Given], options: Mapping[str, Option]) -> None:
+    """Answer options and values of NNLO with ours."""
+    if spelled := value_in_our_words({name: one.value for name, one in given.items()}):
+        name, words = spelled
+        one = given[name]
+        asked = options[name].flag if one.by_hand else f"{one.place}: {name}"
+        raise ConfigurationError(f"{asked} {one.value!r} is NNLO's spelling; write {words}")
+    for name, one in given.items():
+        if name not in options and (answer := in_our_words(f"--{name}")):
+            raise ConfigurationError(
+                f"{one.place} has {name!r}, an option of NNLO; here {answer} (in a file without dashes)"
+            )
 
 
 def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
@@ -132,13 +143,13 @@ def _is_number(text: str) -> bool:
 
 def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
     """Refuse words that are not options, and name the nearest option."""
-    word = unknown[0].partition("=")[0]
+    word, _, value = unknown[0].partition("=")
     if not word.startswith("-"):
         raise ConfigurationError(
             f"{word!r} belongs to no option; see nnlo {command} --help (quote a pattern of files, so that "
             "the shell passes it as one word, or put the files after --train)"
         )
-    if words := in_our_words(word):
+    if words := in_our_words(word, value or "".join(unknown[1:2])):
         raise ConfigurationError(f"{word} is an option of NNLO; here {words} (see nnlo {command} --help)")
     flags = ["--config", *(option.flag for option in options.values())]
     raise ConfigurationError(f"there is no option {word}{nearest(word, flags)} (see nnlo {command} --help)")

@@ -30,18 +30,20 @@ def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[I
     Raises:
         ConfigurationError: a dataset is missing or unsuitable, or there are too few samples or groups.
     """
-    assert settings.part is not None  # the caller has checked --fold
-    fold, folds = settings.part
+    assert settings.parts is not None  # the caller has checked --fold and --hold-out
+    held, folds = settings.parts
     with closing(HDF5Source(files, **reading)) as source:
         samples = len(source)
     labels = _column("--fold-labels", settings.fold_labels, files, reading)
     groups = _column("--fold-groups", settings.fold_groups, files, reading)
     try:
-        return split(samples, folds, fold, labels=labels, groups=groups)
+        validating = [split(samples, folds, fold, labels=labels, groups=groups)[1] for fold in held]
     except ConfigurationError as error:
         asked = (("--fold-labels", settings.fold_labels), ("--fold-groups", settings.fold_groups))
         by = " and ".join(f"{flag} {name}" for flag, name in asked if name)
         raise ConfigurationError(f"{by}: {error}" if by else str(error)) from None
+    validation = np.sort(np.concatenate(validating))
+    return np.setdiff1d(np.arange(samples), validation), validation
 
 
 def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading) -> Array | None:
@@ -49,6 +51,8 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     if name is None:
         return None
     own: Reading = {"features": name}
+    if name == "get_labels":  # what the training gets
+        own = {"features": reading.get("labels") or "labels", "adapt_features": reading.get("adapt_labels")}
     if "stage_to" in reading:
         own |= {"stage_to": reading["stage_to"], "copy_command": reading["copy_command"]}
     try:

@@ -26,6 +26,7 @@ from nnlo_common.commands.train._python_file import (
     made_model,
 )
 from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.train._start_weights import fill, weights_file
 
 __all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
 
@@ -184,6 +185,8 @@ def load_model(settings: Settings, path: Path) -> Loaded:
         plug_in(framework).seed(settings.seed)
         model = plug_in(framework).load(path, settings.allow_pickle)
     framework = _framework(model, path, "get_model() returned" if module else "it holds")
+    if (weights := weights_file(settings)) is not None:
+        fill(plug_in(framework), framework, model, weights, settings.allow_pickle)
     # Seed again for the training; loading a pickle has not seeded at all.
     plug_in(framework).seed(settings.seed)
     name = asked(module, path, "get_name") or path.stem
@@ -228,8 +231,21 @@ def plug_in(framework: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        hint = "; choose another back end: KERAS_BACKEND=torch, tensorflow or jax" * (framework == "keras")
+        hint = "" if framework != "keras" else f"\n{_other_back_ends(getattr(error, 'name', None) or '')}"
         raise ConfigurationError(f"{framework} cannot be loaded ({error}){hint}") from None
+
+
+def _other_back_ends(missing: str) -> str:
+    """Return what to do if the back end of Keras cannot be loaded.
+
+    Args:
+        missing: the module that was not found.
+    """
+    back_ends = {"tensorflow": "tensorflow-cpu", "torch": "torch", "jax": "jax"}
+    here = [name for name in back_ends if name != missing and importlib.util.find_spec(name) is not None]
+    package = back_ends.get(missing)
+    install = f"Install it with: pip install {package}" if package else "Install one, e.g. pip install torch"
+    return install + (f", or choose another: export KERAS_BACKEND={' or '.join(here)}" if here else "")
 
 
 def choose_back_end(env: MutableMapping[str, str]) -> None:

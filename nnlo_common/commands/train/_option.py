@@ -119,8 +119,9 @@ def options_of(settings: type) -> dict[str, Option]:
     hints, found = typing.get_type_hints(settings), dict[str, Option]()
     for one in fields(settings):
         default = None if one.default in (MISSING, ()) else one.default
-        facts = {"name": one.name, "default": default, **kind_of(hints[one.name]), **one.metadata}
-        found |= one.metadata.get("options") or {one.name: Option(**facts)}
+        name = one.name.removesuffix("_")  # a word of Python itself
+        facts = {"name": name, "default": default, **kind_of(hints[one.name]), **one.metadata}
+        found |= one.metadata.get("options") or {name: Option(**facts)}
     return found
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +17,30 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
+from nnlo_common.commands._nnlo_source import data_in_our_words, space_in_our_words
 from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._option import nearest
 
-__all__ = ["asked", "check_source", "frameworks_in", "import_file", "made_model", "parameters_of", "running"]
+__all__ = [
+    "adapting",
+    "asked",
+    "check_no_old_space",
+    "check_source",
+    "frameworks_in",
+    "import_file",
+    "made_model",
+    "parameters_of",
+    "running",
+    "users_line",
+]
 
 _NAME = "nnlo_train_model"
 _FRAMEWORKS = ("keras", "torch")
+#: Folders of Python itself, and of nnlo.
+_NOT_USERS = [
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
+    *(Path(__file__).parents[3] / name for name in ("nnlo_common", "nnlo_keras", "nnlo_torch")),
+]
 _LARGEST = 10_000_000  # bytes of a Python file
 
 
@@ -37,10 +55,24 @@ def check_source(path: Path) -> None:
             bound.add(node.id)
         elif isinstance(node, ast.alias):
             bound.add(node.asname or node.name)
+    if words := data_in_our_words(tree):
+        raise ConfigurationError(
+            f"--model {path} has a class of samples of NNLO; here write, without an import of nnlo,\n{words}"
+        )
     if not {"get_model", "*"} & (names | bound):
         raise ConfigurationError(
             f"--model {path} has no get_model{nearest('get_model', names)}; write a function get_model() "
             "that returns the model"
+        )
+
+
+def check_no_old_space(path: Path) -> None:
+    """Refuse the `parameter_range` of NNLO in a file without get_space(), and say what to write."""
+    tree = _parsed(path)
+    has = any(isinstance(one, ast.FunctionDef) and one.name == "get_space" for one in ast.walk(tree))
+    if not has and (words := space_in_our_words(tree)):
+        raise ConfigurationError(
+            f"--model {path} has the parameter_range of NNLO; here write, without importing skopt,\n{words}"
         )
 
 
@@ -140,6 +172,36 @@ def running(path: Path, when: str) -> Iterator[None]:
             raise ConfigurationError(_error_text(path, when, error)) from None
         finally:
             sys.stdin = standard_input
+
+
+def users_line(error: BaseException) -> str:
+    """Return file, line and source of the user's own code that an error comes from; empty: there is none.
+
+    Code of the user is what neither Python, nor installed packages, nor nnlo have.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_users(one.filename)]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"{last.filename}, line {last.lineno}, in {last.name}: {last.line}"
+
+
+@contextmanager
+def adapting() -> Iterator[None]:
+    """Name the line of the user's own function in an error about what it makes of the samples."""
+    try:
+        yield
+    except ConfigurationError as error:
+        where = "" if error.__cause__ is None else users_line(error.__cause__)
+        if not where:
+            raise
+        raise ConfigurationError(f"{where}\n{error}") from None
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & {*path.parts}
+    return path.is_file() and not installed and not any(map(path.is_relative_to, _NOT_USERS))
 
 
 def _error_text(path: Path, when: str, error: BaseException) -> str:

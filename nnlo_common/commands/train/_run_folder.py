@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._folder_lock import LOCK
-from nnlo_common.base._limited_formats import LARGEST_TOML
+from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_TOML, parsed_json
 from nnlo_common.base._whole_files import write_whole
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option_files import as_toml, option_text, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
+from nnlo_common.commands.train._stopping import Stopping
 from nnlo_common.training.report._versions import versions
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
 SEARCH = "search.toml"
+_STOPPING = ("early_stopping", "early_stopping_metric", "target_metric")  # may change on resuming
 RUNS = Path("runs")  # the default parent, without --run
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
@@ -51,7 +54,9 @@ def config_text(settings: Settings, learning_rate: float) -> str:
         learning_rate: of the optimizer, given or the framework's default.
     """
     values: dict[str, Any] = {
-        one.name: getattr(settings, one.name) for one in fields(settings) if one.name != "algorithm"
+        one.name.removesuffix("_"): getattr(settings, one.name)
+        for one in fields(settings)
+        if one.name != "algorithm"
     }
     options = MODES[settings.mode].options
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
@@ -63,7 +68,7 @@ def config_text(settings: Settings, learning_rate: float) -> str:
 
 def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options with absolute paths; remote addresses stay as they are."""
-    one = {name: _absolute(values[name]) for name in ("model", "cache") if values.get(name)}
+    one = {name: _absolute(values[name]) for name in ("model", "from", "cache") if values.get(name)}
     several = {name: tuple(map(_absolute, values[name])) for name in ("train", "val") if values.get(name)}
     return {**values, **one, **several}
 
@@ -85,7 +90,7 @@ def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:
             folder.mkdir(parents=True, exist_ok=True)
             return _written(folder, config), False
         if folder.is_dir() and settings.checkpoint is not None:
-            if _check_resumable(folder, config):
+            if _check_resumable(folder, config, settings):
                 # First what says that the run is complete: killed in between, the same command continues it.
                 (folder / HISTORY).unlink(missing_ok=True)
                 write_text(folder / CONFIG, config)
@@ -125,24 +130,44 @@ def _written(folder: Path, config: str) -> Path:
     return folder
 
 
-def _check_resumable(folder: Path, config: str) -> bool:
-    """Refuse to resume with other options or no epochs left; return whether epochs were raised."""
+def _check_resumable(folder: Path, config: str, settings: Settings) -> bool:
+    """Refuse to resume with other options or nothing left to do; return whether a complete run goes on."""
     file = folder / CONFIG
     if not file.is_file():
         raise ConfigurationError(f"--run {folder} is not the folder of a run; name another one")
-    there, here = check_same(file, config, "training", may_change=("epochs",))
+    there, here = check_same(file, config, "training", may_change=("epochs", *_STOPPING))
     before, epochs = (options.get("epochs", OPTIONS["epochs"].default) for options in (there, here))
     if not isinstance(before, int) or epochs < before:
         raise ConfigurationError(
             f"--epochs {epochs}: --run {folder} was begun with {before!r}; give at least as many, or name "
             "another folder"
         )
-    if epochs == before and (folder / HISTORY).exists():
+    if not (folder / HISTORY).exists():
+        return bool(there != here)
+    done = _history(folder / HISTORY)
+    stopping = Stopping(settings, [*done])
+    if stopping.replay(done):
+        raise ConfigurationError(
+            f"--run {folder} has a complete training, which ended after epoch {len(done['loss'])} of "
+            f"{before}: {stopping.why}\nTo continue it, {stopping.remedy}; else name another folder"
+        )
+    if len(done["loss"]) >= epochs:
         raise ConfigurationError(
             f"--run {folder} has a complete training of --epochs {before}; to continue it, give more epochs, "
             "else name another folder"
         )
-    return bool(epochs > before)
+    return True
+
+
+def _history(file: Path) -> dict[str, list[float]]:
+    """Return the metrics of each epoch of a complete run."""
+    try:
+        found = parsed_json(read_whole(file, LARGEST_JSON))["center"]
+        return {str(name): [float(value) for value in values] for name, values in found.items() if values} | {
+            "loss": [float(value) for value in found["loss"]]
+        }
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"--run {file} cannot be read ({error}); name another folder") from None
 
 
 def check_same(

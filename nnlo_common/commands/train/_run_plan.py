@@ -157,10 +157,8 @@ class RunPlan:
         if make is None:
             names = sorted(one.__name__ for one in known.values())
             raise self.unknown("--optimizer", settings.optimizer, names)
-        own = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
-        renamed = {(called or {}).get(name, name): value for name, value in own.items()}
-        options = settings.optimizer_option | {
-            name: value for name, value in renamed.items() if value is not None
+        options = {
+            (called or {}).get(name, name): value for name, value in settings.optimizer_options.items()
         }
         taken = [*inspect.signature(make).parameters][len(first) :]
         for name in options:
@@ -208,7 +206,7 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
     if settings.cache is not None:
         reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
-    if settings.part is not None:
+    if settings.parts is not None:
         return _folded(files["--train"], reading, settings)
     return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
 

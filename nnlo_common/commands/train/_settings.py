@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Cell, Topology
 from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
+from nnlo_common.commands.train._rates import HEAVY, RATES, RatePlan
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training.report._trackers import TRACKERS
@@ -21,6 +24,7 @@ __all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
 
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
 _MOMENTUM = "--optimizer sgd --momentum 0.9"
+_MOST_PARTS = 100  # a hold-out is made of some of at most so many
 _NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
 
 
@@ -33,6 +37,9 @@ class Settings:
     )
     model_params: dict[str, Any] = option(  # noqa: RUF009
         MODEL, "arguments for get_model() of a Python file", default=dict
+    )
+    from_: str | None = option(
+        MODEL, "begin with the weights in this file, or in the folder of another run", "FILE|RUN"
     )
     allow_pickle: bool = option(
         MODEL, "take model files that run code when loaded: .pkl, .pt, Lambda layers", default=False
@@ -53,8 +60,13 @@ class Settings:
     fold: str | None = option(
         DATA, "validate with this part of the samples and train on the others, e.g. 1/5", "I/K"
     )
+    hold_out: float | None = option(
+        DATA, "validate with this share of the samples and train on the others, e.g. 0.2", above=0, below=1
+    )
     fold_labels: str | None = option(
-        DATA, "stratify: each part has its share of every value of this dataset, e.g. labels"
+        DATA,
+        "stratify: each part has its share of every value of this dataset, e.g. labels; "
+        "get_labels: of what that function makes of it",
     )
     fold_groups: str | None = option(
         DATA, "samples with the same value of this dataset, e.g. a run, are in the same part"
@@ -78,16 +90,37 @@ class Settings:
     )
     epochs: int = option(TRAINING, "passes over the samples", default=1, least=1)
     optimizer: str = option(TRAINING, "the framework's name of the optimizer", default="sgd")
-    learning_rate: float | None = option(TRAINING, "of the optimizer; else the framework's default", above=0)
-    momentum: float | None = option(TRAINING, "of the optimizer", least=0, below=1)
+    learning_rate: float | None = option(
+        TRAINING,
+        "of the optimizer (sgd 0.01, adagrad 0.01, adadelta 1, rmsprop 0.001, others as in the framework)",
+        above=0,
+    )
+    momentum: float | None = option(TRAINING, "of the optimizer; gem, eamsgd (0.9)", least=0, below=1)
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, "further options of the optimizer", default=dict
     )
+    schedule: Literal["cosine", "step", "exponential", "plateau"] | None = option(
+        TRAINING, "how the learning rate changes from epoch to epoch; else it stays"
+    )
+    decay: float | None = option(
+        TRAINING, "factor of step (0.1), exponential (0.9) and plateau (0.1)", above=0, below=1
+    )
+    decay_every: int | None = option(
+        TRAINING, "epochs: of a step (a third of all), or without a better metric for plateau (5)", least=1
+    )
+    warm_up: int | None = option(
+        TRAINING, "epochs in which the learning rate rises, batch by batch, from a tenth", "EPOCHS", least=1
+    )
     seed: int = option(TRAINING, "of the weights and the order of samples", default=0, least=0, below=2**32)
     early_stopping: int | None = option(
-        TRAINING, "stop after so many epochs without a better metric", "EPOCHS", least=1
+        TRAINING,
+        "stop after so many epochs without a better metric; keep the best weights",
+        "EPOCHS",
+        least=1,
     )
-    early_stopping_metric: str | None = option(TRAINING, "that metric (val_loss, or loss without --val)")
+    early_stopping_metric: str | None = option(
+        TRAINING, "that metric, and that of --schedule plateau (val_loss, or loss without --val)"
+    )
     target_metric: str | None = option(
         TRAINING, "stop when a metric reaches this, e.g. 'val_accuracy > 0.9'", "CONDITION"
     )
@@ -134,7 +167,7 @@ class Settings:
     def __post_init__(self) -> None:
         for problem in self._contradictions():
             raise ConfigurationError(problem)
-        _ = self.rule(), self.target, self.part  # refuse invalid values now
+        _ = self.rule(), self.target, self.parts  # refuse invalid values now
 
     def rule(self) -> Algorithm:
         """Return the algorithm; it refuses invalid options."""
@@ -158,14 +191,40 @@ class Settings:
         return found[1], Target(**{side: Given(found[3]).read(wanted)})
 
     @property
-    def part(self) -> tuple[int, int] | None:
-        """The number of the fold, from 0, and the number of folds."""
+    def rates(self) -> RatePlan:
+        """The learning rates of the epochs."""
+        return RatePlan.of(self.schedule, self.decay, self.decay_every, self.warm_up, self.epochs)
+
+    @property
+    def optimizer_options(self) -> dict[str, Any]:
+        """The options of the optimizer, with the defaults of the algorithm and of `nnlo train`."""
+        name = self.optimizer.lower()
+        defaults: dict[str, Any] = {"learning_rate": RATES.get(name)}
+        if self.mode in HEAVY and name == "sgd":
+            defaults["momentum"] = HEAVY[self.mode]
+        if self.mode == "eamsgd":
+            defaults["nesterov"] = True
+        given = {"learning_rate": self.learning_rate, "momentum": self.momentum, **self.optimizer_option}
+        every = defaults | {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in every.items() if value is not None}
+
+    @property
+    def parts(self) -> tuple[range, int] | None:
+        """The numbers of the parts to validate with, from 0, and the number of all; None: there are none."""
+        if self.hold_out is not None:
+            for parts in range(2, _MOST_PARTS + 1):  # few parts, so that each can have some of every label
+                held = round(self.hold_out * parts)
+                if 0 < held < parts and math.isclose(held / parts, self.hold_out, rel_tol=0.05):
+                    return range(held), parts
+            Given(self.hold_out).refuse(
+                OPTIONS["hold_out"], f"must be from 1/{_MOST_PARTS} to 1 - 1/{_MOST_PARTS}"
+            )
         if self.fold is None:
             return None
         found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", self.fold)
         if found is None or int(found[2]) < 2 or not 1 <= int(found[1]) <= int(found[2]):
             Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
-        return int(found[1]) - 1, int(found[2])
+        return range(int(found[1]) - 1, int(found[1])), int(found[2])
 
     def _contradictions(self) -> Iterator[str]:
         for one in self.log_to:
@@ -177,19 +236,27 @@ class Settings:
             yield "--loss is missing: name one, e.g. --loss categorical_crossentropy"
         if self.copy_command is not None and self.cache is None:
             yield "--copy-command needs a folder to copy to; add --cache FOLDER"
-        if self.early_stopping_metric is not None and self.early_stopping is None:
+        by_metric = self.early_stopping is not None or self.schedule == "plateau"
+        if self.early_stopping_metric is not None and not by_metric:
             yield "--early-stopping-metric alone stops nothing; add --early-stopping EPOCHS"
         if self.checkpoint is not None and self.run is None:
             yield "--checkpoint needs --run FOLDER, so that the same command can resume from there"
-        if self.fold is not None and self.val:
-            yield "--fold validates with samples of --train; leave out --val or --fold"
-        if self.fold is None and (self.fold_labels or self.fold_groups):
+        flags = [flag for flag, value in (("--fold", self.fold), ("--hold-out", self.hold_out)) if value]
+        if len(flags) > 1:
+            yield "--fold and --hold-out both choose the samples to validate with; give one of the two"
+        if flags and self.val:
+            yield f"{flags[0]} validates with samples of --train; leave out --val or {flags[0]}"
+        if not flags and (self.fold_labels or self.fold_groups):
             by = "labels" if self.fold_labels else "groups"
-            yield f"--fold-{by} needs --fold; add it, e.g. --fold 1/5"
+            yield f"--fold-{by} needs --fold or --hold-out; add one, e.g. --fold 1/5"
+        yield from self._contradictory_rates()
+
+    def _contradictory_rates(self) -> Iterator[str]:
+        yield from self.rates.contradictions(self.decay, self.decay_every, self.epochs)
         sgd = self.optimizer.lower() == "sgd"
         if self.mode == "gem" and not sgd:
             yield f"--mode gem needs SGD with momentum, not {self.optimizer}; use {_MOMENTUM}"
-        if self.mode == "eamsgd" and not (sgd and self.optimizer_option.get("nesterov") is True):
+        if self.mode == "eamsgd" and not (sgd and self.optimizer_options["nesterov"] is True):
             yield f"--mode eamsgd needs SGD with Nesterov momentum; use {_NESTEROV}"
         if {"alpha", "beta"} <= self.algorithm.keys():
             yield "--alpha replaces --beta (alpha = beta / workers); give one of the two"
@@ -234,4 +301,5 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
                 f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is "
                 f"{mode!r}, which takes {own}; leave {name!r} out, or choose another --mode"
             )
-    return Settings(**values, algorithm=algorithm)
+    fields_of = {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in values.items()}
+    return Settings(**fields_of, algorithm=algorithm)

@@ -16,6 +16,7 @@ from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._python_file import adapting, users_line
 from nnlo_common.commands.train._run_folder import (
     HISTORY,
     RUN,
@@ -26,6 +27,7 @@ from nnlo_common.commands.train._run_folder import (
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.training._rank_parts import say
 
@@ -41,10 +43,14 @@ class TrainRun(RankCommand):
     Args:
         job: the ranks that train.
         watch: receives the metrics of each epoch; with it nothing is printed.
+
+    Attributes:
+        kept: on all ranks, the epoch whose weights early stopping has kept, from 0; None: the last.
     """
 
     trainer: Trainer
     settings: Settings
+    kept: int | None = None
 
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         super().__init__(job)
@@ -58,7 +64,8 @@ class TrainRun(RankCommand):
             self.close()
         except Exception as error:
             if not isinstance(error, NNLOError):  # print the remedy before the traceback
-                tell(f"{self._job.name}{type(error).__name__}: {brief(str(error))}{self.advice}")
+                lines = [f"{self._job.name}{type(error).__name__}: {brief(str(error))}", users_line(error)]
+                tell("\n".join(filter(None, lines)) + self.advice)
             raise
         return 0
 
@@ -73,6 +80,7 @@ class TrainRun(RankCommand):
             _check_ranks(settings, job.size)
             path = check_model(settings)
             check_files(settings)
+            check_weights_file(settings)
         share_host(places, job.rank, settings.max_gpus, os.environ, train_turns(settings.servers))
         self.load(settings, path)
         self.claim()
@@ -85,7 +93,7 @@ class TrainRun(RankCommand):
             path: of the model.
         """
         job, self.settings = self._job, settings
-        with job.together():
+        with job.together(), adapting():
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
             plan = RunPlan(
@@ -119,8 +127,10 @@ class TrainRun(RankCommand):
                 "cores": describe_here()["cores"],
                 "history": history,
                 "report": dict(self.trainer.report()),
+                "kept": self.trainer.kept,
             }
         )
+        self.kept = ranks[0]["kept"]
         with self._job.together():
             if self._job.speaks:
                 self._keep(history, ranks)
@@ -167,14 +177,18 @@ class TrainRun(RankCommand):
         facts = facts_of_command(self._began, seconds)
         facts["versions"]["MPI library"] = None if (world := connect()) is None else world.library
         here = {"folder": str(Path.cwd()), "host": os.uname().nodename}
-        write_json(self.folder / RUN, facts | here | {"ranks": own})
+        ending = {"ending": self.trainer.ending} if self.trainer.ending else {}
+        write_json(self.folder / RUN, facts | here | ending | {"ranks": own})
         workers = [
             {"rank": rank, "role": one["role"], "history": one["history"]}
             for rank, one in enumerate(ranks)
             if one["role"].startswith("worker")
         ]
         write_json(self.folder / HISTORY, {"center": history, "workers": workers})
-        last = "  ".join(f"{name} {values[-1]:.4f}" for name, values in history.items() if values)
+        kept = -1 if self.kept is None else self.kept
+        last = "  ".join(f"{name} {values[kept]:.4f}" for name, values in history.items() if values)
+        for line in self.trainer.ending:
+            self._say(line)
         self._say(f"{model} after {seconds:.1f} s  {last}")
 
 

@@ -8,18 +8,15 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.commands.train._job import brief
-from nnlo_common.commands.train._option import nearest
+from nnlo_common.commands.train._python_file import users_line
 from nnlo_common.commands.train._run_plan import RunPlan
-from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.train._stopping import Stopping, with_validation
 
-__all__ = ["Trainer", "rises", "stop_rules"]
-
-# Metrics whose names end in these should rise.
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
+__all__ = ["Trainer"]
 
 
 class Trainer(ABC):
@@ -33,6 +30,8 @@ class Trainer(ABC):
         role: this rank's part: "alone", "server 0", "worker 0", ...
         metrics: the names of the metrics of each epoch.
         model: the model in training; at the end the centre, on the rank that has it.
+        kept: the epoch whose weights it has at the end, from 0; None: the last one.
+        ending: why the training ended, and which weights it kept, as lines.
     """
 
     learning_rate: float
@@ -41,6 +40,8 @@ class Trainer(ABC):
     def __init__(self, plan: RunPlan) -> None:
         self._plan, self._settings = plan, plan.settings
         self.model, self.role = plan.loaded.model, "alone"
+        self.kept: int | None = None
+        self.ending: list[str] = []
 
     def join(self) -> None:  # noqa: B027 - optional
         """Join the other ranks, if the framework does so before the first epoch (collective)."""
@@ -76,11 +77,31 @@ class Trainer(ABC):
         self._val = opened(data.val, **val, **data.val_reading) if data.val else None
 
     def _note_metrics(self, names: Sequence[str]) -> None:
-        """Set the metrics of an epoch and the one for early stopping."""
-        validates = self._val is not None
-        self.metrics = _with_validation(names, validates)
-        self._stop_by = stop_rules(self._settings, names, validates)
-        self._stop_mode: Literal["min", "max"] = "max" if rises(self._stop_by) else "min"
+        """Set the metrics of an epoch, and what ends the training by them."""
+        self.metrics = with_validation(names, self._val is not None)
+        self._stopping = Stopping(self._settings, self.metrics)
+
+    def _note_end(self, epochs: int, kept: int | None) -> bool:
+        """Note how the training ended; return whether to keep the weights of an epoch.
+
+        Args:
+            epochs: that were trained.
+            kept: the epoch whose weights were put aside as the best.
+        """
+        rules = self._stopping
+        if rules.why:
+            self.ending.append(f"ended after epoch {epochs} of {self._settings.epochs}: {rules.why}")
+        if rules.by is None or rules.best_epoch is None:
+            return False
+        if kept != rules.best_epoch:
+            self.ending.append(
+                f"kept the weights of the last epoch: those of epoch {rules.best_epoch + 1}, the best by "
+                f"{rules.by}, were not put aside, as it was trained without --early-stopping"
+            )
+            return False
+        self.kept = kept
+        self.ending.append(rules.kept(kept))
+        return True
 
     @contextmanager
     def _trying(self, features: str, labels: str, model: str = "") -> Iterator[None]:
@@ -88,45 +109,15 @@ class Trainer(ABC):
         try:
             yield
         except Exception as error:
+            found = f"features {features}, labels {labels}{model}"
+            if (where := users_line(error)) and not isinstance(error, NNLOError):
+                raise ConfigurationError(
+                    f"{where}\n{type(error).__name__}: {brief(str(error)) or 'no message'}\n"
+                    f"It was raised when the model, --loss and --metrics were tried on two samples: {found}"
+                ) from None
             raise ConfigurationError(
-                f"the model, the samples and --loss {self._settings.loss} do not fit: features {features}, "
-                f"labels {labels}{model}\n{type(error).__name__}: {brief(str(error))}\n"
+                f"the model, the samples and --loss {self._settings.loss} do not fit: {found}\n"
+                f"{type(error).__name__}: {brief(str(error))}\n"
                 "Choose another --loss, --features-name or --labels-name, or adapt the arrays with "
                 "get_features() or get_labels() of a Python file"
             ) from None
-
-
-def rises(metric: str) -> bool:
-    """Whether a metric should rise, judged by its name.
-
-    Example:
-        >>> rises("val_accuracy"), rises("val_loss")
-        (True, False)
-    """
-    return metric.endswith(_RISING)
-
-
-def _with_validation(metrics: Sequence[str], validates: bool) -> list[str]:
-    return [*metrics, *(f"val_{name}" for name in metrics if validates)]
-
-
-def stop_rules(settings: Settings, metrics: Sequence[str], validates: bool) -> str:
-    """Return the metric for early stopping; refuse metrics that the training will not have.
-
-    Args:
-        settings: of the training.
-        metrics: the names of the metrics.
-        validates: whether there is validation.
-    """
-    known = _with_validation(metrics, validates)
-    by = settings.early_stopping_metric or ("val_loss" if validates else "loss")
-    wanted = [("--early-stopping-metric", by)] if settings.early_stopping is not None else []
-    if settings.target is not None:
-        wanted.append(("--target-metric", settings.target[0]))
-    for flag, name in wanted:
-        if name not in known:
-            missing = " (val_ needs --val)" if name.startswith("val_") and not validates else ""
-            raise ConfigurationError(
-                f"{flag} {name}: the metrics are {', '.join(known)}{missing}{nearest(name, known)}"
-            )
-    return by

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import nearest
-from nnlo_common.commands.train._trainer import rises
+from nnlo_common.commands.train._stopping import rises
 
 __all__ = ["FUNCTION", "FigureOfMerit", "figure_of"]
 
@@ -24,7 +24,7 @@ class FigureOfMerit:
 
     Attributes:
         metric: its name; empty if a function of the Python file returns it.
-        which: of all epochs: "last", "min" or "max".
+        which: of all epochs: "last", "min" or "max". The last is the one whose model is kept.
         maximize: whether it should rise.
     """
 
@@ -44,15 +44,21 @@ class FigureOfMerit:
         """Its direction, for Optuna."""
         return "maximize" if self.maximize else "minimize"
 
-    def of(self, history: Mapping[str, Sequence[float]]) -> float:
+    def of(self, history: Mapping[str, Sequence[float]], kept: int | None = None) -> float:
         """Return the value of a training.
+
+        Args:
+            history: the metrics of each epoch.
+            kept: the epoch whose model early stopping has kept; None: the last.
 
         Example:
             >>> FigureOfMerit("val_loss", "min", False).of({"val_loss": [3.0, 1.0, 2.0]})
             1.0
         """
         values = history[self.metric]
-        return {"last": values[-1], "min": min(values), "max": max(values)}[self.which]
+        return {"last": values[-1 if kept is None else kept], "min": min(values), "max": max(values)}[
+            self.which
+        ]
 
 
 def figure_of(

@@ -9,7 +9,9 @@ from html import escape
 import numpy as np
 
 from nnlo_common.commands._html_page import html_page, html_table
+from nnlo_common.commands.tune._noise import remark
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_folder import TRIAL
 from nnlo_common.commands.tune._trial_table import lasting, short
 
 __all__ = ["page"]
@@ -44,6 +46,8 @@ def page(
     if best is not None:
         good = [one for one in trials if one.value is not None]
         parts += [f'<p class="big">{escape(_compared(facts, best, good))}</p>']
+        if noise := remark([one.folds for one in good], len(good)):
+            parts += [f"<p>{escape(noise)}</p>"]
         parts += [html_table(["parameter", "value"], [[name, short(v)] for name, v in best.params.items()])]
         told["Importance"] = hint
     told["Blocks"] = _busy(facts, trials)
@@ -125,4 +129,5 @@ def _table(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
         ]
         for one in trials
     ]
-    return html_table(["trial", facts.figure.name, "folds", *names, "block", "time", "folder"], rows)
+    heads = ["trial", facts.figure.name, "folds", *names, "block", "time", "folder"]
+    return html_table(heads, rows, links=[f"{TRIAL}/{one.folder}/" if one.folder else "" for one in trials])

@@ -31,7 +31,7 @@ _SINGLE = ("log_to",)
 _FOLDING = ("fold_labels", "fold_groups")
 #: Options that name the model and the samples: enough to check both.
 _EARLY = (
-    *("model", "model_params", "allow_pickle", "train", "val", "features_name", "labels_name"),
+    *("model", "model_params", "from", "allow_pickle", "train", "val", "features_name", "labels_name"),
     *("cache", "copy_command", "servers", "group_size", "max_gpus", "log_level", "log_dir"),
 )
 
@@ -74,7 +74,8 @@ class SearchSettings:
         "train each trial N times, validating with another part of the samples each time", default=1, least=1
     )
     fold_labels: str | None = _option(
-        "stratify: each fold has its share of every value of this dataset, e.g. labels"
+        "stratify: each fold has its share of every value of this dataset, e.g. labels; "
+        "get_labels: of what that function makes of it"
     )
     fold_groups: str | None = _option(
         "samples with the same value of this dataset, e.g. a run, are in the same fold"
@@ -110,11 +111,6 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         end_of(self.end, time.time())  # refuse invalid times
-        if self.n_fold == 1 and (self.fold_labels or self.fold_groups):
-            raise ConfigurationError(
-                f"--fold-{'labels' if self.fold_labels else 'groups'} splits samples into folds, but there "
-                "are none; add --n-fold, e.g. --n-fold 5"
-            )
         with in_flags():
             refuse_conflicts(
                 self.hyper_opt,
@@ -126,9 +122,7 @@ class SearchSettings:
 
     def folded(self, given: Mapping[str, Given], fold: int) -> dict[str, Given]:
         """Return the options of a training, with those of its fold, counted from 0, if there are folds."""
-        if self.n_fold == 1:
-            return dict(given)
-        own = {"fold": f"{fold + 1}/{self.n_fold}"}
+        own = {"fold": f"{fold + 1}/{self.n_fold}"} if self.n_fold > 1 else {}
         own |= {name: value for name in _FOLDING if (value := getattr(self, name)) is not None}
         return {**given, **{name: Given(value, "the search") for name, value in own.items()}}
 
@@ -218,6 +212,7 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     for name, one in rest.items():
         one.read(OPTIONS[name])
     search = SearchSettings(**own)
+    _check_folds(search, rest)
     if search.n_fold > 1 and "val" in rest:
         raise ConfigurationError("--n-fold validates with samples of --train; leave --val out, or --n-fold")
     if search.elastic and search.n_fold == 1 and "checkpoint" not in rest:
@@ -226,6 +221,19 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
             "add --checkpoint, or leave --elastic out"
         )
     return Request(search=search, given=rest, table=table, place=place)
+
+
+def _check_folds(search: SearchSettings, rest: Mapping[str, Given]) -> None:
+    """Refuse options for folds without any, and two ways to choose the samples to validate with."""
+    if search.n_fold > 1 and "hold_out" in rest:
+        raise ConfigurationError(
+            "--n-fold and --hold-out both choose the samples to validate with; give one of the two"
+        )
+    if search.n_fold == 1 and "hold_out" not in rest and (search.fold_labels or search.fold_groups):
+        raise ConfigurationError(
+            f"--fold-{'labels' if search.fold_labels else 'groups'} splits samples into folds, but there "
+            "are none; add --n-fold, e.g. --n-fold 5, or --hold-out 0.2"
+        )
 
 
 def _table(space: Given | None) -> tuple[Any, str]:

@@ -17,6 +17,7 @@ from nnlo_common.commands.train._run_folder import (
     write_text,
 )
 from nnlo_common.commands.train._settings import OPTIONS
+from nnlo_common.commands.tune._noise import remark
 from nnlo_common.commands.tune._report_figures import figures
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
@@ -86,6 +87,12 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     return ""
 
 
+def noise_of(trials: Sequence[FinishedTrial]) -> str:
+    """Return a remark on how much of the best value may be chance."""
+    good = [one for one in trials if one.value is not None]
+    return remark([one.folds for one in good], len(good))
+
+
 def importances(study: Any, good: Sequence[FinishedTrial]) -> tuple[dict[str, float], str]:
     """Return the importance of each parameter, and a remark about it.
 
@@ -147,6 +154,7 @@ def _result_lines(
         [
             f"nnlo tune: best of {len(trials)} trials is {best.number}, {facts.figure.name} "
             f"{best.value:.4f}{spread}" + (f"; {failed} failed" if failed else ""),
+            *([f"noise: {told}"] if (told := noise_of(trials)) else []),
             table(rows),
             f"importances: {', '.join(f'{name} {share}' for name, share in shares.items()) or hint}",
             f"train it again: nnlo train --config {home / 'config.toml'}{others}",

@@ -84,7 +84,7 @@ class TrialTraining:
     def _settings(self, chosen: Mapping[str, Any], seed: int, home: Path, fold: int, folds: int) -> Settings:
         """Return the settings of a training."""
         given = self.facts.space.applied(self.facts.request.given, chosen)
-        if folds > 1:
+        if folds > 1 or self.facts.request.search.n_fold == 1:
             given = self.facts.request.search.folded(given, fold)
         given["seed"] = Given(seed, "the search")
         given["run"] = Given(str(home if folds == 1 else home / f"fold{fold + 1}"), "the search")
@@ -99,7 +99,7 @@ class TrialTraining:
 
     def _value(self, job: Job, run: TrainRun, history: Mapping[str, list[float]]) -> float:
         if self.facts.figure.metric:
-            return self.facts.figure.of(history)
+            return self.facts.figure.of(history, run.kept)
         value = 0.0
         with job.together():
             if job.speaks:

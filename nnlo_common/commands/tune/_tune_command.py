@@ -16,9 +16,16 @@ from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.commands.train._job import Job, RankCommand, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
-from nnlo_common.commands.train._python_file import asked, frameworks_in, import_file
+from nnlo_common.commands.train._python_file import (
+    adapting,
+    asked,
+    check_no_old_space,
+    frameworks_in,
+    import_file,
+)
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import settings_of
+from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
@@ -71,12 +78,13 @@ class SearchRun(RankCommand):
             )
             self._path = check_model(draft)
             check_files(draft)
+            check_weights_file(draft)
         share_host(places, job.rank, draft.max_gpus, os.environ, search_turns(request.search.search_ranks))
         with job.together():
             self.space = self._read_space()
             for probe in self.space.probes():
                 self.layout.check(settings_of(self.space.applied(request.given, probe)))
-        with job.together(), self._cell():
+        with job.together(), self._cell(), adapting():
             self._try(self.space.probes()[0])
             self._default = self._defaults()
         self._claim()
@@ -128,6 +136,8 @@ class SearchRun(RankCommand):
         if path.suffix.lower() == ".py":
             for framework in frameworks_in(path):
                 plug_in(framework).seed(0)
+            if request.table is None:
+                check_no_old_space(path)
             module = import_file(path)
         table = asked(module, path, "get_space") if request.table is None else request.table
         if table is None:

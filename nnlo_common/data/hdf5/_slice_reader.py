@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._plural import plural
 from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._source import Array, Field
@@ -243,15 +244,15 @@ class _Side:
             made = self._adaptor(made)
         except Exception as error:
             raise ConfigurationError(
-                f"adapt_{self._name} failed on {rows} samples, {_described(made)}, with "
+                f"adapt_{self._name} failed on {plural(rows, 'sample')}, {_described(made)}, with "
                 f"{type(error).__name__}: {error}; correct it, and test it with "
                 f"`HDF5Source(...).take(0, {rows})`"
             ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
             raise ConfigurationError(
-                f"adapt_{self._name} got {rows} samples and returned {_shown(lengths)}; return an array, or "
-                "a list, tuple or dictionary of arrays, with one row for each sample"
+                f"adapt_{self._name} got {plural(rows, 'sample')} and returned {_shown(lengths)}; return "
+                "an array, or a list, tuple or dictionary of arrays, with one row for each sample"
             )
         return made
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._folder_lock import hold
+from nnlo_common.base._plural import plural
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._spans import span
 from nnlo_common.base._warnings import warn
@@ -381,7 +382,7 @@ def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def _ranks(number: int, group_size: int) -> str:
-    return f"{number} workers" if group_size == 1 else f"{number} ranks in groups of {group_size}"
+    return plural(number, "worker") if group_size == 1 else f"{number} ranks in groups of {group_size}"
 
 
 def _collective(problem: str) -> ConfigurationError:

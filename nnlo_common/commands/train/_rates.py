@@ -1,0 +1,66 @@
+"""Learning rates: the defaults of the optimizers, and how a rate changes in the course of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["HEAVY", "RATES", "RatePlan"]
+
+#: The rates of optimizers whose defaults differ between the frameworks, or are poor.
+RATES: Mapping[str, float] = {"sgd": 0.01, "adagrad": 0.01, "adadelta": 1.0, "rmsprop": 0.001}
+#: The momentum of algorithms that are made of it.
+HEAVY: Mapping[str, float] = {"eamsgd": 0.9, "gem": 0.9}
+_FACTORS = {"step": 0.1, "exponential": 0.9, "plateau": 0.1}
+_PATIENCE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePlan:
+    """The learning rates of a training, as the schedulers of both frameworks take them.
+
+    Attributes:
+        kind: "cosine", "step", "exponential" or "plateau"; None: the rate stays.
+        factor: of a decay.
+        every: epochs of a step, or without improvement on a plateau.
+        warm_up: epochs of the warm-up, before the schedule begins.
+        length: epochs after it.
+        start: fraction of the rate that the warm-up begins with.
+
+    Example:
+        >>> RatePlan.of("step", None, None, 2, 11).every
+        3
+    """
+
+    kind: str | None
+    factor: float
+    every: int
+    warm_up: int
+    length: int
+    start: float = 0.1
+
+    @classmethod
+    def of(
+        cls, kind: str | None, decay: float | None, every: int | None, warm_up: int | None, epochs: int
+    ) -> RatePlan:
+        """Return the schedule of some options, with their defaults."""
+        length = max(epochs - (warm_up or 0), 1)
+        return cls(
+            kind=kind,
+            factor=_FACTORS.get(kind or "", 1.0) if decay is None else decay,
+            every=every or (_PATIENCE if kind == "plateau" else max(length // 3, 1)),
+            warm_up=warm_up or 0,
+            length=length,
+        )
+
+    def contradictions(self, decay: float | None, every: int | None, epochs: int) -> Iterator[str]:
+        """Yield what is wrong with the options."""
+        if decay is not None and self.kind not in _FACTORS:
+            yield f"--decay is the factor of --schedule {', '.join(_FACTORS)}; add one, or leave it out"
+        if every is not None and self.kind not in ("step", "plateau"):
+            yield "--decay-every belongs to --schedule step or plateau; add one of them, or leave it out"
+        if self.warm_up >= epochs:
+            yield f"--warm-up {self.warm_up} takes all of --epochs {epochs}; give more epochs, or less of it"
+
+    def __bool__(self) -> bool:
+        return self.kind is not None or self.warm_up > 0
