@@ -50,12 +50,13 @@ from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQu
 from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
-from nnlo_common.training._joining import assigned, launched
+from nnlo_common.training._joining import assigned, launched, planned
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._reducers import Reducer, ThreadReducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
+from nnlo_common.training._tree_joining import sub_servers_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._checks import (
     check_entries,
@@ -157,6 +158,7 @@ __all__ = [
     "OtherProject",
     "own_gpu",
     "packed_tree",
+    "planned",
     "parsed_json",
     "Periodic",
     "portion",
@@ -191,6 +193,7 @@ __all__ = [
     "split",
     "Start",
     "Stopping",
+    "sub_servers_of",
     "table",
     "TeamMessage",
     "ThreadReducer",

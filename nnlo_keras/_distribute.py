@@ -150,7 +150,7 @@ class Distribute(keras.callbacks.Callback):
             refuse_loading(container, wrapper.servers)
         if wrapper.servers == 0:
             refuse_backup(container)
-        role = assigned(world, wrapper.servers, wrapper.group_size).title
+        role = assigned(world, wrapper.servers, wrapper.group_size, wrapper.sub_servers).title
         if speaks(role):
             restored_first(container)
         elif role.startswith("server"):
@@ -305,7 +305,7 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(
                 "this optimizer was built before nnlo knew the ranks; make a new one for this training"
             )
-        self._prepare(assigned(world, first.servers, first.group_size).title)
+        self._prepare(assigned(world, first.servers, first.group_size, first.sub_servers).title)
         weights = Weights(self.model, wrappers)
         self._statistics = Statistics.of(self.model, weights.variables)
         team = self._team = Session(

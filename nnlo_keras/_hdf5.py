@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import keras
 
@@ -19,8 +19,8 @@ from nnlo_common.plugin import (
     RankWorld,
     SampledData,
     Session,
-    assigned,
     launched,
+    planned,
     portion,
 )
 
@@ -44,6 +44,7 @@ class H5Sequence(keras.utils.PyDataset):
         group_size: as in the wrapper; the ranks of a group get equally many samples, so that up to k - 1 are
             left out for a group of k, or of an epoch with `assignment="dynamic"`. With servers=0 that is the
             same as "static".
+        sub_servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
@@ -72,6 +73,7 @@ class H5Sequence(keras.utils.PyDataset):
         shard: bool = True,
         servers: int = 1,
         group_size: int | None = None,
+        sub_servers: int | Literal["host"] = 0,
         world: RankWorld | None = None,
         **options: Unpack[BatchOptions],
     ) -> None:
@@ -81,7 +83,9 @@ class H5Sequence(keras.utils.PyDataset):
         world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
         self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
-            assignment, ranks = assigned(world, servers, group_size), world.size - servers
+            topology = planned(world, servers, group_size, sub_servers)
+            assignment = topology.assignment(world.rank)
+            ranks = sum(map(len, topology.cells[0].groups))
             size = self._group_size = group_size or (1 if servers else ranks)
             worker = assignment.worker
             index = None if worker is None else worker + ranks // size * (assignment.member or 0)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RankWorld, assigned, explain, launched, share
+from nnlo_common.plugin import RankWorld, explain, launched, planned, share
 from nnlo_keras._given_data import VALIDATE
 from nnlo_keras._hdf5 import H5Sequence
 
 __all__ = ["shard"]
 
 
-def shard(*data: Any, servers: int = 1, group_size: int | None = None, world: RankWorld | None = None) -> Any:
+def shard(
+    *data: Any,
+    servers: int = 1,
+    group_size: int | None = None,
+    sub_servers: int | Literal["host"] = 0,
+    world: RankWorld | None = None,
+) -> Any:
     """Return this rank's share of the training data; every sample goes to exactly one worker.
 
     Worker w of p gets every p-th item, beginning with the w-th. Items are
@@ -37,6 +43,7 @@ def shard(*data: Any, servers: int = 1, group_size: int | None = None, world: Ra
         data: arrays of equal length, lists or dictionaries of them, or one data set.
         servers: as in the wrapper.
         group_size: as in the wrapper.
+        sub_servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
@@ -45,7 +52,7 @@ def shard(*data: Any, servers: int = 1, group_size: int | None = None, world: Ra
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        part = _Part.of(world, servers, group_size)
+        part = _Part.of(world, servers, group_size, sub_servers)
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
@@ -92,10 +99,13 @@ class _Part:
     serves: bool
 
     @classmethod
-    def of(cls, world: RankWorld, servers: int, group_size: int | None) -> _Part:
+    def of(
+        cls, world: RankWorld, servers: int, group_size: int | None, sub_servers: int | Literal["host"]
+    ) -> _Part:
         """Return the part of a rank."""
-        assignment = assigned(world, servers, group_size)
-        ranks = world.size - servers
+        topology = planned(world, servers, group_size, sub_servers)
+        assignment, cell = topology.assignment(world.rank), topology.cells[0]
+        ranks = sum(map(len, cell.groups))
         size = group_size or (1 if servers else ranks)
         if assignment.worker is None:
             return cls(0, ranks, size, serves=True)

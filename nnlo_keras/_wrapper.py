@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, AllReduce, launched, mixins, whole_number
+from nnlo_common.plugin import Algorithm, AllReduce, launched, mixins, sub_servers_of, whole_number
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
@@ -167,6 +167,11 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
                         keras.ops.convert_to_tensor(gradient, sparse=False), variable.dtype
                     )
                     variable.assign_sub(dense * keras.ops.cast(rate, variable.dtype))
+
+    @property
+    def sub_servers(self) -> Any:
+        """The number of sub-servers of an elastic tree, or "host"; 0: none."""
+        return sub_servers_of(self.algorithm)
 
     @property
     def grouped(self) -> bool:

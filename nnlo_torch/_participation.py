@@ -327,11 +327,11 @@ class Participation:
             ...         weight.clamp_(-0.01, 0.01)
             >>> optimizer.after_commit(clip)
         """
-        if self._team is not None and self._team.member.servers > 1:
-            raise ConfigurationError(
-                f"after_commit() needs the whole centre on one rank, but servers={self._team.member.servers} "
-                "share it; use servers=1"
-            )
+        member = None if self._team is None else self._team.member
+        if member is not None and (member.servers > 1 or member.sub_servers):
+            name = "sub_servers" if member.sub_servers else "servers"
+            found = f"but {name}={getattr(member, name)} share it; use servers=1"
+            raise ConfigurationError(f"after_commit() needs the whole centre on one rank, {found}")
         self._after_commit.append(call)
         self._follow_commits()
 

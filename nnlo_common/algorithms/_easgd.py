@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -17,6 +18,10 @@ from nnlo_common.base._plural import plural
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
 
 _BLOCK = 32768  # numbers: a block of the centre and one of a contribution fit a second-level cache
+
+
+_SUB_EVERY = 10
+_TIED = "a sub-server's centre belongs to its own workers; continue with as many ranks"
 
 
 class ElasticWorker(WorkerRule):
@@ -87,6 +92,14 @@ class EASGD(Algorithm):
 
     A training resumed with another number of workers keeps beta, not alpha, and all workers start at c.
 
+    With `sub_servers` the centre is the top of an elastic tree (Zhang, PhD thesis, 2016, arXiv:1605.02216,
+    chapter 6): workers exchange with their sub-server, and a sub-server exchanges, with its own centre for x,
+    with the top after `sub_every` exchanges of its workers. At each exchange both sides of the edge move, and
+    the sub-server's centre moves by nothing else meanwhile. Stable in any order and depth if e <= 2 and every
+    alpha is below 1, which is checked. By default alpha = beta / (d + 1) for d children, as in the thesis,
+    where only the receiver moves (deviation). Use it only if the link between hosts stays full; `servers=M`
+    and a larger `every` come first.
+
     Deviations: the worker sends x and the server replies E (the paper sends c down and E up), so that both
     sides move by the same float32 numbers in one round trip without a lock. "step_first" is the default
     because, asynchronously, it is stable wherever "paper" is, and because it is right for optimizers that
@@ -100,6 +113,9 @@ class EASGD(Algorithm):
             alpha = beta / (p tau), the paper's footnote on effective elasticity.
         order: whether the exchange or the step comes first; see above.
         synchronous: wait for all workers at each exchange.
+        sub_servers: servers between the top server and the workers; "host": one on each host; 0: none.
+        sub_every: exchanges of its workers that a sub-server makes between two of its own with the top.
+        sub_alpha: the moving rate between sub-servers and the top. None: beta / (sub-servers + 1).
 
     Example:
         >>> from nnlo_common.testing import train_virtually
@@ -118,9 +134,13 @@ class EASGD(Algorithm):
     beta_per: Literal["exchange", "step"] = "exchange"
     order: Literal["paper", "step_first"] = "step_first"
     synchronous: bool = False
+    sub_servers: int | Literal["host"] = 0
+    sub_every: int = _SUB_EVERY
+    sub_alpha: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_tree()
         self._whole("every", least=1)
         if self.alpha is not None:
             self._real("alpha", below=1)
@@ -128,12 +148,35 @@ class EASGD(Algorithm):
         self._one_of("beta_per", "exchange", "step")
         self._one_of("order", "paper", "step_first")
 
+    def _check_tree(self) -> None:
+        """Refuse options that a tree of servers cannot have."""
+        if self.sub_servers != "host":
+            self._whole("sub_servers", least=0)
+        self._whole("sub_every", least=1)
+        if self.sub_alpha is not None:
+            self._real("sub_alpha", below=1)
+        if self.sub_servers:
+            object.__setattr__(self, "tied_to_workers", _TIED)
+        if not self.sub_servers and (self.sub_every != _SUB_EVERY or self.sub_alpha is not None):
+            self._refuse("sub_every and sub_alpha are for sub-servers; say how many with sub_servers, too")
+        if self.sub_servers and self.synchronous:
+            self._refuse(
+                "synchronous=True with sub_servers is not possible: all workers would wait for each other, "
+                "whatever server they exchange with; leave one of them out"
+            )
+        if self.sub_servers and self.lag:
+            self._refuse(
+                f"lag={self.lag} with sub_servers is not possible: a sub-server is on the host of its "
+                "workers, so there is no round trip to hide; leave one of them out"
+            )
+
     def moving_rate(self, workers: int) -> float:
-        """Return alpha for `workers` workers."""
+        """Return alpha for `workers` workers of one server."""
         if self.alpha is not None:
             return self.alpha
         steps = self.every if self.beta_per == "step" else 1
-        alpha = self.beta / (workers * steps)
+        neighbours = workers + 1 if self.sub_servers else workers  # the top server counts
+        alpha = self.beta / (neighbours * steps)
         if alpha >= 1:
             self._refuse(
                 f"beta={self.beta:g} with {plural(workers, 'worker')} makes alpha={alpha:.3g}, but alpha "
@@ -144,6 +187,37 @@ class EASGD(Algorithm):
     def check(self, workers: int, servers: int) -> None:
         """Refuse too few workers for beta: alpha must stay below 1."""
         self.moving_rate(workers)
+
+    def sub_moving_rate(self, sub_servers: int) -> float:
+        """Return alpha between the top server and `sub_servers` sub-servers.
+
+        Example:
+            >>> EASGD(sub_servers=2, beta=0.75).sub_moving_rate(2)
+            0.25
+        """
+        if self.sub_alpha is not None:
+            return self.sub_alpha
+        steps = self.sub_every if self.beta_per == "step" else 1
+        alpha = self.beta / ((sub_servers + 1) * steps)
+        if alpha >= 1:
+            self._refuse(
+                f"beta={self.beta:g} with {sub_servers} sub-servers makes sub_alpha={alpha:.3g}, but it must "
+                "be below 1; use a smaller beta, or give sub_alpha"
+            )
+        return alpha
+
+    def top_center(self, center: Vector, sub_servers: int) -> ElasticCenter:
+        """Make the top server's half of an elastic tree."""
+        return ElasticCenter(center, self.sub_moving_rate(sub_servers), synchronous=False)
+
+    def sub_worker(self) -> ElasticWorker:
+        """Make a sub-server's half of its edge to the top server; its steps are its workers' exchanges."""
+        return ElasticWorker(every=self.sub_every, exchange_first=False)
+
+    def describe(self) -> str:
+        """Return one line, equal for equal options; without a tree, as if there were none."""
+        line = super().describe()
+        return line if self.sub_servers else re.sub(r", sub_\w+=[^,)]+", "", line)
 
     def worker(self, size: int, workers: int) -> ElasticWorker:
         """Make the worker's half."""

@@ -21,6 +21,7 @@ from nnlo_common.algorithms._localsgd import LocalSGD
 from nnlo_common.algorithms._rule import Algorithm
 from nnlo_common.algorithms._synchronous import Synchronous
 from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError
 
 __all__ = [
     "AS_YOURS",
@@ -32,12 +33,21 @@ __all__ = [
     "EASGDMixin",
     "GEMMixin",
     "LocalSGDMixin",
+    "TREE_ONLY_ELASTIC",
     "SynchronousMixin",
     "WrapperBase",
 ]
 
 #: Take the learning rate of local steps from the wrapped optimizer.
 AS_YOURS: Final = "as yours"
+
+_OF_TREES = ("sub_servers", "sub_every", "sub_alpha")
+
+#: Why only elastic averaging has sub-servers, and what else to do.
+TREE_ONLY_ELASTIC: Final = (
+    "is for EASGD and EAMSGD only: in a tree of servers any other algorithm would move the centre late, by "
+    "sums whose staleness adds up from level to level, and gain nothing; use servers=M or a larger every"
+)
 
 Optimizer = TypeVar("Optimizer")
 
@@ -70,6 +80,8 @@ class WrapperBase:
         unknown = next((name for name in names if name not in common), None)
         if unknown is None:
             return
+        if unknown in _OF_TREES:
+            raise ConfigurationError(f"{type(self).__name__}: {unknown} {TREE_ONLY_ELASTIC}")
         possible = sorted({*_keywords(type(self).__init__), *common})
         near = difflib.get_close_matches(unknown, possible, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(possible)}"
@@ -153,6 +165,9 @@ class EASGDMixin(WrapperBase, Generic[Optimizer]):
         order: Literal["paper", "step_first"] = "step_first",
         synchronous: bool = False,
         lag: int = 0,
+        sub_servers: int | Literal["host"] = 0,
+        sub_every: int = 10,
+        sub_alpha: float | None = None,
         **options: Any,
     ) -> None:
         """Wrap an optimizer.
@@ -166,10 +181,14 @@ class EASGDMixin(WrapperBase, Generic[Optimizer]):
             order: "step_first": your step, then the exchange; "paper": the other way round.
             synchronous: wait for all workers at each exchange.
             lag: exchanges that may be under way while the worker trains on.
+            sub_servers: servers between the top server and the workers; "host": one on each host; 0: none.
+            sub_every: exchanges of a sub-server's workers between two of its own with the top server.
+            sub_alpha: its moving rate with the top server; None: beta / (sub-servers + 1).
             options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "alpha": alpha, "beta": beta, "beta_per": beta_per}
         own |= {"order": order, "synchronous": synchronous, "lag": lag}
+        own |= _given(sub_servers=(sub_servers, 0), sub_every=(sub_every, 10), sub_alpha=(sub_alpha, None))
         self._wrap(optimizer, EASGD(**own), own, **options)
 
 
@@ -186,6 +205,9 @@ class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
         beta_per: Literal["exchange", "step"] = "exchange",
         synchronous: bool = False,
         lag: int = 0,
+        sub_servers: int | Literal["host"] = 0,
+        sub_every: int = 10,
+        sub_alpha: float | None = None,
         **options: Any,
     ) -> None:
         """Wrap an optimizer that makes no steps: the algorithm takes its learning rate and momentum.
@@ -198,10 +220,14 @@ class EAMSGDMixin(WrapperBase, Generic[Optimizer]):
             beta_per: "exchange", or "step": alpha = beta / (p every).
             synchronous: wait for all workers at each exchange.
             lag: exchanges that may be under way while the worker trains on.
+            sub_servers: servers between the top server and the workers; "host": one on each host; 0: none.
+            sub_every: exchanges of a sub-server's workers between two of its own with the top server.
+            sub_alpha: its moving rate with the top server; None: beta / (sub-servers + 1).
             options: `servers` and the others that all wrappers take; see `Wrapper`.
         """
         own: dict[str, Any] = {"every": every, "alpha": alpha, "beta": beta, "beta_per": beta_per}
         own |= {"synchronous": synchronous, "lag": lag}
+        own |= _given(sub_servers=(sub_servers, 0), sub_every=(sub_every, 10), sub_alpha=(sub_alpha, None))
         # The learning rate goes into the gradient, so the rule's own is 1.
         rule = EAMSGD(learning_rate=1.0, momentum=self._momentum(optimizer, nesterov=True), **own)
         self._wrap(optimizer, rule, own, **options)
@@ -333,3 +359,8 @@ class DiLoCoMixin(WrapperBase, Generic[Optimizer]):
 def _keywords(constructor: Callable[..., None]) -> list[str]:
     parameters = inspect.signature(constructor).parameters.values()
     return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+
+
+def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
+    """Return the options that are not at their default."""
+    return {name: value for name, (value, default) in options.items() if value != default}

@@ -2,6 +2,7 @@
 
     world = [1 coordinator, with blocks only] + blocks x folds x cell
     cell  = servers + W groups x group_size ranks,  W = 1, 2, 3, ...
+    tree  = 1 server + sub_servers x (1 sub-server + W workers),  W = 1, 2, 3, ...
 
 Exception: a single rank under the default arrangement has no server and trains alone, so that a script runs
 unchanged without an MPI launcher.
@@ -26,6 +27,7 @@ class Arrangement:
         group_size: ranks of one logical worker.
         folds: cells of one block, each for another fold of the data.
         blocks: trials trained in parallel; 0 trains one model and needs no coordinator.
+        sub_servers: servers between the one server and the workers; 0: workers exchange with the server.
 
     Example:
         >>> [size for size in range(1, 14) if Arrangement(blocks=2, group_size=2).fits(size)]
@@ -36,23 +38,47 @@ class Arrangement:
     group_size: int = 1
     folds: int = 1
     blocks: int = 0
+    sub_servers: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("servers", 0), ("group_size", 1), ("folds", 1), ("blocks", 0)):
-            whole_number(name, getattr(self, name), least)
+        least = {"servers": 0, "group_size": 1, "folds": 1, "blocks": 0, "sub_servers": 0}
+        for name, number in least.items():
+            whole_number(name, getattr(self, name), number)
+        if self.sub_servers:
+            self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Refuse what a tree of servers cannot have."""
+        if self.servers != 1:
+            raise ConfigurationError(
+                f"sub_servers={self.sub_servers} with servers={self.servers} is not possible: a tree has one "
+                "server at its top; use servers=1, or several servers without sub_servers"
+            )
+        if self.group_size != 1:
+            raise ConfigurationError(
+                f"sub_servers={self.sub_servers} with group_size={self.group_size} is not possible: use "
+                "groups of ranks, which exchange less often, or sub-servers"
+            )
+        if self.blocks or self.folds > 1:
+            raise ConfigurationError(
+                f"sub_servers={self.sub_servers} in a search is not possible; leave it out"
+            )
 
     def __str__(self) -> str:
-        names = ("blocks", "folds", "servers", "group_size")
+        names = ("blocks", "folds", "servers", "group_size", *(("sub_servers",) if self.sub_servers else ()))
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @classmethod
-    def of_training(cls, size: int, *, servers: int = 1, group_size: int | None = None) -> Arrangement:
+    def of_training(
+        cls, size: int, *, servers: int = 1, group_size: int | None = None, sub_servers: int = 0
+    ) -> Arrangement:
         """Return the arrangement of one training on ``size`` ranks.
 
         Args:
             size: how many ranks there are.
             servers: how many of them serve the centre.
             group_size: ranks of one worker; None: 1, or all ranks without a server.
+            sub_servers: how many serve between the one server and the workers.
 
         Raises:
             ConfigurationError: there would be several workers without a server.
@@ -63,7 +89,7 @@ class Arrangement:
         """
         if group_size is None:
             group_size = size if servers == 0 and size > 1 else 1
-        arrangement = cls(servers=servers, group_size=group_size)
+        arrangement = cls(servers=servers, group_size=group_size, sub_servers=sub_servers)
         if servers == 0 and group_size != size:
             arrangement.check(size)
             raise ConfigurationError(
@@ -106,6 +132,11 @@ def _obstacle(size: int, arrangement: Arrangement) -> str:
     """Return the arithmetic that does not come out; empty where the arrangement fits."""
     if size == 1 and arrangement == Arrangement():
         return ""
+    if subs := arrangement.sub_servers:
+        short = size < 1 + 2 * subs
+        return (
+            f"1 server, {_count(subs, 'sub-server')} and a worker for each need {1 + 2 * subs} ranks" * short
+        )
     cells, servers, group_size = arrangement.cells, arrangement.servers, arrangement.group_size
     steps, ranks = [_count(size, "rank")], size
     if arrangement.blocks:
@@ -141,6 +172,9 @@ def _divisor(arrangement: Arrangement) -> str:
 
 def _ways_out(size: int, arrangement: Arrangement) -> str:
     """Return the nearest possible numbers of ranks, and values of one field that fit this number."""
+    if arrangement.sub_servers:
+        fewer = f", or ask for at most {(size - 1) // 2}" if size > 2 else ""
+        return f"Start at least {1 + 2 * arrangement.sub_servers} ranks{fewer}."
     fixed = bool(arrangement.blocks) + arrangement.cells * arrangement.servers
     stride = arrangement.cells * arrangement.group_size
     below = (size - fixed) // stride

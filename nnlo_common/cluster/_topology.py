@@ -9,8 +9,16 @@ A *cell* trains one centre: its servers and its workers. Ranks are assigned bloc
 servers first, then groups. Launchers fill one host after the other by default, so the ranks of a group, which
 exchange most, share a host.
 
-A plan is a pure function of the number of ranks and the arrangement, so all ranks compute the same one
-without a message.
+A plan is a pure function of the number of ranks, the arrangement and, in a tree, the hosts, so all ranks
+compute the same one without a message.
+
+A tree has one server, sub-servers, and workers that exchange with a sub-server. The ranks are cut into as
+many *branches* as there are sub-servers, host by host, so that a sub-server is on the host of its workers:
+
+    10 ranks on two hosts, Arrangement(sub_servers=2):
+        rank 0       server
+        ranks 1-4    branch 0: sub-server, workers 0-2
+        ranks 5-9    branch 1: sub-server, workers 3-6
 """
 
 from __future__ import annotations
@@ -19,12 +27,15 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place, text_table
 
 __all__ = ["Arrangement", "Assignment", "Cell", "Role", "Topology"]
+
+_LEAST_BRANCH = 2  # a sub-server and a worker
 
 
 class Role(enum.Enum):
@@ -37,6 +48,7 @@ class Role(enum.Enum):
 
     COORDINATOR = "coordinator"  # assigns the trials of a search; only with blocks
     SERVER = "server"  # holds a shard of its cell's centre
+    SUB_SERVER = "sub-server"  # serves the workers of its branch, and exchanges with the server
     WORKER = "worker"  # trains, and exchanges with the servers for its group
     MEMBER = "member"  # trains, and exchanges within its group only
 
@@ -54,10 +66,12 @@ class Assignment:
             shards; a rank that trains alone holds shard 0, the whole centre.
         worker: index of its logical worker within the cell; None if it does not train.
         member: index within that logical worker; None if it does not train.
+        branch: index of its sub-server's branch in a tree; None outside of one.
 
     Example:
-        >>> Topology.plan(3).assignment(2)
-        Assignment(rank=2, role=<Role.WORKER: 'worker'>, block=None, fold=0, shard=None, worker=1, member=0)
+        >>> assignment = Topology.plan(3).assignment(2)
+        >>> assignment.role, assignment.worker, assignment.title
+        (<Role.WORKER: 'worker'>, 1, 'worker 1')
     """
 
     rank: int
@@ -67,6 +81,7 @@ class Assignment:
     shard: int | None = None
     worker: int | None = None
     member: int | None = None
+    branch: int | None = None
 
     @property
     def title(self) -> str:
@@ -76,6 +91,8 @@ class Assignment:
         """
         if self.role is Role.MEMBER:
             return f"worker {self.worker}, member {self.member}"
+        if self.role is Role.SUB_SERVER:
+            return f"sub-server {self.branch}"
         if self.shard is None:
             return f"worker {self.worker}"
         return f"server {self.shard}" if self.role is Role.SERVER else "lead"
@@ -91,6 +108,7 @@ class Cell:
         fold: index of its fold.
         servers: the server ranks, by shard; empty where the workers hold the shards themselves.
         groups: the ranks of every logical worker, leading rank first.
+        branches: in a tree, the ranks of every branch, its sub-server first; else empty.
 
     Example:
         >>> cell = Topology.plan(6, Arrangement(servers=2, group_size=2)).cells[0]
@@ -103,6 +121,16 @@ class Cell:
     fold: int
     servers: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
+    branches: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def sub_servers(self) -> tuple[int, ...]:
+        """The first rank of every branch."""
+        return tuple(branch[0] for branch in self.branches)
+
+    def branch_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the branch of a sub-server or worker, the sub-server first."""
+        return next(branch for branch in self.branches if rank in branch)
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -117,7 +145,8 @@ class Cell:
     @property
     def ranks(self) -> tuple[int, ...]:
         """All its ranks, in order."""
-        return self.servers + tuple(rank for group in self.groups for rank in group)
+        ranks = (*self.servers, *self.sub_servers, *(rank for group in self.groups for rank in group))
+        return tuple(sorted(ranks)) if self.branches else ranks
 
     @property
     def alone(self) -> bool:
@@ -151,12 +180,15 @@ class Topology:
     assignments: tuple[Assignment, ...]
 
     @classmethod
-    def plan(cls, size: int, arrangement: Arrangement | None = None) -> Topology:
+    def plan(
+        cls, size: int, arrangement: Arrangement | None = None, hosts: Sequence[str] | None = None
+    ) -> Topology:
         """Give each of ``size`` ranks its role.
 
         Args:
             size: how many ranks there are.
             arrangement: how they are divided; by default one server and workers.
+            hosts: the host of each rank, which a tree follows; None: the launcher fills host after host.
 
         Raises:
             ConfigurationError: ranks would be left over or missing; see `Arrangement.check`.
@@ -164,7 +196,8 @@ class Topology:
         arrangement = arrangement or Arrangement()
         arrangement.check(size)
         coordinator = 0 if arrangement.blocks else None
-        cells = tuple(_cells(size, arrangement))
+        subs = arrangement.sub_servers
+        cells = (_tree(hosts or [""] * size, subs),) if subs else tuple(_cells(size, arrangement))
         assignments = tuple(_assignments(coordinator, cells))
         return cls(arrangement=arrangement, coordinator=coordinator, cells=cells, assignments=assignments)
 
@@ -196,7 +229,8 @@ class Topology:
                 f"places of ranks {found}: pass those of ranks 0 to {size - 1}, in order"
             )
         residents: dict[str, list[int]] = defaultdict(list)
-        for assignment in sorted(self.assignments, key=lambda each: each.role is Role.SERVER):
+        serving = (Role.SERVER, Role.SUB_SERVER)
+        for assignment in sorted(self.assignments, key=lambda each: each.role in serving):
             if assignment.role is not Role.COORDINATOR:
                 residents[places[assignment.rank].host].append(assignment.rank)
         devices: list[int | None] = [None] * size
@@ -225,10 +259,13 @@ class Topology:
         if assignment.role is Role.COORDINATOR:
             return "coordinator"
         cell = self.cell_of(assignment.rank)
-        if assignment.role is Role.SERVER:
-            return f"server {assignment.shard} of {len(cell.servers)}"
+        if assignment.role in (Role.SERVER, Role.SUB_SERVER):
+            number = len(cell.servers if assignment.role is Role.SERVER else cell.branches)
+            return f"{assignment.title} of {number}"
         title = f"worker {assignment.worker}"
-        if assignment.role is Role.MEMBER:
+        if cell.branches:
+            title = f"{title} of sub-server {assignment.branch}"
+        elif assignment.role is Role.MEMBER:
             return f"{title}, member {assignment.member} of {self.arrangement.group_size}"
         if cell.alone:
             return f"{title}, alone"
@@ -274,6 +311,8 @@ def _violations(topology: Topology) -> Iterator[str]:
     shards = [[each.shard for each in topology.assignments if each.rank in cell.holders] for cell in cells]
     if any(numbers != list(range(len(cell.holders))) for numbers, cell in zip(shards, cells, strict=True)):
         yield "the shards of a cell are numbered from 0"
+    if any(len(cell.branches) != wanted.sub_servers for cell in cells):
+        yield "every cell has the sub-servers asked for"
     if topology.assignments != tuple(_assignments(topology.coordinator, cells)):
         yield "the assignments say what the cells say"
 
@@ -295,6 +334,36 @@ def _cells(size: int, arrangement: Arrangement) -> Iterator[Cell]:
         )
 
 
+def _tree(hosts: Sequence[str], sub_servers: int) -> Cell:
+    """Cut the ranks of these hosts into a server and branches."""
+    of_host: dict[str, list[int]] = defaultdict(list)
+    for rank, host in enumerate(hosts):
+        of_host[host].append(rank)
+    pieces = list(of_host.values())
+    if sub_servers % len(pieces):  # branches cannot end with the hosts
+        pieces = [[rank for ranks in pieces for rank in ranks]]
+    each = sub_servers // len(pieces)
+    cuts = [list(_cut(ranks, each)) for ranks in pieces]
+    branches = [tuple(rank for rank in part if rank) for parts in cuts for part in parts]
+    for index, branch in enumerate(branches):
+        if len(branch) < _LEAST_BRANCH:
+            where = f" on host {hosts[branch[0]]}" if branch and hosts[branch[0]] else ""
+            raise ConfigurationError(
+                f"sub-server {index} of {sub_servers}{where} would have no worker; start more ranks there "
+                f"(each needs one for itself and one for a worker, rank 0 is the server), or ask for fewer"
+            )
+    workers = sorted(rank for _, *workers in branches for rank in workers)
+    groups = tuple((rank,) for rank in workers)
+    return Cell(index=0, block=None, fold=0, servers=(0,), groups=groups, branches=tuple(branches))
+
+
+def _cut(ranks: Sequence[int], pieces: int) -> Iterator[Sequence[int]]:
+    """Cut the ranks into pieces whose sizes differ by at most one; rank 0 makes its piece a larger one."""
+    ends = [-(-index * len(ranks) // pieces) for index in range(pieces + 1)]
+    for start, end in pairwise(ends):
+        yield ranks[start:end]
+
+
 def _assignments(coordinator: int | None, cells: Sequence[Cell]) -> Iterator[Assignment]:
     """Yield the assignment of every rank, cell by cell."""
     if coordinator is not None:
@@ -303,9 +372,23 @@ def _assignments(coordinator: int | None, cells: Sequence[Cell]) -> Iterator[Ass
         common = Assignment(rank=-1, role=Role.SERVER, block=cell.block, fold=cell.fold)
         for shard, rank in enumerate(cell.servers):
             yield replace(common, rank=rank, shard=shard)
+        if cell.branches:
+            yield from _of_tree(cell, common)
+            continue
         for worker, group in enumerate(cell.groups):
             for member, rank in enumerate(group):
                 leads = member == 0
                 role = Role.WORKER if leads else Role.MEMBER
                 held = worker if leads and not cell.servers else None
                 yield replace(common, rank=rank, role=role, shard=held, worker=worker, member=member)
+
+
+def _of_tree(cell: Cell, common: Assignment) -> Iterator[Assignment]:
+    """Yield the assignments of a tree's sub-servers and workers, by rank."""
+    for rank in cell.ranks[1:]:
+        branch = next(index for index, ranks in enumerate(cell.branches) if rank in ranks)
+        if rank in cell.sub_servers:
+            yield replace(common, rank=rank, role=Role.SUB_SERVER, branch=branch)
+        else:
+            worker = cell.workers.index(rank)
+            yield replace(common, rank=rank, role=Role.WORKER, worker=worker, member=0, branch=branch)

@@ -17,6 +17,7 @@ from nnlo_common.protocol._queries import Answers, Handlers, QueryClient, QueryH
 from nnlo_common.protocol._query_wire import QUERY_NUMBERS
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
+from nnlo_common.protocol._sub_server import SubServer
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
 from nnlo_common.protocol._worker_records import AWAITED, Standing
 
@@ -58,6 +59,7 @@ __all__ = [
     "ShardClient",
     "Standing",
     "Story",
+    "SubServer",
     "Wait",
     "Worker",
 ]

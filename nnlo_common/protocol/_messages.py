@@ -78,7 +78,7 @@ class Message(NamedTuple):
             DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
-        mark: read it as `keeps_parameters`, `refreshes`, `last_pull` or `cancelled`, by the kind.
+        mark: read it as `keeps_parameters`, `refreshes`, `last_pull`, `cancelled` or `final`, by the kind.
         samples: requests: the number of samples the sender has taken so far.
         vector: the numbers, if the kind has any.
         pause: replies: pause at the next batch boundary.
@@ -135,6 +135,11 @@ class Message(NamedTuple):
     @property
     def cancelled(self) -> bool:
         """PAUSED: the pause is cancelled; the worker continues, because others wait for it."""
+        return self.mark
+
+    @property
+    def final(self) -> bool:
+        """CENTER to another server: no worker is awaited any more."""
         return self.mark
 
     def __str__(self) -> str:

@@ -53,12 +53,16 @@ class Pauses:
         self.waiting = [event for event in self.waiting if event not in cancelled]
         return cancelled
 
-    def complete(self) -> list[Received]:
-        """Remove and return all requests once all workers wait and may pause."""
+    def ready(self) -> bool:
+        """Whether all workers wait and may pause."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
         waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)
-        if not ranks or not waits or self._peers.have_finished(self.before_epoch):
+        return bool(ranks) and waits and not self._peers.have_finished(self.before_epoch)
+
+    def complete(self) -> list[Received]:
+        """Remove and return all requests once all workers wait and may pause."""
+        if not self.ready():
             return []
         done, self.waiting, self.wanted = self.waiting, [], False
         self.made += 1

@@ -21,6 +21,8 @@ from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
 
+_NO_WISH = (False, 0.0, False)
+
 
 class Server:
     """Serves one shard of the centre: takes events, moves the centre by its rule, returns actions.
@@ -76,6 +78,7 @@ class Server:
         self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
         self._calls: list[Received] = []  # pulls of other servers that wait for an epoch's end
+        self._told: dict[int, tuple[bool, float, bool]] = {}  # the wishes that other servers have heard of
         self._holder: int | None = None  # the worker with the lock
         # A worker has ended an epoch and may wait for the others, so let in all that queue.
         self._warm = False
@@ -132,7 +135,7 @@ class Server:
             return [*(Release(event.rank, item.frame) for item in gone), *self._move_on()]
         message = event.message
         self.story.tell("received", message)
-        if message.sender in self.other_servers and message.kind is Kind.PULL:
+        if message.sender in self.other_servers and self._is_call(message):
             self._calls.append(event)
             return self._answer_calls()
         if message.sender in self._dropped:
@@ -150,6 +153,25 @@ class Server:
             self.handled.append(message.sender)
         return self.handlers[message.kind](event)
 
+    def _is_call(self, message: Message) -> bool:
+        """Whether another server pulls an epoch's centre; a sub-server does so on a channel of its own."""
+        return message.kind is Kind.PULL and (message.sender not in self.peers or message.shard != self.shard)
+
+    def _unanswered(self) -> list[Received]:
+        """Return the workers' requests that wait for an answer."""
+        return list(self._waiting)
+
+    def tell_wishes(self) -> list[Action]:
+        """Answer the pulls of sub-servers that have not heard of a new wish: they pull again."""
+        subs = [event for event in self._calls if event.message.sender in self.peers]
+        news = [one for one in subs if self._told.get(one.message.sender, _NO_WISH) != self._wishes()]
+        self._calls = [event for event in self._calls if event not in news]
+        return [self._reply(event, with_vector=False) for event in news]
+
+    def _wishes(self) -> tuple[bool, float, bool]:
+        """Return what replies ask of workers."""
+        return self.stopping, self.rate, self.pauses.wanted
+
     def drop(self, rank: int, after_s: float) -> list[Action]:
         """Treat a worker as dead though it may speak again; return the actions to perform.
 
@@ -163,7 +185,7 @@ class Server:
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
-        broken = violated(self, [event.message.sender for event in self._waiting])
+        broken = violated(self, [event.message.sender for event in self._unanswered()])
         if self._waiting.ready(self.rule, self.peers):
             broken = "no commit is overdue"
         if self._waiting.locks and self._holder is None:
@@ -360,7 +382,8 @@ class Server:
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
             self.other_servers[event.message.sender] += math.inf if event.message.last_pull else 1
-        return [self._center_to(event) for event in ready]
+        answers = [self._center_to(event, last=self.finished) for event in ready]
+        return [*answers, *self.tell_wishes()] if self._calls else [*answers]
 
     def answer_pauses(self) -> list[Action]:
         """Complete a pause once all wait and nothing is under way; first cancel it for workers others need.
@@ -424,13 +447,13 @@ class Server:
         self.rule.reply(event.message.vector)
         return self._reply(event, with_vector=True)
 
-    def _center_to(self, event: Received) -> Send:
-        event.frame.vector[: self.rule.center.size] = self.rule.center
-        return self._reply(event, with_vector=True)
+    def _center_to(self, event: Received, center: Vector | None = None, *, last: bool = False) -> Send:
+        event.frame.vector[: self.rule.center.size] = self.rule.center if center is None else center
+        return self._reply(event, with_vector=True, mark=last)
 
-    def _reply(self, event: Received, *, with_vector: bool) -> Send:
+    def _reply(self, event: Received, *, with_vector: bool, mark: bool = False) -> Send:
         vector = event.frame.vector[: self.rule.center.size] if with_vector else None
-        return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector)
+        return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector, mark=mark)
 
     def _paused(self, event: Received, *, cancelled: bool) -> Send:
         return self._answer(event, Kind.PAUSED, mark=cancelled)
@@ -439,15 +462,17 @@ class Server:
         self, event: Received, kind: Kind, *, vector: Vector | None = None, mark: bool = False
     ) -> Send:
         request = event.message
-        if request.sender in self.peers:
+        if request.sender in self.peers and request.shard == self.shard:
             self.peers[request.sender].unanswered -= 1
+        if request.sender in self.other_servers:
+            self._told[request.sender] = self._wishes()
         reply = Message(
             kind,
             self.rank,
             request.sequence,
             self.rule.clock,
             scalar=self.rate,
-            shard=self.shard,
+            shard=request.shard,
             stop=self.stopping,
             vector=vector,
             mark=mark,

@@ -14,6 +14,7 @@ from nnlo_common.testing._schedules import (
 )
 from nnlo_common.testing._training import VirtualRun, train_virtually
 from nnlo_common.testing._virtual import VirtualCluster
+from nnlo_common.testing._virtual_tree import VirtualTree, tree_machines
 
 __all__ = [
     "ByTime",
@@ -28,5 +29,7 @@ __all__ = [
     "Schedule",
     "VirtualCluster",
     "VirtualRun",
+    "VirtualTree",
     "train_virtually",
+    "tree_machines",
 ]

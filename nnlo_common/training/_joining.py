@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,9 +35,10 @@ from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._training_queries import TrainingQueries
+from nnlo_common.training._tree_joining import check_tree, join_tree, sub_servers_of
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["Member", "assigned", "join", "launched", "within"]
+__all__ = ["Member", "assigned", "join", "launched", "planned", "within"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ class Member:
         threads: the number of compute threads to use; None if ranks share a process.
         table: all ranks and their roles, as text.
         workers: the number of workers.
-        servers: the number of servers.
+        servers: the number of servers that share the centre.
+        sub_servers: the number of sub-servers of an elastic tree.
+        trains: the ranks that train.
         worker: its index among the workers; None on a server.
         server: on a server, the state machine of its shard.
         group: its side of its group; None if each worker is one rank, and on a server.
@@ -69,6 +72,8 @@ class Member:
     table: str
     workers: int
     servers: int
+    sub_servers: int = 0
+    trains: tuple[int, ...] = ()
     worker: int | None = None
     server: Server | None = None
     group: GroupRank | None = None
@@ -124,9 +129,32 @@ def launched() -> RankWorld | None:
     return MPIWorld(world)
 
 
-def assigned(world: RankWorld, servers: int, group_size: int | None = None) -> Assignment:
-    """Return this rank's role before it joins."""
-    return Topology.plan(world.size, _arrangement(world, servers, group_size)).assignment(world.rank)
+def assigned(
+    world: RankWorld,
+    servers: int,
+    group_size: int | None = None,
+    sub_servers: int | Literal["host"] = 0,
+) -> Assignment:
+    """Return this rank's role before it joins; with sub-servers all ranks call it (collective)."""
+    return planned(world, servers, group_size, sub_servers).assignment(world.rank)
+
+
+def planned(
+    world: RankWorld,
+    servers: int,
+    group_size: int | None = None,
+    sub_servers: int | Literal["host"] = 0,
+) -> Topology:
+    """Return the roles of all ranks before they join; with sub-servers all ranks call it (collective).
+
+    Raises:
+        ConfigurationError: the number of ranks does not fit.
+    """
+    if not sub_servers:
+        return Topology.plan(world.size, _arrangement(world, servers, group_size))
+    hosts = world.gather_text(world.host)
+    number = len(set(hosts)) if sub_servers == "host" else sub_servers
+    return Topology.plan(world.size, _arrangement(world, servers, group_size, number), hosts)
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
@@ -138,14 +166,16 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     disengage = world.engage()
     try:
         agree(world, plan)
-        topology = Topology.plan(world.size, _arrangement(world, plan.servers, plan.group_size))
+        topology = planned(world, plan.servers, plan.group_size, sub_servers_of(plan.algorithm))
         cell = topology.cell_of(world.rank)
         if world.of_trial and plan.all_reduce.name != "auto":
             raise ConfigurationError(
                 f"all_reduce={plan.all_reduce.name!r} in a trial of a search: there the ranks of a group add "
                 "up gradients by messages, so that the trial can be broken off; leave all_reduce out"
             )
-        if cell.servers:
+        if cell.branches:
+            check_tree(plan, cell)
+        elif cell.servers:
             plan.algorithm.check(len(cell.workers), len(cell.servers))
         parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
     except ConfigurationError as error:
@@ -172,7 +202,9 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         group = _grouped(world, plan, cell.groups[assignment.worker], places, naps=naps)
     part: TeamPart
     server: Server | None = None
-    if assignment.role is Role.SERVER:
+    if cell.branches:
+        part, server = join_tree(world, plan, cell, places, size=_buffered(plan), averages=_averages(plan))
+    elif assignment.role is Role.SERVER:
         part, server = _join_as_server(world, plan, cell, shards, places)
     elif cell.servers:
         part = _join_as_worker(world, plan, cell, shards, places, group=group)
@@ -187,6 +219,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         table=table,
         workers=len(cell.workers),
         servers=len(cell.servers),
+        sub_servers=len(cell.branches),
+        trains=tuple(rank for ranks in cell.groups for rank in ranks),
         worker=assignment.worker,
         server=server,
         group=group,
@@ -212,9 +246,16 @@ def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
     disengage()
 
 
-def _arrangement(world: RankWorld, servers: int, group_size: int | None) -> Arrangement:
-    """Return the arrangement of the ranks."""
-    return Arrangement.of_training(world.size, servers=servers, group_size=group_size)
+def _arrangement(world: RankWorld, servers: int, group_size: int | None, sub_servers: int = 0) -> Arrangement:
+    """Return the arrangement of the ranks; refuse what no training can have yet."""
+    arrangement = Arrangement.of_training(
+        world.size, servers=servers, group_size=group_size, sub_servers=sub_servers
+    )
+    if sub_servers and world.of_trial:
+        raise ConfigurationError(
+            f"sub_servers={sub_servers} in a trial of a search is not possible; leave it out"
+        )
+    return arrangement
 
 
 def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:

@@ -105,6 +105,7 @@ class ServerRank:
         server.pauses.before_epoch = _NEVER
         self._pauses = 0
         self.keeper: Keeper | None = None
+        self._of = ""  # whose last worker an error means
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -373,13 +374,18 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._bottleneck.end_work()
             self._look_for_pause()
-            if event.message.kind is Kind.LEAVE and self.service is not None:
-                for rank in self._groups.get(event.message.sender, (event.message.sender,)):
-                    perform(self._endpoint, self.service.left(rank))
+            if event.message.kind is Kind.LEAVE:
+                self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
         else:
             self._take_shard(event)
+
+    def _left(self, sender: int) -> None:
+        """Note that a worker has left: the query service waits for it no more."""
+        for rank in self._groups.get(sender, (sender,)):
+            if self.service is not None:
+                perform(self._endpoint, self.service.left(rank))
 
     def _look_for_pause(self) -> None:
         if self._server.pauses.made > self._pauses:
@@ -468,7 +474,7 @@ class ServerRank:
         """Raise if `rank`, which is lost, was the last worker."""
         if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
             was = "was dropped" if rank in self._dropped else "has died"
-            raise PeerLostError(rank, f"the last worker {was}")
+            raise PeerLostError(rank, f"the last worker{self._of} {was}")
 
     def _take_shard(self, event: Received) -> None:
         shard = self._others[event.message.shard]

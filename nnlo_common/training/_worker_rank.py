@@ -10,7 +10,7 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, Kind, QueryClient, Received, Wait, Worker
-from nnlo_common.protocol._query_messages import AnswerT, Query
+from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, Query
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._server_watch import ServerWatch
@@ -30,6 +30,7 @@ class WorkerRank:
         tells: warn of silent servers.
         on_drop: called when the servers have dropped this rank, before the error is raised.
         asking: the endpoint for queries, if it is another.
+        says_goodbye: tell the query service on leaving; its server is not one that this rank leaves.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class WorkerRank:
         tells: bool = True,
         on_drop: Callable[[], object] = lambda: None,
         asking: Endpoint | None = None,
+        says_goodbye: bool = False,
     ) -> None:
         self._endpoint, self._worker, self._queries = endpoint, worker, queries
-        self._asking = asking
+        self._asking, self._says_goodbye = asking, says_goodbye
         self._servers, self._on_drop = set(hosts), on_drop
         self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
         self._steps = self._samples = 0
@@ -189,6 +191,8 @@ class WorkerRank:
         """Call `last`, then leave."""
         last()
         self._work(self._worker.leave(), "the end of the training")
+        if self._says_goodbye:
+            self.ask(GoodbyeQuery())
         self._endpoint.close()
 
     def _answered(self, query: Query[Any]) -> Activity:

@@ -92,7 +92,7 @@ class RankCallback(keras.callbacks.Callback):
     @property
     def trains(self) -> bool:
         """Whether this rank gets batches."""
-        return not self.role.startswith("server")
+        return "server" not in self.role
 
     @property
     def samples_in_epoch(self) -> int:

@@ -85,6 +85,9 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
         "beta": POSITIVE,
         "beta_per": (["exchange", "step"], ["steps", ""], "'exchange' or 'step'"),
         "order": (["paper", "step_first"], ["step-first", ""], "'paper' or 'step_first'"),
+        "sub_servers": ([*AT_LEAST_0[0], "host"], *AT_LEAST_0[1:]),
+        "sub_every": AT_LEAST_1,
+        "sub_alpha": ([1e-9, 0.5, 0.999, None], [0, 1, 1.0, -0.1, NAN], "above 0 and below 1"),
     },
     EAMSGD: {"learning_rate": POSITIVE, "momentum": MOMENTUM},
     GEM: {
@@ -114,9 +117,14 @@ each_option = pytest.mark.parametrize(
 )
 
 
+def options_with(name: str, value: Any) -> dict[str, Any]:
+    """The options to set one: two are refused without sub-servers."""
+    return {"sub_servers": 2, name: value} if name in ("sub_every", "sub_alpha") else {name: value}
+
+
 def refusal(kind: type[Algorithm], name: str, value: Any) -> str:
     with pytest.raises(ConfigurationError) as refused:
-        make(kind, **{name: value})
+        make(kind, **options_with(name, value))
     return str(refused.value)
 
 
@@ -125,7 +133,7 @@ def test_an_option_may_be_this_and_not_that(
     kind: type[Algorithm], name: str, right: Sequence[Any], wrong: Sequence[Any], expected: str
 ) -> None:
     for value in right:
-        assert getattr(make(kind, **{name: value}), name) == value
+        assert getattr(make(kind, **options_with(name, value)), name) == value
     for value in wrong:
         text = f"{kind.__name__}: {name}={value!r} is not possible: it must be {expected}"
         assert refusal(kind, name, value) == text
@@ -272,7 +280,8 @@ def test_a_description_is_one_line_that_names_every_option(index: int) -> None:
     text = algorithm.describe()
     assert "\n" not in text
     assert text.startswith(f"{type(algorithm).__name__}(")
-    assert all(f"{field.name}=" in text for field in fields(algorithm))
+    named = [field.name for field in fields(algorithm) if not field.name.startswith("sub_")]
+    assert all(f"{name}=" in text for name in named)  # without sub-servers their options are left out
     assert replace(algorithm).describe() == text
     assert replace(algorithm, lag=algorithm.lag + 1).describe() != text
     assert [other.describe() for other in ALGORITHMS].count(text) == 1

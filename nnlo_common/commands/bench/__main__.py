@@ -25,6 +25,7 @@ BENCHES = {
     "exchange": "the full round trip of an exchange beside a raw ping-pong of the same bytes",
     "idle": "the cost of a waiting server, and how fast it answers afterwards",
     "scaling": "1 to 48 workers with simulated compute: the share of their time that they compute",
+    "tree": "virtual time to a loss with one server, one on each host, and an elastic tree",
     "cluster": "commits per second of 64 workers in the virtual cluster",
 }
 
@@ -36,6 +37,11 @@ def main() -> int:
         from nnlo_common.commands.bench import _cluster
 
         _cluster.run()
+        return 0
+    if chosen.bench == "tree":
+        from nnlo_common.commands.bench import _tree
+
+        _tree.run()
         return 0
     world = connect()
     if world is None:

@@ -95,7 +95,7 @@ class RankFacts:
     @property
     def trains(self) -> bool:
         """Whether it computes gradients."""
-        return not self.role.startswith("server")
+        return "server" not in self.role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

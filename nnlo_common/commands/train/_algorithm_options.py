@@ -41,10 +41,17 @@ _HELP: Mapping[str, str] = {
     "warmup": "number of first steps that are each averaged",
 }
 _FROM_OPTIMIZER = "taken from your optimizer"
-#: Options of the algorithms that no wrapper takes, with the reason.
+_TREE = dict.fromkeys(("sub_servers", "sub_every", "sub_alpha"), "in scripts only")
+#: Options of the algorithms that no wrapper takes, or none of `nnlo train`, with the reason.
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "downpour": {"schedule": "always aligned"},
-    "eamsgd": {"learning_rate": _FROM_OPTIMIZER, "momentum": _FROM_OPTIMIZER, "order": "always the paper's"},
+    "eamsgd": {
+        "learning_rate": _FROM_OPTIMIZER,
+        "momentum": _FROM_OPTIMIZER,
+        "order": "always the paper's",
+        **_TREE,
+    },
+    "easgd": _TREE,
     "gem": {
         "learning_rate": _FROM_OPTIMIZER,
         "momentum": _FROM_OPTIMIZER,

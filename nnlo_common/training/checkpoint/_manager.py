@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -275,7 +275,9 @@ class CheckpointManager:
         if _sizes(saved) == _sizes(here):
             return False
         reason = ""
-        if one_process:
+        if one_process and any("sub_servers=" in str(one["algorithm"]) for one in (saved, here)):
+            reason = "one process has no centres of sub-servers; continue with as many ranks"
+        elif one_process:
             servers = max(saved["servers"], here["servers"])
             if servers > 1:
                 reason = (
@@ -300,7 +302,10 @@ class CheckpointManager:
             re.fullmatch(rf"rank([0-9]{{1,9}})\.{self._suffix}", name) for name in checkpoint.manifest.files
         )
         ranks = [int(part[1]) for part in parts if part is not None]
-        first = min((rank for rank in ranks if servers <= rank < servers + size), default=None)
+        trains: Collection[int] = range(servers, servers + size)
+        if self._team is not None and self._team.member.sub_servers:  # they have as many ranks as this run
+            trains = self._team.member.trains
+        first = min((rank for rank in ranks if rank in trains), default=None)
         return self._file if first is None else self._file_of(first)
 
     def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
@@ -314,8 +319,7 @@ class CheckpointManager:
         member = self._team.member
         files = checkpoint.manifest.files
         here = {"workers": member.share[1], "group_size": member.group_size}
-        ranks = range(member.servers, member.servers + here["workers"])
-        missing = [str(rank) for rank in ranks if self._file_of(rank) not in files]
+        missing = [str(rank) for rank in member.trains if self._file_of(rank) not in files]
         if _sizes(saved) != _sizes(here):
             told = f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
         elif missing:

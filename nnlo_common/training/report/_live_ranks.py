@@ -73,7 +73,7 @@ class LiveRank:
     @property
     def serves(self) -> bool:
         """Whether it serves instead of training."""
-        return self.role.startswith("server")
+        return "server" in self.role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

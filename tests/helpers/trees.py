@@ -1,0 +1,90 @@
+"""Elastic trees as plain NumPy, told only of the order of commits on each server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.protocol import Server
+
+__all__ = ["HALF", "TreeNumbers", "commits_of", "replayed"]
+
+HALF = np.float32(0.5)
+
+
+@dataclass(frozen=True)
+class TreeNumbers:
+    """The parameters at the end of a training: the top's, of each sub-server and of each worker, by rank."""
+
+    top: Vector
+    subs: dict[int, Vector]
+    workers: dict[int, Vector]
+
+
+def commits_of(server: Server) -> list[int]:
+    """Return a list that gets the rank of each later commit on a server."""
+    commits: list[int] = []
+    apply = server.rule.apply
+
+    def telling(contributions: Sequence[object]) -> None:
+        commits.extend(one.rank for one in contributions)
+        apply(contributions)
+
+    server.rule.apply = telling
+    return commits
+
+
+def replayed(
+    commits: Mapping[int, Sequence[int]],
+    branches: Sequence[Sequence[int]],
+    start: Vector,
+    *,
+    every: int,
+    sub_every: int,
+    alphas: Mapping[int, float],
+    steps: Mapping[int, int],
+) -> TreeNumbers:
+    """Return the numbers of a tree whose workers step to x - 0.25 (x - rank), before they exchange.
+
+    All products are with powers of two, so that a framework's fused operations give the same bits.
+
+    Args:
+        commits: the ranks of the commits on each server, in order.
+        branches: the ranks of each branch, its sub-server first; 0 is the top server.
+        start: the parameters at the start of all.
+        every: steps of a worker between exchanges.
+        sub_every: exchanges of a sub-server's workers between two with the top.
+        alphas: the moving rate of each server.
+        steps: the steps of each worker.
+    """
+    top, made = start.copy(), dict.fromkeys(commits, 0)
+    subs = {sub: start.copy() for sub, *_ in branches}
+    workers = {rank: start.copy() for _, *ranks in branches for rank in ranks}
+    left = dict(steps)
+
+    def step(rank: int, times: int) -> None:
+        for _ in range(times):
+            workers[rank] = workers[rank] - HALF * (HALF * (workers[rank] - np.float32(rank)))
+        left[rank] -= times
+
+    def exchange(sub: int, until: int) -> None:
+        for rank in commits[sub][made[sub] : until]:
+            step(rank, every)
+            move = np.float32(alphas[sub]) * (workers[rank] - subs[sub])
+            workers[rank], subs[sub] = workers[rank] - move, subs[sub] + move
+        made[sub] = until
+
+    for sub in commits[0]:
+        exchange(sub, made[sub] + sub_every)
+        move = np.float32(alphas[0]) * (subs[sub] - top)
+        top, subs[sub] = top + move, subs[sub] - move
+    for sub, *_ in branches:
+        assert len(commits[sub]) - made[sub] < sub_every, "a sub-server exchanges as often as it should"
+        exchange(sub, len(commits[sub]))
+    for rank, rest in tuple(left.items()):
+        assert 0 <= rest < every, "a worker exchanges as often as it should"
+        step(rank, rest)
+    return TreeNumbers(top, subs, workers)

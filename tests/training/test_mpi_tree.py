@@ -1,0 +1,56 @@
+"""Elastic tree over real MPI: the same numbers as with threads as ranks; deaths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.jobs import mpiexec, running_mpi
+from tests.helpers.paths import PROGRAMS
+from tests.helpers.trees import replayed
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.extended]
+
+BRANCHES = ((1, 2, 3), (4, 5, 6, 7))
+START = np.array([1.5, -2.0, 0.3], np.float32)
+
+
+@pytest.mark.parametrize("times", [1, 100_000])
+def test_all_numbers_are_those_of_the_reference(tmp_path: Path, times: int) -> None:
+    done = mpiexec(8, PROGRAMS / "tree.py", str(tmp_path), "-1", str(times), timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(8)]
+    expected = replayed(
+        {rank: ranks[rank]["commits"].tolist() for rank in (0, 1, 4)},
+        BRANCHES,
+        np.tile(START, times),
+        every=3,
+        sub_every=5,
+        alphas={0: 0.35, 1: 0.9 / 3, 4: 0.9 / 4},
+        steps=dict.fromkeys((2, 3, 5, 6, 7), 2 * 170 // 5),
+    )
+    np.testing.assert_array_equal(ranks[0]["own"][: 3 * times], expected.top)
+    for rank, vector in (*expected.subs.items(), *expected.workers.items()):
+        np.testing.assert_array_equal(ranks[rank]["own"][: 3 * times], vector, err_msg=f"rank {rank}")
+    for sub in (1, 4):
+        np.testing.assert_array_equal(ranks[sub]["model"], expected.top)
+
+
+@pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
+def test_a_killed_worker_costs_only_itself(tmp_path: Path) -> None:
+    options = ["--with-ft", "ulfm"]
+    done = mpiexec(8, PROGRAMS / "tree.py", str(tmp_path), "6", "1", options=options, timeout_s=100)
+    found = {path.stem for path in tmp_path.glob("*.npz")}
+    assert found == {"0", "1", "2", "3", "4", "5", "7"}, done.stderr
+    assert np.load(tmp_path / "4.npz")["commits"].tolist().count(6) == 20 // 3
+
+
+@pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
+def test_a_killed_sub_server_ends_the_job(tmp_path: Path) -> None:
+    options = ["--with-ft", "ulfm"]
+    done = mpiexec(8, PROGRAMS / "tree.py", str(tmp_path), "4", "1", options=options, timeout_s=100)
+    assert done.returncode != 0
+    assert not (tmp_path / "0.npz").exists()
+    assert "the sub-server of the workers 5, 6, 7 has died" in done.stderr or "a server of the" in done.stderr
