@@ -185,12 +185,13 @@ class FactsWriter:
             return
         self._ended.set()
         self._thread.join()
+        until_s: float | None = None
         if recorder() is self._spans:
-            self._spans.cut()
+            until_s = self._spans.cut()  # the last sample and the trace end at the same moment
             record(None)
         report = self._report()
         self._tell_losses(report)
-        self._sample(report)
+        self._sample(report, until_s)
         over = self._team is None or self._team.over
         seconds = round(time.perf_counter() - self._began_s, 6)
         self._file.add("end", seconds=seconds, over=over, **self._served(report))
@@ -249,7 +250,7 @@ class FactsWriter:
         self._tell_losses(report)
         self._sample(report)
 
-    def _sample(self, report: TrainingReport) -> None:
+    def _sample(self, report: TrainingReport, until_s: float | None = None) -> None:
         now, since_s = Usage.now(), time.perf_counter() - self._began_s
         facts: dict[str, Any] = {
             "seconds": round(since_s, 6),
@@ -261,7 +262,7 @@ class FactsWriter:
             "cpu_s": round(now.cpu_s, 3),
             "read_mb": now.read_mb,
             "written_mb": now.written_mb,
-            "spent": {kind: round(one, 6) for kind, one in self._spans.spent().items()},
+            "spent": {kind: round(one, 6) for kind, one in self._spans.spent(until_s).items()},
         }
         if gpus := self._gpus():
             facts["gpus"] = gpus
