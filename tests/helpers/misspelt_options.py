@@ -16,7 +16,7 @@ MISSPELT = pytest.mark.parametrize(
         ("bta", "did you mean 'beta'?"),
         ("server", "did you mean 'servers'?"),
         ("groupsize", "did you mean 'group_size'?"),
-        ("zzz", "its options are alpha, beta, "),
+        ("zzz", "its options are all_reduce, alpha, beta, "),
     ],
 )
 

@@ -15,6 +15,7 @@ from tests.helpers.jobs import mpiexec
 
 __all__ = [
     "ADAM",
+    "IN_SCRIPTS_ONLY",
     "SCHEDULES",
     "check_early_stopping",
     "check_early_stopping_on_three_ranks",
@@ -26,6 +27,8 @@ __all__ = [
     "write_files",
 ]
 
+#: Options of wrappers that `nnlo train` does not have: an elastic tree of servers.
+IN_SCRIPTS_ONLY = ("sub_servers", "sub_every", "sub_alpha")
 ADAM = ["--optimizer", "adam", "--learning-rate", "0.02"]
 
 

@@ -15,6 +15,7 @@ from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import (
     ADAM,
+    IN_SCRIPTS_ONLY,
     SCHEDULES,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
@@ -52,7 +53,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
     for mode in MODES.values():
         # Of the class itself, Python up to 3.11.4 gives the signature of Keras' __new__.
         taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__).__init__).parameters)
-        assert taken - {"self", "optimizer", "options"} == mode.options.keys()
+        assert taken - {"self", "optimizer", "options", *IN_SCRIPTS_ONLY} == mode.options.keys()
 
 
 @pytest.mark.framework("keras")

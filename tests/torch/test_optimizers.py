@@ -281,7 +281,15 @@ class Branches(Product):
 
 @pytest.mark.parametrize(
     ("wrapper", "case"),
-    [(wrapper, case) for wrapper in ("Downpour", "EASGD") for case in EXCHANGED],
+    [
+        *(("Downpour", case) for case in EXCHANGED),
+        # On a worker an optimizer is what it is in a plain loop: always with its defaults, with all inputs in
+        # the long tests.
+        *(
+            pytest.param("EASGD", case, marks=() if case.endswith("default") else pytest.mark.extended)
+            for case in EXCHANGED
+        ),
+    ],
 )
 def test_parameters_unused_in_some_steps_are_left_alone_in_them(case, wrapper):
     name, kwargs = EXCHANGED[case]

@@ -425,7 +425,15 @@ def differs(wrap, test, name):
     return not own.same(seen_with(wrap, test, name), seen_with(lambda optimizer: optimizer, test, name))
 
 
-@pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if name not in OF_SGD])
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        # Always one whose optimizer runs at the centre and one where it runs on workers.
+        pytest.param(name, marks=() if name in ("Downpour", "EASGD") else pytest.mark.extended)
+        for name in WRAPPERS
+        if name not in OF_SGD
+    ],
+)
 @pytest.mark.parametrize(("test", "name"), CASES)
 def test_what_pytorch_asks_of_optimizers_is_the_same_for_wrapped_ones(test, name, wrapper):
     explained = (test, name) in EXCEPTIONS or (test, "") in EXCEPTIONS

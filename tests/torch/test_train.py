@@ -17,6 +17,7 @@ from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.pages import code
 from tests.helpers.train_command import (
     ADAM,
+    IN_SCRIPTS_ONLY,
     SCHEDULES,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
@@ -58,7 +59,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
     for mode in MODES.values():
         taken = set(inspect.signature(getattr(nnlo_torch, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "options"} == set(mode.options)
+        assert taken - {"optimizer", "options", *IN_SCRIPTS_ONLY} == set(mode.options)
 
 
 @pytest.mark.framework("torch")

@@ -26,7 +26,9 @@ import numpy as np
 from nnlo_common.algorithms import EASGD, Algorithm, Downpour
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.base._errors import NNLOError
+from nnlo_common.base._file_access import append_file, read_whole
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._whole_files import write_whole
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.commands.bench._scaling_page import ScalingFigures, drawn, tables
@@ -42,6 +44,7 @@ COMPUTE_S = {"weak": 0.05, "strong": 0.8}
 _WARM_STEPS = {"weak": 10, "strong": 2}
 _STEPS = {"weak": 20, "strong": 10}
 _GROUP = 4
+_LARGEST = 10_000_000  # bytes of a file of results
 
 
 class _Still:
@@ -120,22 +123,22 @@ def run(facts: World, results: Path, picture: Path | None, seconds: float, worke
             print(f"error: {layout}: {error}", file=sys.stderr, flush=True)
             world.abort(1)
         if world.rank == 0 and measured is not None:
-            with results.open("a", encoding="utf-8") as file:
-                print(json.dumps(asdict(measured)), file=file)
+            with append_file(results) as file:
+                file.write(f"{json.dumps(asdict(measured))}\n".encode())
             share = f"{measured.efficiency:.3f}"
             print(f"{layout}: efficiency {share}, load {measured.load:.1f}", file=sys.stderr, flush=True)
     if world.rank == 0:
         found = _read(results)
         print(tables(found))
         if picture is not None:
-            picture.write_text(drawn(found), encoding="utf-8")
+            write_whole(picture, drawn(found))
     world.gather_text("")  # no rank ends the job before rank 0 has printed
 
 
 def _read(results: Path) -> list[ScalingFigures]:
     if not results.exists():
         return []
-    return [ScalingFigures(**json.loads(line)) for line in results.read_text(encoding="utf-8").splitlines()]
+    return [ScalingFigures(**json.loads(line)) for line in read_whole(results, _LARGEST).splitlines()]
 
 
 def _same(layout: ScalingLayout, measured: ScalingFigures) -> bool:
