@@ -44,6 +44,9 @@ warm           = NNLO_TEST_STARTS=warm
 # each worker has its own part of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
 jobs           = --numprocesses 3 --dist worksteal
+# What hardly knows the back end of Keras: on TensorFlow and JAX in `make test-all` only.
+any_backend    = $(addprefix --ignore=tests/keras/,test_keras_suites.py test_train.py test_tuner.py test_tuner_compat.py \
+                 test_tuner_methods.py test_tuner_suites.py)
 strike         = $(test_env) $(framework_env)
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest
@@ -68,7 +71,8 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests, with torch and keras'
 	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi'
 	$(say) 'tests of Keras once more, on TensorFlow'
-	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' tests/keras tests/equations/test_keras_equations.py
+	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' $(any_backend) tests/keras \
+		tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
 	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended'
 	$(say) 'tests that start mpiexec, with MPICH'

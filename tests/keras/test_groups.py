@@ -172,7 +172,9 @@ def test_a_batch_that_overflows_on_one_rank_is_dropped_by_all(name, servers):
         model = cases.dense()
         model.set_weights(start)
         trained(model, scaled, data, callbacks, **fitted)
-        return flat(model), float(scaled.dynamic_scale), int(scaled.step_counter)
+        # On TensorFlow a server makes no step, and so no scale.
+        scale = (float(scaled.dynamic_scale), int(scaled.step_counter)) if scaled.built else None
+        return flat(model), scale
 
     def program(world):
         layout = {"servers": servers, "group_size": 2}
@@ -190,7 +192,7 @@ def test_a_batch_that_overflows_on_one_rank_is_dropped_by_all(name, servers):
         expected = ended(OPTIMIZERS["sgd"](), (x[:52], Y[:52]), batch_size=2 * BATCH)
     assert np.array_equal(first[0], second[0])
     assert np.isfinite(first[0]).all()
-    assert first[1:] == second[1:] == expected[1:]
+    assert None is not first[1] == second[1] == expected[1]
     if name != "EASGD":  # whose exchanges, on a worker alone, count batches without a step, too
         assert np.allclose(first[0], expected[0], **CLOSE)
 
