@@ -64,8 +64,18 @@ ROUNDED = {
 }
 
 
-@pytest.mark.parametrize("table", ["CASES", pytest.param("MORE", marks=pytest.mark.extended)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "table"),
+    [
+        # On TensorFlow each case is compiled three times; threads as ranks have such fits in `make test`.
+        pytest.param(*backend.values, table, marks=[*backend.marks, *long])
+        for backend in BACKENDS
+        for table, long in (
+            ("CASES", [pytest.mark.extended] if backend.values == ("tensorflow",) else []),
+            ("MORE", [pytest.mark.extended]),
+        )
+    ],
+)
 def test_one_worker_has_the_bits_of_the_plain_fit_on_both_ranks(backend, table, tmp_path):
     program, environment = PROGRAMS / "keras_bits.py", on(backend)
     plain = alone(program, str(tmp_path), table, "plain", timeout_s=180, env=environment)
