@@ -77,4 +77,4 @@ def test_what_a_rank_of_a_training_says_is_refused(text, turn, monkeypatch):
             return [me.step() for _ in me.batches(range(2))]
 
     with MemoryCluster(2) as cluster, pytest.raises(ProtocolError, match="rank 1 is malformed"):
-        cluster.run(program, 30)
+        cluster.run(program, 180)

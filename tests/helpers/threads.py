@@ -37,7 +37,7 @@ def on_ranks(
     program: Callable[[Any], Any],
     *,
     prepare: Callable[[MemoryCluster], object] = lambda cluster: None,
-    timeout_s: float = 60,
+    timeout_s: float = 180,
 ) -> list[Any]:
     """What a program returns on each rank; `prepare` may give the cluster faults before it runs."""
     with MemoryCluster(size) as cluster:

@@ -123,7 +123,7 @@ def test_each_sample_goes_to_one_worker_and_a_server_has_one(files, servers):
         return epochs
 
     with MemoryCluster(servers + 3) as cluster:
-        ranks = cluster.run(program, 60)
+        ranks = cluster.run(program, 180)
     assert all(len(epoch) == 1 for epochs in ranks[:servers] for epoch in epochs)
     for epoch in range(2):
         parts = [epochs[epoch] for epochs in ranks[servers:]]
@@ -136,7 +136,7 @@ def test_all_ranks_may_have_all_of_it(files):
         return numbers(nk.H5Sequence(files, features="number", shuffle=False, shard=False, world=world))
 
     with MemoryCluster(3) as cluster:
-        assert cluster.run(program, 60) == [list(range(SAMPLES))] * 3
+        assert cluster.run(program, 180) == [list(range(SAMPLES))] * 3
 
 
 def test_more_workers_than_samples_are_refused(tmp_path):
@@ -149,7 +149,7 @@ def test_more_workers_than_samples_are_refused(tmp_path):
         return True
 
     with MemoryCluster(4) as cluster:
-        assert cluster.run(program, 60) == [True] * 4
+        assert cluster.run(program, 180) == [True] * 4
 
 
 # -- leases ------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_leased_it_is_one_sample_till_distribute_has_asked_for_others(files):
         return len(data) > SAMPLES / 4
 
     with MemoryCluster(3) as cluster:
-        assert cluster.run(program, 60) == [(1, 1), True, True]
+        assert cluster.run(program, 180) == [(1, 1), True, True]
 
 
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
@@ -191,7 +191,7 @@ def test_a_worker_that_saves_before_its_first_batch_resumes_with_the_first_epoch
         return resumed.epoch - 1, within, resumed.state(None)["epoch"]
 
     with MemoryCluster(3) as cluster:
-        assert cluster.run(program, 60)[1:] == [(0, 0, 1)] * 2
+        assert cluster.run(program, 180)[1:] == [(0, 0, 1)] * 2
 
 
 def test_alone_nothing_is_leased(files):
@@ -285,7 +285,7 @@ def test_it_is_not_divided_twice(files):
         return True
 
     with MemoryCluster(3) as cluster:
-        assert cluster.run(program, 60) == [True] * 3
+        assert cluster.run(program, 180) == [True] * 3
 
 
 @pytest.mark.slow

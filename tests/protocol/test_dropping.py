@@ -12,7 +12,7 @@ from nnlo_common import GEM, SGD, Downpour, DroppedError, LocalSGD, Participant,
 from nnlo_common.protocol._query_messages import MeanQuery
 from nnlo_common.testing import Interleaved, MemoryCluster, RandomOrder, train_virtually
 
-TIMEOUT_S = 30
+TIMEOUT_S = 180.0
 ALGORITHMS = {
     "downpour": Downpour(),
     "lag": Downpour(lag=2),

@@ -47,7 +47,7 @@ def searched(size, victim, kind, objective=training, *, held=None, **options):
         return optimize(optuna.create_study(), objective, world=world, **options)
 
     with ranks(size) as cluster:
-        return cluster.run(program, 30)
+        return cluster.run(program, 180)
 
 
 @pytest.mark.parametrize("victim", [1, 2, 3])
@@ -89,7 +89,7 @@ def test_one_rank_only_tells_what_the_search_cannot_do_without(victim, kind):
             return lost.said
 
     with ranks(7 if victim == 0 else 4) as cluster:
-        said = cluster.run(program, 30)
+        said = cluster.run(program, 180)
     said.pop(victim)
     assert said.count(False) == 1
     assert set(said) == {True, False}

@@ -262,7 +262,7 @@ def searched(size, objective, *, victim=-1, kind="Start", left=3, **options):
         return optimize(optuna.create_study(), objective, world=world, **options)
 
     with ranks(size) as cluster:
-        return cluster.run(program, 60)
+        return cluster.run(program, 180)
 
 
 def without_checkpoint(trial):

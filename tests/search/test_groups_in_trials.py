@@ -51,7 +51,7 @@ def searched(size, block_size, objective, trials=5):
         return [trial.state.name for trial in study.trials]
 
     with ranks(size) as cluster:
-        found = cluster.run(program, 50)
+        found = cluster.run(program, 180)
     assert all(one == found[0] for one in found)
     return found[0]
 

@@ -176,7 +176,7 @@ def test_ranks_of_uneven_pace_find_the_same():
             return optimize(study, objective, n_trials=15, sampler="tpe", lockstep=True, world=world)
 
         with ranks(4) as cluster:
-            found.append(told(cluster.run(program, 30)[1]))
+            found.append(told(cluster.run(program, 180)[1]))
     assert found[0] == found[1] == found[2]
 
 
@@ -189,7 +189,7 @@ def test_one_process_is_a_search_of_one_block():
         return optimize(study, quadratic, n_trials=14, seed=4, lockstep=True, world=world)
 
     with ranks(2) as cluster:
-        assert told(cluster.run(once, 30)[0]) == told(once())
+        assert told(cluster.run(once, 180)[0]) == told(once())
 
 
 @pytest.mark.filterwarnings("ignore:WilcoxonPruner is experimental")

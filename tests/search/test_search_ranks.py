@@ -75,7 +75,7 @@ def searched(size, objective=objective, *, victim=-1, held=None, **options):
         return optimize(study, objective, world=world, **asked)
 
     with ranks(size) as cluster:
-        return notes, cluster.run(program, 30)
+        return notes, cluster.run(program, 180)
 
 
 def test_what_is_chosen_afar_is_what_is_tried():

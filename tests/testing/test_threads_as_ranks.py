@@ -29,7 +29,7 @@ from nnlo_common.testing import InjectedFault, MemoryCluster
 from tests.helpers.threads import flat, no_new_threads, ranks, server_of, train
 
 # Every program waits for others; whoever waits in vain is a failure, and a quick one.
-TIMEOUT_S = 20.0
+TIMEOUT_S = 180.0
 
 
 # --- the death of a worker -------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def on_ranks(folder, size, wrapper, epochs=2, assignment="static", counts=None, 
         return taken
 
     with MemoryCluster(size) as cluster:
-        return cluster.run(program, 30.0)
+        return cluster.run(program, 180)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 3)])
@@ -287,7 +287,7 @@ def anywhere(folder, size, epochs, wrapper, **options):
     if size == 1:
         return [program(None)]
     with MemoryCluster(size) as cluster:
-        return cluster.run(program, 30.0)
+        return cluster.run(program, 180)
 
 
 @pytest.mark.parametrize("wrapper", [nt.Downpour, nt.Synchronous, nt.LocalSGD])

@@ -23,7 +23,7 @@ from tests.helpers.torch_cases import WRAPPERS  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 X, Y = cases.data()
 LAYOUTS = [(1, 1), (1, 2), (2, 2)]  # servers, workers
 

@@ -19,9 +19,9 @@ import nnlo_torch as nt  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 #: Ranks are threads here, and what is forked in one thread inherits the locks that others hold.
-PROCESSES = {"multiprocessing_context": "forkserver", "timeout": 60}
+PROCESSES = {"multiprocessing_context": "forkserver", "timeout": 180}
 ASSIGNMENTS = ["static", "dynamic"]
 
 

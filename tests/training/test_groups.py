@@ -11,7 +11,7 @@ from tests.helpers.group_cases import GROUPED, IN_STEP, SIZES, batches_of, close
 from tests.helpers.numpy_cases import CASES, initial
 from tests.helpers.threads import flat, on_ranks, ranks
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def grouped(name, sizes, size, **options):

@@ -34,7 +34,7 @@ from tests.testing.test_mpi_replay import LAYOUTS, again
 
 from tests.helpers.numpy_cases import CASES, EPOCHS, STEPS, initial  # isort: skip - in_memory has made it importable
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 180.0
 
 
 def ones(*sizes):

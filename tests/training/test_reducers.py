@@ -131,7 +131,7 @@ def test_a_thread_tells_what_it_has_met():
             reducer.close()
 
     with ranks(2) as cluster, pytest.raises(PeerLostError, match="rank 1: ended while its group waited"):
-        cluster.run(program, 20)
+        cluster.run(program)
 
 
 @pytest.mark.parametrize(
