@@ -39,6 +39,7 @@ from nnlo_common.base._errors import (
 )
 from nnlo_common.base._flat_vector import FlatVector, Frame
 from nnlo_common.base._layout import Layout, Segment
+from nnlo_common.base._public_names import say_public_module
 from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology
 from nnlo_common.training._early_stopping import EarlyStopping, Target
@@ -86,18 +87,5 @@ __all__ = [
     "VectorOptimizer",
 ]
 
-# Tracebacks and messages name errors as users import them.
-for _error in (
-    ConfigurationError,
-    DivergedError,
-    DroppedError,
-    MissingExtraError,
-    NNLOError,
-    PeerLostError,
-    ProtocolError,
-    StartupError,
-):
-    _error.__module__ = __name__
-del _error
-
+say_public_module(__name__, __all__)
 guard_launched()

@@ -21,6 +21,7 @@ from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
+from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._spans import span
@@ -181,6 +182,7 @@ __all__ = [
     "RunPlan",
     "SampledData",
     "say",
+    "say_public_module",
     "scale_lr",
     "seed_of",
     "seed_random",

@@ -8,10 +8,11 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
-from nnlo_common.plugin import epochs_per_rank, optimize, scale_lr
+from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
@@ -44,6 +45,7 @@ __all__ = [
     "GEM",
     "H5Sequence",
     "LocalSGD",
+    "MPITuner",
     "MetricAverage",
     "Progress",
     "Pruning",
@@ -74,5 +76,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List what is public, with MPITuner, and not what this module imports for itself."""
-    return sorted([*__all__, "MPITuner"])
+    """List what is public, and not what this module imports for itself."""
+    return sorted(__all__)
+
+
+say_public_module(__name__, __all__)
+if find_spec("keras_tuner") is None or find_spec("optuna") is None:
+    del __all__[__all__.index("MPITuner")]  # so that `from nnlo_keras import *` works without them

@@ -9,7 +9,7 @@ Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves 
 from __future__ import annotations
 
 from nnlo_common import EarlyStopping, Target
-from nnlo_common.plugin import epochs_per_rank, optimize, scale_lr
+from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
@@ -47,3 +47,5 @@ __all__ = [
     "optimize",
     "scale_lr",
 ]
+
+say_public_module(__name__, __all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nnlo_common.base._public_names import say_public_module
 from nnlo_common.testing._memory import InjectedFault, MemoryCluster, MemoryWorld
 from nnlo_common.testing._schedules import (
     ByTime,
@@ -33,3 +34,5 @@ __all__ = [
     "train_virtually",
     "tree_machines",
 ]
+
+say_public_module(__name__, __all__)

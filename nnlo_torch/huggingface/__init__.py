@@ -6,7 +6,10 @@ Import `Trainer` and `TrainingArguments` from here; before an `accelerate.Accele
 
 from __future__ import annotations
 
+from nnlo_common.plugin import say_public_module
 from nnlo_torch.huggingface._arguments import ArgumentsMixin, TrainingArguments, begin
 from nnlo_torch.huggingface._trainer import Trainer, TrainerMixin
 
 __all__ = ["ArgumentsMixin", "begin", "Trainer", "TrainerMixin", "TrainingArguments"]
+
+say_public_module(__name__, __all__)

@@ -5,6 +5,9 @@ Wrap the optimizer in `configure_optimizers`. It needs `pip install nnlo[lightni
 
 from __future__ import annotations
 
+from nnlo_common.plugin import say_public_module
 from nnlo_torch.lightning._strategy import Strategy
 
 __all__ = ["Strategy"]
+
+say_public_module(__name__, __all__)

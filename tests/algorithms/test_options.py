@@ -57,7 +57,7 @@ def subclasses(kind: type) -> set[type]:
 
 
 def is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("nnlo_common.")
+    return kind.__module__.partition(".")[0] == "nnlo_common"
 
 
 # --- options ---------------------------------------------------------------------------------------------

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import copy
 import doctest
 import importlib
+import pickle
 import re
+import typing
 
 import pytest
 
+import nnlo_common
+from nnlo_common import testing
 from tests.helpers.paths import DOCS, ROOT
 
 PAGES = {
@@ -39,6 +44,16 @@ def entries(module):
     return [name for of, _, name in names if of == module]
 
 
+each_module_at_hand = pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(name, marks=pytest.mark.framework(FRAMEWORKS[top]) if top in FRAMEWORKS else ())
+        for name in PAGES
+        if (top := name.partition(".")[0]) and not name.endswith(("lightning", "huggingface"))
+    ],
+)
+
+
 @pytest.mark.parametrize("module", PAGES)
 def test_each_public_name_has_an_entry(module):
     assert sorted(entries(module)) == sorted(public_names(module))
@@ -55,13 +70,30 @@ def without_example(module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.framework(FRAMEWORKS[top]) if top in FRAMEWORKS else ())
-        for name in PAGES
-        if (top := name.partition(".")[0]) and not name.endswith(("lightning", "huggingface"))
-    ],
-)
-def test_each_public_name_has_an_example(name):
-    assert not list(without_example(importlib.import_module(name)))
+@each_module_at_hand
+def test_each_public_name_has_an_example(module):
+    assert not list(without_example(importlib.import_module(module)))
+
+
+def as_imported(thing):
+    """The module that a public thing says, and what one gets if one imports it from there."""
+    return getattr(importlib.import_module(thing.__module__), thing.__name__, None)
+
+
+@each_module_at_hand
+def test_each_public_name_says_its_public_module(module):
+    things = [getattr(importlib.import_module(module), name) for name in public_names(module)]
+    assert not [one for one in things if one.__module__ not in PAGES or as_imported(one) is not one]
+    assert all(pickle.loads(pickle.dumps(one)) is one and copy.copy(one) is one for one in things)
+
+
+@pytest.mark.parametrize("kind", [nnlo_common.EASGD, nnlo_common.FlatVector, testing.VirtualCluster])
+def test_types_of_a_public_class_are_known_where_it_says_that_it_is(kind):
+    assert not [one for one in typing.get_type_hints(kind).values() if isinstance(one, str)]
+
+
+@pytest.mark.framework("keras")
+def test_a_star_takes_the_tuner_where_its_packages_are():
+    starred = {}
+    exec("from nnlo_keras import *", starred)
+    assert starred["MPITuner"].__module__ == "nnlo_keras"

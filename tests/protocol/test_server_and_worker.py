@@ -195,7 +195,7 @@ ARGUMENTS: dict[type, tuple[Any, ...]] = {
 def errors(kind: type[NNLOError] = NNLOError) -> Iterator[type[NNLOError]]:
     yield kind
     for one in kind.__subclasses__():
-        if one.__module__.startswith("nnlo_common."):
+        if one.__module__.partition(".")[0] == "nnlo_common":
             yield from errors(one)
 
 
