@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,25 @@ class _Imported:
             gc.collect()
             gc.freeze()
             cls.spared = len(sys.modules)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as extended what `sampled` leaves to `make test-all`: of each test all but one of so many cases.
+
+    Which one differs from group to group, so that each value of every parameter has its turn.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None or item.get_closest_marker("extended"):
+            continue
+        (every,) = mark.args
+        test = item.nodeid.partition("[")[0]
+        group, place = divmod(seen[test], every)
+        if place != group % every:
+            item.add_marker(pytest.mark.extended)
+        seen[test] += 1
 
 
 def pytest_collection_finish() -> None:

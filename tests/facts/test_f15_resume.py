@@ -145,6 +145,7 @@ def plain(state: Any) -> list[Any]:
 # --- exact -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @combined(IN_TURNS)
 def test_resuming_in_turns_is_exact(name: str, lag: int, servers: int) -> None:
     case, turns = CASES[name], RoundRobin()
@@ -159,6 +160,7 @@ def test_resuming_in_turns_is_exact(name: str, lag: int, servers: int) -> None:
     assert not np.array_equal(resumed.center, paused.center)
 
 
+@pytest.mark.sampled(4)
 @combined(IN_ANY_ORDER)
 def test_resuming_is_exact_in_any_order(name: str, lag: int, servers: int) -> None:
     """Two runs in orders of their own, one after the other, are one run in those two orders."""
@@ -190,6 +192,7 @@ def without_joins(trace: list[int]) -> list[int]:
     return rest
 
 
+@pytest.mark.sampled(2)
 @combined(IN_TURNS)
 def test_many_pauses_are_exact_too(name: str, lag: int, servers: int) -> None:
     case, turns, state = CASES[name], RoundRobin(), None

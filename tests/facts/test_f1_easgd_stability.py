@@ -85,6 +85,7 @@ def critical_alpha(p: int, e: float, **options: object) -> float:
     return boundary(lambda alpha: radius(elastic_period(p, e, alpha, **options)[0]) < 1, 1e-3, 3.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("tau", [1, 3])
@@ -116,6 +117,7 @@ def step_first_limit(p: int, e: float) -> float:
     return min((4 - 2 * e) / flip if flip > 0 else np.inf, p * e / ((p + 1) * (e - 1)) if e > 1 else np.inf)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("order", "p", "e"),
     [
@@ -133,6 +135,7 @@ def test_synchronous_limit(order: str, p: int, e: float) -> None:
     assert_the_run_turns(p, e, 0.9 * beta / p, 1.1 * beta / p, order=order, synchronous=True, every=1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("p", "e"), list(product([1, 2, 3, 4, 5, 6], [0.5, 1.0, 1.5, 1.8])))
 def test_limit_in_turn_in_the_order_of_the_paper(p: int, e: float) -> None:
     pairwise = (4 - 2 * e) / (4 - e)

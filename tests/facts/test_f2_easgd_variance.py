@@ -97,6 +97,7 @@ def test_one_unit_of_noise_in_one_worker(order: str, center: float, worker: floa
     assert np.square(parameters).sum() == pytest.approx(worker, rel=1e-6)  # of all workers to one noise
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", ["paper", "step_first"])
 @pytest.mark.parametrize(
     ("p", "eta", "beta"),
@@ -117,6 +118,7 @@ def test_synchronous_variance_solves_the_lyapunov_equation(
             assert exact[0, 0] == pytest.approx(lemma(p, eta, beta, curvature), rel=1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", ["paper", "step_first"])
 @pytest.mark.parametrize(
     ("p", "tau", "synchronous"), [(1, 3, False), (3, 1, False), (3, 4, False), (5, 2, False), (2, 4, True)]
@@ -145,6 +147,7 @@ def test_plain_sgd_for_comparison(algorithm: Algorithm, p: int, eta: float) -> N
     assert centers == pytest.approx([eta / (k * (2 - eta * k) * p) for k in h], rel=2e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("e", "beta", "limit"), [(0.1, 0.9, 0.051580), (0.5, 0.5, 0.185185), (0.3, 0.6, 0.134454)]

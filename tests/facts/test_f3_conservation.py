@@ -97,6 +97,7 @@ def test_it_keeps_the_total_after_each_single_exchange(schedule: str, order: str
     assert np.ptp(state, axis=0).max() < 0.2  # of at most 16: there was something to keep
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("alpha", [0.1, 0.3])

@@ -148,6 +148,7 @@ def test_the_first_limits() -> None:
     assert all(later < earlier for earlier, later in pairwise(map(limit, range(20))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("algorithm", "p", "factor"),
     [

@@ -139,6 +139,7 @@ def test_mean_staleness_in_turn(p: int, lag: int) -> None:
     assert run.servers[0].staleness == Counter([*range(full), *[full] * (p * steps - full)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_a_random_order_makes_it_geometric(p: int) -> None:
@@ -163,6 +164,7 @@ def test_a_random_order_makes_it_geometric(p: int) -> None:
     assert value - freedom > 4 * math.sqrt(2 * freedom)  # it would see another distribution
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("p", "commits"), [(1, 10), (2, 10), (3, 6), (4, 5)])
 def test_the_mean_of_all_orders_is_heavy_ball(p: int, commits: int) -> None:

@@ -120,6 +120,7 @@ def test_it_runs_as_published(options: dict[str, object], p: int) -> None:
     assert np.abs(expected[-1] - start).max() > 0.1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("kappa", [1.0, 2.0])
 @pytest.mark.parametrize("p", range(1, 17))
@@ -289,6 +290,7 @@ def test_b11_an_unprimed_worker_loses_its_first_commit(primed: bool, rates: list
 RATES = np.array([0.4, 0.6, 1.0, 1.5, 2.0, 2.5, 3.0], np.float32)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 @pytest.mark.parametrize(("kappa", "largest"), [(1.0, 1.5), (2.0, 0.6), (4.0, 0.4)])

@@ -283,6 +283,7 @@ def test_a_worker_that_dies_before_its_first_request_is_as_good_as_none() -> Non
     assert np.array_equal(run.center, in_rank_order(samples, [STEPS, 0, STEPS], SGD(0.2)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("servers", "backup"), [(1, 0), (1, 1), (1, 2), (2, 0), (3, 0)])
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_the_loss_of_a_worker_at_any_request_never_hangs(servers: int, backup: int, lag: int) -> None:

@@ -93,6 +93,7 @@ def test_valid_contents_are_read(name: str, tmp_path: Path) -> None:
         assert all(read(READERS[name], data, tmp_path) for data in READERS[name].valid)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_changed_contents_are_read_or_refused_by_name(name: str, tmp_path: Path) -> None:
@@ -121,6 +122,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -34,6 +34,7 @@ def lines(done):
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_it_runs_alone(framework):
@@ -122,6 +123,7 @@ def test_the_verdict(monkeypatch, capsys, reached, arguments, met, status):
     assert capsys.readouterr().out.splitlines()[-1].endswith("met" if met else "missed")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_job_that_fails_is_not_compared(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["accuracy_all.py", "--data", "nowhere"])

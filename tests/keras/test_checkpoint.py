@@ -50,6 +50,7 @@ def same(tmp_path, file, first, **options):
     assert np.array_equal(weights, want)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 10, 14, 30])
 def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, file, stop_at):
@@ -78,6 +79,7 @@ def test_where_the_data_has_no_position_a_signal_saves_at_the_end_of_the_epoch(t
     same(tmp_path, file, 20, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD", "GEM"])
 def test_a_killed_training_goes_on_bit_for_bit_within_an_epoch(tmp_path, file, wrapper):

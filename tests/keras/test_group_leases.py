@@ -73,6 +73,7 @@ def check(shares, k):
         assert len({len(one) for one in shares[lead : lead + k]}) == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("ranks", "servers", "k"), [(5, 1, 2), (7, 1, 2), (8, 2, 3)])
 @pytest.mark.parametrize("name", ["Downpour", "Synchronous"])
 def test_each_sample_goes_to_one_rank_in_each_epoch(ranks, servers, k, name, path):

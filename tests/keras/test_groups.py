@@ -524,6 +524,7 @@ class StopAt(k.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("when", ["batch", "epoch"])
 @pytest.mark.parametrize(("size", "servers"), [(2, 0), (3, 1), (5, 1)])
 def test_a_group_stops_together_if_a_callback_on_one_of_its_ranks_stops(size, servers, when):
@@ -647,6 +648,7 @@ def test_files_are_written_by_the_lead_alone(tmp_path):
 # --- checkpoints -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("size", "servers", "name", "options"),
     [

@@ -248,6 +248,7 @@ def test_the_case_that_overflows_does_so():
 # -- fit ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -354,6 +355,7 @@ CALLBACKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_callbacks_see_and_do_what_they_always_do(name, tmp_path):

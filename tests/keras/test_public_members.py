@@ -301,6 +301,7 @@ ALL_OPTIONS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("excluded", ["names", "variables"])
 @pytest.mark.parametrize("name", cases.OPTIMIZERS)

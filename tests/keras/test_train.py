@@ -120,6 +120,7 @@ def weights_of(folder):
     return [one.tolist() for one in keras.models.load_model(f"{folder}/model.keras").get_weights()]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.framework("keras")
 @pytest.mark.slow
 @keras_warns

@@ -257,6 +257,7 @@ def line(hp):
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["class", "object"])
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end", "on_batch_begin", "on_batch_end"])
 def test_each_hook_of_a_training_is_called_by_itself(tmp_path, hook, how):

@@ -207,6 +207,7 @@ BARRIERS = {"synchronous", "easgd, synchronous", "local sgd", "diloco"}
 EXACT = [name for name in CASES if "backup" not in name]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "lag", "servers"), list(itertools.product(EXACT, (0, 1, 2), (1, 2))))
 def test_a_pause_changes_nothing_and_the_saved_state_goes_on_exactly(
     name: str, lag: int, servers: int, tmp_path: Path
@@ -237,6 +238,7 @@ def test_whoever_dies_amid_a_pause_of_two_servers_nobody_waits_for_ever(name: st
     asked(Course(CASES[name], 0, 2, EPOCHS), 22, Interleaved(22), {3: 14})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("name", EXACT)

@@ -370,6 +370,7 @@ def test_an_algorithm_that_is_tied_to_its_workers_stays_with_them(tmp_path):
     assert study.trials[0].user_attrs["fold 0"] == [[epoch, 2] for epoch in range(6)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("victim", [1, 2, 3, 4])
 @pytest.mark.parametrize(("kind", "left"), [("Start", 2), ("RunOutcome", 3), ("Text", 9)])

@@ -27,7 +27,10 @@ from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
 from nnlo_common.search.samplers._grid import Grid
 from nnlo_common.search.samplers._seeding import Seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.sampled(3),
+]
 
 #: The modules of `optuna.testing` that have suites.
 MODULES = ("pytest_importance", "pytest_samplers", "pytest_storages")
@@ -110,6 +113,7 @@ class TestEvolutionary(OneObjective):
         return EvolutionarySampler
 
 
+@pytest.mark.sampled(9)  # fits a Gaussian process for each case, for seconds
 class TestBayesianWithAProcess(AnyObjectives):
     @pytest.fixture
     def sampler(self):
@@ -142,6 +146,7 @@ class TestSeededEstimators(AnyObjectives):
         return lambda: Seeded(TPESampler(multivariate=True, n_startup_trials=0), 1)
 
 
+@pytest.mark.sampled(9)  # fits a Gaussian process for each case, for seconds
 class TestSeededProcess(AnyObjectives):
     @pytest.fixture
     def sampler(self):

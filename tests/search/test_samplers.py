@@ -104,6 +104,7 @@ def smooth(trial):
     return sum((trial.suggest_float(f"x{index}", -1, 1) - 0.3) ** 2 for index in range(3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Argument ``group``:optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize(
     ("objective", "n_trials", "plain"),

@@ -107,6 +107,7 @@ def seen(name, change, kind=None):
     return on_ranks(2, program)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WRAPPERS)

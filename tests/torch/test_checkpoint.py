@@ -30,6 +30,7 @@ def straight(folder, **options):
     return weights
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD", "GEM"])
 @pytest.mark.parametrize("stop_at", [1, 5, 16, 31, 45])
@@ -54,6 +55,7 @@ def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(
     assert np.array_equal(weights, straight(tmp_path / "straight", wrapper="Downpour"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "signal"])
 @pytest.mark.parametrize("stop_at", [1, 5, 15, 16, 31])
@@ -305,6 +307,7 @@ def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process
     assert told.count("was saved with 1 worker, but this run is one process: it starts at the centre") == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("wrapper", ALL)
 @pytest.mark.parametrize("options", [{}, {"servers": 0}, {"group_size": 2}], ids=str)
 def test_all_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_centre(

@@ -61,6 +61,7 @@ def run(job, folder, fault=None):
         return cluster.run(program, TIMEOUT_S), dict(cluster.points._reached)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(12, 600))]
 )

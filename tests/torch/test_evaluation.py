@@ -112,6 +112,7 @@ def alone(model, center, samples):
 # --- the same numbers everywhere ---------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("servers", "workers"), LAYOUTS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_all_ranks_get_the_numbers_of_the_centre_on_the_whole_set(wrapper, servers, workers):

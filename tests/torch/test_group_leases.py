@@ -77,6 +77,7 @@ def check(shares, k, size=SIZE):
         assert len({len(one) for one in shares[lead : lead + k]}) == 1
 
 
+@pytest.mark.sampled(4)
 @SOURCES
 @pytest.mark.parametrize(("ranks", "servers", "k"), LAYOUTS)
 @pytest.mark.parametrize("name", ["Downpour", "Synchronous"])

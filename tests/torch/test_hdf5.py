@@ -93,6 +93,7 @@ def test_groups_and_adaptors_make_structures(files):
     assert labels["parity"].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_of_a_loader_open_the_files_by_themselves(files, method):

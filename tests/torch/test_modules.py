@@ -56,6 +56,7 @@ def test_no_other_thread_is_disturbed() -> None:
     assert found == [[pair]] * 20
 
 
+@pytest.mark.extended
 def test_modules_that_another_thread_is_making_are_no_obstacle() -> None:
     growing, part = torch.nn.Module(), torch.nn.ReLU()
 

@@ -133,6 +133,7 @@ def check_alone(wrap, name, kwargs):
     assert not any(map(torch.equal, start, (param.detach() for param in params)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ALL)
 def test_alone_every_input_of_every_optimizer_has_the_bits_of_the_plain_one(case):
     check_alone(nt.Downpour, *ALL[case])
@@ -242,6 +243,7 @@ def on_two_ranks(name, kwargs, loop=loop, wrap=nt.Downpour, kind=Product):
     return center, state, own
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", EXCHANGED)
 def test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_optimizer(case):
     name, kwargs = EXCHANGED[case]
@@ -279,6 +281,7 @@ class Branches(Product):
         return self.last(torch.tanh(hidden)) * self.scale
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("wrapper", "case"),
     [
@@ -742,6 +745,7 @@ def test_alone_schedulers_act_as_on_the_plain_optimizer(case, wrapper):
     assert same(run(getattr(nt, wrapper)), run(lambda optimizer: optimizer))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", SCHEDULED)
 def test_schedulers_stepped_after_each_epoch_act_at_the_centre(case):
     name, kwargs = SCHEDULED[case]

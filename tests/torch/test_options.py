@@ -112,6 +112,7 @@ def downpour(make, steps, *, n_push, n_fetch, local=None, epochs=1):
     return values(center), torch.stack([*path, values(worker)])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [sgd, adam])
 @pytest.mark.parametrize("local", [None, 0.02, adam, nesterov])
 @pytest.mark.parametrize(("n_push", "n_fetch"), [(1, 1), (3, 3), (1, 3), (2, 4), (3, 1), (4, 2)])

@@ -359,6 +359,7 @@ class Squares(torch.utils.data.Dataset):
         return index * index
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_processes_of_a_loader_fetch_what_the_rank_has_taken():
     def program(world):
@@ -728,6 +729,7 @@ def test_a_loader_without_processes_loops_over_an_iterable():
         assert once([epochs[epoch] for epochs in shares], 11)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_processes_of_a_loader_take_parts_of_an_iterable_of_their_own():
     def program(world):

@@ -37,6 +37,7 @@ def step(optimizer, rows=1, target=0.0):
 # --- by samples --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 @pytest.mark.parametrize("loop", cases.LOOPS, ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("name", cases.LOADERS)

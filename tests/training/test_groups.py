@@ -30,6 +30,7 @@ def large(name, sizes, size, k, **options):
 # --- the same numbers as one rank with the large batch ---------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("name", GROUPED)
