@@ -12,10 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.helpers.frameworks import FRAMEWORKS
 
 CLIENTS = Path(__file__).with_name("clients")
+
+# The same examples in each run, and no limit of time for one: the machine may be busy.
+settings.register_profile(
+    "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("anywhere")
 
 
 @pytest.fixture(autouse=True)

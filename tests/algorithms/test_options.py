@@ -265,7 +265,7 @@ def test_backup_is_refused_where_servers_could_choose_differently() -> None:
 VALUES = st.sampled_from([1, 1.0, 2, np.int64(2), 0.5, np.float64(0.5), np.float32(0.5), 0.25])
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(VALUES, VALUES, st.integers(1, 2), st.integers(1, 2), st.sampled_from([EASGD, EAMSGD]))
 def test_descriptions_are_equal_exactly_where_the_options_are(
     one: float, other: float, every: int, others: int, kind: type[EASGD]
@@ -357,7 +357,7 @@ def test_what_is_asked_in_which_step(algorithm: Algorithm, asks: str) -> None:
 # --- the mean --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(-100, 100), st.sampled_from([1.0, 2.0, 0.5, 7.0])), min_size=1, max_size=6)
 )

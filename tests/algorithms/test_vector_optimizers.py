@@ -410,7 +410,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @each_case
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(before=st.integers(0, 12), seed=st.integers(0, 2**31))
 def test_resume_is_exact(name: str, before: int, seed: int) -> None:
     x, gradients = problem(seed, steps=12)

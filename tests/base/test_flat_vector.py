@@ -156,7 +156,7 @@ def models(draw: st.DrawFn) -> list[np.ndarray]:
     return arrays
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(models())
 def test_any_model_goes_in_and_out(arrays: list[np.ndarray]) -> None:
     flat = FlatVector.of(arrays)
@@ -371,7 +371,7 @@ def test_a_read_only_array_is_read_but_not_written() -> None:
 # --- the layout ------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.data())
 def test_cutting_is_as_even_as_parameter_boundaries_allow(sizes: list[int], data: st.DataObject) -> None:
     layout = Layout.of([np.zeros(n, F4) for n in sizes])

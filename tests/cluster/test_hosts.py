@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nnlo_common.base._errors import ConfigurationError
@@ -146,7 +146,6 @@ class TestLocalRanks:
         assert [place.local_size for place in places] == local_sizes
 
     @given(hosts=st.text("abc", max_size=20))
-    @settings(derandomize=True, deadline=None)
     def test_every_host_numbers_its_ranks_without_gaps(self, hosts: str) -> None:
         places = locate([report(host) for host in hosts])
         for host in set(hosts):

@@ -80,7 +80,6 @@ class TestArrangement:
             Arrangement(2)  # type: ignore[call-arg]
 
     @given(size=st.integers(-2, 64), arrangement=ARRANGEMENTS)
-    @settings(derandomize=True, deadline=None)
     def test_fits_is_the_definition(self, size: int, arrangement: Arrangement) -> None:
         assert arrangement.fits(size) == possible(size, arrangement)
 
@@ -173,7 +172,7 @@ def test_plans(size: int, arrangement: Arrangement, expected: object) -> None:
 
 class TestEveryPlan:
     @given(size=st.integers(1, 64), arrangement=ARRANGEMENTS)
-    @settings(derandomize=True, deadline=None, max_examples=200)
+    @settings(max_examples=200)
     def test_is_valid_or_refused_with_offers_that_hold(self, size: int, arrangement: Arrangement) -> None:
         if possible(size, arrangement):
             check_plan(Topology.plan(size, arrangement), size, arrangement)
@@ -183,7 +182,6 @@ class TestEveryPlan:
             check_refusal(str(caught.value), size, arrangement)
 
     @given(arrangement=ARRANGEMENTS, groups=st.integers(1, 4))
-    @settings(derandomize=True, deadline=None)
     def test_of_a_possible_size_is_valid(self, arrangement: Arrangement, groups: int) -> None:
         cell = arrangement.servers + groups * arrangement.group_size
         size = (arrangement.blocks > 0) + arrangement.cells * cell
@@ -327,7 +325,6 @@ class TestGPUs:
         assert Topology.plan(4).gpus(locate(reports)) == (None, 0, 0, 0)
 
     @given(workers=st.integers(1, 12), servers=st.integers(1, 3), gpus=st.integers(1, 8))
-    @settings(derandomize=True, deadline=None)
     def test_workers_are_spread_evenly_whatever_the_servers(
         self, workers: int, servers: int, gpus: int
     ) -> None:

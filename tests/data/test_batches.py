@@ -17,8 +17,8 @@ from nnlo_common.data import Arrays, Batches, Blocks, Field, Leases, Prefetch, p
 from tests.helpers.threads import no_new_threads
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=6)
-MANY = settings(deadline=None, derandomize=True, max_examples=150)
-FEW = settings(deadline=None, derandomize=True, max_examples=40)
+MANY = settings(max_examples=150)
+FEW = settings(max_examples=40)
 
 
 def numbered(lengths):

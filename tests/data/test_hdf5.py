@@ -142,7 +142,7 @@ def test_an_adaptor_that_does_not_keep_the_samples_is_refused(three, adaptor, fo
         HDF5Source(three / "*.h5", features="x", labels="y", adapt_labels=adaptor)
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=5).filter(sum),
     workers=st.integers(1, 4),
@@ -975,7 +975,7 @@ def test_a_file_that_is_damaged_later_is_named_by_whoever_waits_for_it(tmp_path)
 
 
 @given(st.sets(st.integers(0, 8), min_size=1), st.integers(1, 4), st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture])
 def test_some_of_the_samples_are_read_as_if_they_were_all(three, chosen, batch_size, shuffle):
     wanted = sorted(chosen)
     source = HDF5Source(three / "*.h5", features="x", labels="y", samples=wanted)

@@ -497,7 +497,7 @@ def test_who_becomes_slow_is_late_alone_and_in_one_epoch_alone(workers: int, whe
 # --- whatever happens in whatever order ------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(st.permutations(range(8)), st.lists(st.integers(1, 9), max_size=8))
 def test_ranges_are_sets(pieces: list[int], bites: list[int]) -> None:
     ranges, model = Ranges(), set[int]()
@@ -703,7 +703,5 @@ class Interleavings(RuleBasedStateMachine):
             assert self.breaks or self.used[epoch] == everything
 
 
-Interleavings.TestCase.settings = settings(
-    deadline=None, derandomize=True, max_examples=100, stateful_step_count=30
-)
+Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 test_nothing_is_lost_or_doubled_in_any_order = pytest.mark.slow(Interleavings.TestCase)

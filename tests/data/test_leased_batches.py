@@ -134,7 +134,7 @@ def maker(lengths, batch_size, window, block, shuffle):
     return lambda: Batches(source, leased=True, seed=1, **options)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(**OPTIONS)
 def test_however_slow_workers_are_each_sample_comes_once_in_each_epoch(speeds, patient, **options):
     seen, *_ = train(maker(**options), speeds, epochs=3, patient=patient)
@@ -142,7 +142,7 @@ def test_however_slow_workers_are_each_sample_comes_once_in_each_epoch(speeds, p
     assert [seen[epoch] for epoch in range(3)] == [everything] * 3
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(
     deaths=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=4),
     **OPTIONS,
@@ -158,7 +158,7 @@ def test_of_a_dead_worker_only_what_it_had_not_reported_comes_twice(speeds, deat
         assert sum((everything - booked).values()) == (0 if patient else left.get(epoch, 0))
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(interrupted=st.integers(1, 60), **OPTIONS)
 def test_an_interrupted_epoch_goes_on_with_exactly_the_rest(speeds, interrupted, patient, **options):
     seen, *_ = train(maker(**options), speeds, epochs=2, patient=patient, interrupted=interrupted)

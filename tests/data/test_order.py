@@ -22,7 +22,7 @@ def test_an_order_is_what_it_has_always_been() -> None:
     assert epoch_order(4, seed=7, epoch=3, shuffle=False) == [0, 1, 2, 3]
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(SMALL, SMALL, SMALL)
 def test_an_order_has_each_sample_once_and_depends_on_seed_and_epoch_only(
     size: int, seed: int, epoch: int
@@ -39,7 +39,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(set(map(tuple, orders))) == 16
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(SMALL, st.integers(1, 9))
 def test_shares_have_each_position_once_and_differ_by_one_at_most(size: int, workers: int) -> None:
     shares = [share(size, worker, workers) for worker in range(workers)]
@@ -50,7 +50,7 @@ def test_shares_have_each_position_once_and_differ_by_one_at_most(size: int, wor
         assert [order[position] for position in part] == order[worker::workers]
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 @given(SMALL, st.integers(1, 5), SMALL)
 def test_a_share_goes_on_where_it_was_left(size: int, workers: int, done: int) -> None:
     for worker in range(workers):

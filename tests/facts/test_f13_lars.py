@@ -29,7 +29,7 @@ def moved(optimizer, x, gradient):
     return after - x
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 99), st.floats(1e-3, 1.0), st.floats(1e-3, 0.5), st.floats(1e-3, 1e3))
 def test_each_parameter_moves_by_rate_times_trust_of_its_length(seed, rate, trust, loss_scale):
     x, gradient = vectors(seed)
@@ -43,7 +43,7 @@ def test_each_parameter_moves_by_rate_times_trust_of_its_length(seed, rate, trus
         np.testing.assert_allclose(scaled[part], step[part], **close)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 99), st.floats(1e-3, 1.0), st.floats(1e-3, 10.0), st.floats(1e-3, 1e3))
 def test_larc_never_moves_further_than_sgd(seed, rate, trust, scale):
     x, gradient = vectors(seed, scale)

@@ -31,7 +31,7 @@ def total(run: VirtualRun) -> Matrix:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 @given(
     values=st.lists(VALUES, min_size=2, max_size=7),
     alpha=st.floats(0.01, 0.99),

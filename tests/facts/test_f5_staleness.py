@@ -84,7 +84,7 @@ def ages(run: VirtualRun) -> int:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(
     rule=st.sampled_from(sorted(RULES)),
     schedule=st.sampled_from(sorted(SCHEDULES)),
@@ -107,7 +107,7 @@ def test_it_telescopes_to_the_last_commits(rule: str, schedule: str, seed: int, 
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 @given(
     rule=st.sampled_from(["downpour", "dynsgd", "easgd", "paper"]),
     schedule=st.sampled_from(sorted(SCHEDULES)),

@@ -125,7 +125,10 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture],
+)
 @given(lines=st.lists(JSON, max_size=3), tail=st.binary(max_size=9))
 def test_any_json_and_bytes_are_read_or_refused_by_name(
     name: str, tmp_path: Path, lines: list[Any], tail: bytes

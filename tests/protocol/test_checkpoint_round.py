@@ -347,7 +347,7 @@ class Cluster:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(60, 90))
 def test_in_any_order_nobody_waits_for_ever_and_a_checkpoint_has_all_parts_or_a_reason(
     seed: int, workers: int, servers: int, disk_fails: bool, events: int

@@ -24,7 +24,7 @@ from tests.helpers.numpy_cases import Case  # isort: skip - test_participant has
 from tests.testing.test_mpi_replay import again  # isort: skip
 
 F4 = np.float32
-thoroughly = settings(deadline=None, derandomize=True, max_examples=150)
+thoroughly = settings(max_examples=150)
 
 
 # --- numbers -----------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def courses(draw: st.DrawFn) -> Course:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(courses(), st.integers(0, 60), st.integers(0, 2**16))
 def test_whenever_a_pause_is_asked_for_nobody_waits_for_ever(course: Course, after: int, seed: int) -> None:
     """All pause, or all come to the end; and those who have paused come to the end when they go on."""

@@ -63,7 +63,7 @@ from nnlo_common.protocol._query_messages import (
 from nnlo_common.protocol._query_wire import packed, read_answer, read_query, unpacked, written
 
 F4 = np.float32
-exactly = settings(deadline=None, derandomize=True, max_examples=60)
+exactly = settings(max_examples=60)
 
 
 # --- on the wire -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ START = np.array([0, 0, 1, 1, 3, 0, 1], F4)
 TRUE = np.array([2, -1, 0.5, 3, 3, 10, 0.01], F4)
 NONE = np.nan  # the decay of a mean over all batches
 
-exactly = settings(deadline=None, derandomize=True, max_examples=60)
+exactly = settings(max_examples=60)
 
 
 class Worker:

@@ -83,7 +83,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 @given(MESSAGES, st.lists(st.floats(width=32, allow_nan=False), max_size=5), st.integers(0, 3))
 def test_a_message_survives_the_wire(message: Message, numbers: list[float], room: int) -> None:
     frame = Frame(len(numbers) + room)
@@ -888,7 +888,7 @@ def trials(names: Sequence[str]) -> st.SearchStrategy[Trial]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=250)
+@settings(max_examples=250)
 @given(trials(list(ALGORITHMS)))
 def test_in_any_order_nothing_hangs_and_every_contribution_is_counted_once(trial: Trial) -> None:
     run = trial.run()
@@ -919,7 +919,7 @@ def test_in_any_order_nothing_hangs_and_every_contribution_is_counted_once(trial
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=250)
+@settings(max_examples=250)
 @given(trials(PUSHING))
 @example(Trial("gem", (4, 4), 2, 1, {}, 0))
 def test_the_centre_holds_exactly_what_was_pushed(trial: Trial) -> None:

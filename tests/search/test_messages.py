@@ -69,7 +69,7 @@ class Letters:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_kind_of_message_survives_the_wire(kind: Any) -> None:
-    @settings(deadline=None, derandomize=True, max_examples=40)
+    @settings(max_examples=40)
     @given(st.builds(kind, **{one.name: FIELDS[one.type] for one in fields(kind)}))
     def survives(sent: Any) -> None:
         came = from_text(to_text(sent))
