@@ -362,6 +362,7 @@ class Exchange(keras.callbacks.Callback):
                 one.assign(keras.ops.convert_to_numpy(one.value) * np.float32(0.5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("jit", JIT)

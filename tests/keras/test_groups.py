@@ -107,6 +107,7 @@ def large(start, optimizer, ranks, world=None, **options):
 # --- the steps -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_without_a_server_a_group_is_one_process_with_the_large_batch(optimizer, ranks):
@@ -119,6 +120,7 @@ def test_without_a_server_a_group_is_one_process_with_the_large_batch(optimizer,
         assert np.array_equal(vector, found[0][0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_group_is_one_rank_with_the_large_batch(name):
     start, options = start_of(), WRAPPERS[name]
@@ -130,6 +132,7 @@ def test_a_group_is_one_rank_with_the_large_batch(name):
     assert np.array_equal(found[1][0], found[2][0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -557,6 +560,7 @@ class Rates(k.Callback):
             self.seen.append(round(rate, 6))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("size", "servers"), [(2, 0), (3, 1)])
 @pytest.mark.parametrize("callback", ["plateau", "schedule"])
 def test_rates_that_callbacks_set_are_those_of_all_ranks(callback, size, servers):

@@ -240,6 +240,7 @@ def plainly_decayed(excluded=None):
     return cases.weights(fitted(optimizer, EXCLUDED[excluded]) if excluded else fitted(optimizer))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("excluded", EXCLUDED)
 def test_what_is_excluded_from_weight_decay_on_a_wrapper_is_so_in_the_wrapped_optimizer(excluded, wrapper):
@@ -323,6 +324,7 @@ def test_one_worker_has_the_bits_of_the_plain_fit_with_all_options_together(name
     same(state, values(plain.variables))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap", [nk.Downpour, nk.Synchronous, nk.EASGD, nk.LocalSGD], ids=lambda w: w.__name__

@@ -39,6 +39,7 @@ def fit(model, epochs=2, callbacks=()):
     return cases.weights(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_alone_every_wrapper_is_the_plain_optimizer(wrapper):
     want = fit(cases.compiled(cases.dense(), momentum()))
