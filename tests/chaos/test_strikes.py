@@ -66,6 +66,7 @@ def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):
     judge_resumed(strike, run(strike, tmp_path, kill=False), tmp_path)
 
 
+@pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_a_job_whose_server_is_killed_within_a_write_resumes_from_the_checkpoint_before(tmp_path):
     strike = Strike("torch", "Downpour", 1, 0, moment="manifest", turn=2, ulfm=False)

@@ -23,6 +23,7 @@ def spoke(done, words):
     return [line for line in done.stderr.splitlines() if line.startswith("nnlo: ") and words in line]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize("trains", [0, 2])
 def test_ranks_that_stay_away_are_named_by_the_one_that_waits(trains, tmp_path):
@@ -51,6 +52,7 @@ def test_ranks_that_have_left_say_so_and_are_named(tmp_path):
     assert "Ranks 1 and 2 have ended, or run on other hosts" in line
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize("trains", [0, 1, 2])
 def test_a_program_that_has_begun_mpi_itself_is_told_the_same(trains, tmp_path):

@@ -14,6 +14,7 @@ SIZES = [10, 3_000_000]
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("check", ["overlap", "without", "granted_less", "too_long", "fork"])
 def test_it_goes_well(check, size):

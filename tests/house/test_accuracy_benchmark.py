@@ -43,6 +43,7 @@ def test_it_runs_alone(framework):
     assert first["accuracy"] != second["accuracy"]  # seeds do something
 
 
+@pytest.mark.extended
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(

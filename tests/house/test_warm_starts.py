@@ -99,6 +99,7 @@ def test_it_is_killed_with_the_process_that_was_started(program):
         assert not psutil.wait_procs([itself], timeout=20)[1]
 
 
+@pytest.mark.extended
 @pytest.mark.framework("keras")
 @pytest.mark.parametrize("start", ["warm"], indirect=True)
 def test_keras_on_tensorflow_begins_without_threads_and_computes_the_same(tmp_path, start, monkeypatch):

@@ -67,6 +67,7 @@ def test_a_script_learns_in_one_process(script, words):
     check(script, alone(FOLDER / f"{script}.py", *words, env=environment(script), timeout_s=200))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("script", "ranks"),

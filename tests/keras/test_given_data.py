@@ -59,6 +59,7 @@ SAME = "fit() was given the same data on all 2 workers"
 SPLIT = "validation_split=0.5: every rank sets its own samples apart"
 
 
+@pytest.mark.extended
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(200)

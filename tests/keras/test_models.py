@@ -216,6 +216,7 @@ def check(ranks, factor):
     assert ranks[0]["after"] < factor * ranks[0]["before"]
 
 
+@pytest.mark.extended
 class TestOnThreeRanks:
     """The trainings of keras_models.py."""
 

@@ -243,6 +243,7 @@ def test_each_worker_counts_its_samples_or_batches(trainings):
     assert [worker["steps"] for worker in workers] == [4 * 7, 4 * 2]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "words"),
     [

@@ -48,6 +48,7 @@ def test_trials_train_in_groups():
     assert "['COMPLETED']" in hyperband
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("ranks", "times"),

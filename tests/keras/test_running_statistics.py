@@ -83,6 +83,7 @@ def test_updates_go_on_where_a_training_was_saved():
     assert not statistics.moves().since.any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(400)

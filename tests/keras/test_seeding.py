@@ -70,6 +70,7 @@ def test_a_loaded_tensorflow_is_seeded(monkeypatch):
     assert seeded == [5]
 
 
+@pytest.mark.extended
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow is the back end")

@@ -301,6 +301,7 @@ def test_the_example_trains_on_three_ranks(monkeypatch):
     assert Path("runs/cifar10-1/model.keras").is_file()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.framework("keras")
 @pytest.mark.mpi
 @pytest.mark.slow

@@ -63,6 +63,7 @@ def test_the_guide_to_searches_runs(tmp_path, monkeypatch):
     exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})
 
 
+@pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_the_trainings_of_the_guide_save_on_several_ranks(tmp_path):
     setup, *_, elastic, _ = code("python", "docs/optimisation.md")

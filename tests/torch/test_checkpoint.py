@@ -391,6 +391,7 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
     return mpiexec(ranks, PROGRAM, *folders, str(stop_at), how, *options, timeout_s=100)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the environment for MPICH has no frameworks
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.mpi, pytest.mark.slow]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("script", ["torch_digits", "torch_waves"])
 def test_a_client_script_learns_on_several_ranks(script):
     run = mpiexec(3, ROOT / "tests" / "clients" / f"{script}.py", timeout_s=100)

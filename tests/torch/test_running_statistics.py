@@ -139,6 +139,7 @@ def test_a_momentum_that_is_changed_between_epochs_never_makes_the_decay_too_slo
     assert np.isnan(buffers.moves().decay).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -52,6 +52,7 @@ def test_a_step_weighs_the_samples_that_the_loop_has_got(name, loop, assignment)
     assert len(weights) >= 3
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_a_loader_with_processes_may_be_ahead_of_the_loop(tmp_path):

@@ -423,6 +423,7 @@ def test_three_ranks_stop_early_together_and_go_on_if_asked():
     check_early_stopping_on_three_ranks(torch_net, "torch")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow
@@ -460,6 +461,7 @@ def test_three_ranks_train_a_torch_module():
     assert (server["role"], server["samples"]) == ("server 0", 3 * 140)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow
@@ -483,6 +485,7 @@ def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, w
     assert samples == [3 * 70, 3 * 70]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow

@@ -162,6 +162,7 @@ def test_what_cannot_work_is_refused_on_all_ranks():
         assert all(words in line for line in said), said
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "args", "words"),
     chosen(
@@ -251,6 +252,7 @@ def test_odd_loops_simply_work():
     assert [seen(ended, "not closed")[rank][0] for rank in range(3)] == [0, 90, 90]
 
 
+@pytest.mark.extended
 def test_loaders_with_processes_simply_work():
     ended = works("loaders")
     for name in ("fork False", "fork True", "forkserver True"):
