@@ -210,6 +210,7 @@ def run_failing(how: str) -> tuple[str, int]:
     return done.stderr, done.returncode
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize("how", ["main", "thread", "hook", "hanging hook"])
 def test_an_exception_on_one_rank_ends_the_job(how: str) -> None:
@@ -271,6 +272,7 @@ def test_a_foreign_launcher_is_refused(case: str) -> None:
     assert f"mpiexec -n {size} {sys.executable}" in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize("case", NOT_STARTED)
 def test_a_plain_process_never_loads_mpi(case: str) -> None:

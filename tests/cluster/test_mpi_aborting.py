@@ -22,6 +22,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ENDS)
@@ -50,6 +51,7 @@ def test_workers_without_batches_are_no_trouble():
     assert (done.returncode, done.stdout.strip()) == (0, "done")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(

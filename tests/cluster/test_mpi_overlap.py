@@ -28,6 +28,7 @@ def test_short_replies_need_no_thread(size):
     assert (done.returncode, done.stdout.count("<reads_late>")) == (0, 2), done.stderr[-3000:]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("check", "said"), [("fails", "RuntimeError: no more data"), ("leaves", "ended in the middle")]

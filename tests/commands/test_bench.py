@@ -72,6 +72,7 @@ def test_another_number_of_ranks_is_refused_once_with_the_line_to_use():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_the_guide_to_keras_tuner_searches(tmp_path, monkeypatch, capsys):
     assert loss == pytest.approx(min(scores))
 
 
+@pytest.mark.extended
 @pytest.mark.framework("keras")
 @pytest.mark.mpi
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def test_only_a_warm_one_has_its_framework_from_a_nursery(program, start):
     assert any(word.endswith("nursery.py") for word in nurse) == (start == "warm")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("text", "status", "complaint"),
     [
@@ -77,6 +78,7 @@ def test_each_rank_draws_its_own_numbers(program):
     assert len(drawn) == len(set(drawn)) == 9, done
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_reach_it(program, number):
     text = f"""

@@ -129,6 +129,7 @@ DIFFERENCES = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("backend", "case"), chosen(["differ"]))
 def test_what_differs_between_ranks_is_named_on_all_before_training(job, backend, case):
     assert_differences_named(job(backend, case), DIFFERENCES)

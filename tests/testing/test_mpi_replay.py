@@ -13,10 +13,14 @@ from tests.helpers.numpy_cases import CASES, gradient, initial
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.shared_folders import written_once
 
-LAYOUTS = [(2, 1), (3, 1), (5, 1), (3, 2), (5, 2)]  # ranks, of which servers
+#: Ranks, of which servers.
+LAYOUTS = [
+    pytest.param((n, servers), id=f"n{n}-servers{servers}", marks=pytest.mark.extended if long else ())
+    for n, servers, long in [(2, 1, True), (3, 1, False), (5, 1, True), (3, 2, True), (5, 2, False)]
+]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"n{layout[0]}-servers{layout[1]}")
+@pytest.fixture(scope="module", params=LAYOUTS)
 def trained(request, tmp_path_factory):
     """One mpiexec that runs all cases; its ranks, its servers and the folder it wrote to."""
     ranks, servers = request.param

@@ -413,6 +413,7 @@ def test_processes_deal_each_sample_once_and_lease_less_to_the_slow(tmp_path):
             assert difference in (-1, 1) if assignment == "static" else difference > 10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("case", "problem"),

@@ -39,6 +39,7 @@ def job(case, *args, **options):
     return to_its_end(PROGRAM, case, *args, **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("case", "sends"),
     chosen(
@@ -222,6 +223,7 @@ def works(case, n=3):
     return ended
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [3, pytest.param(4, marks=pytest.mark.extended)])
 def test_data_smaller_than_the_number_of_workers_simply_work(n):
     ended = works("small", n)
