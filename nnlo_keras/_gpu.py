@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -13,17 +13,24 @@ from nnlo_common.plugin import RankWorld, launched, own_gpu, warn, when_chosen
 __all__ = ["use_gpu"]
 
 
-def use_gpu(*, servers: int = 1, server_gpu: bool = False, world: RankWorld | None = None) -> int | None:
+def use_gpu(
+    *,
+    servers: int = 1,
+    sub_servers: int | Literal["host"] = 0,
+    server_gpu: bool = False,
+    world: RankWorld | None = None,
+) -> int | None:
     """Let Keras use this rank's GPU only, and return its number, or None on the CPU (collective).
 
     Call it before the first model. Workers of one host take the GPUs they see in turn; with one GPU visible
-    for each rank, as Slurm's `--gpus-per-task=1` has it, that one. A server uses the CPU. TensorFlow takes
-    memory as it needs it, not the whole GPU. A process alone has its first GPU; a trial of `optimize` or
-    `MPITuner` has the GPU that the search has chosen for this rank, without this call.
+    for each rank, as Slurm's `--gpus-per-task=1` has it, that one. A server or sub-server uses the CPU.
+    TensorFlow takes memory as it needs it, not the whole GPU. A process alone has its first GPU; a trial of
+    `optimize` or `MPITuner` has the GPU that the search has chosen for this rank, without this call.
 
     Args:
         servers: the number of servers, as of the wrapper.
-        server_gpu: whether servers, too, get a GPU: one that no worker uses, if there is one.
+        sub_servers: the number of sub-servers, as of the wrapper.
+        server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Raises:
@@ -33,7 +40,7 @@ def use_gpu(*, servers: int = 1, server_gpu: bool = False, world: RankWorld | No
         >>> number = use_gpu()
         >>> model = keras.Sequential([keras.layers.Dense(1)])
     """
-    number = own_gpu(world or launched(), servers, server_gpu=server_gpu)
+    number = own_gpu(world or launched(), servers, sub_servers, server_gpu=server_gpu)
     return number if _USES[keras.backend.backend()](number) else None
 
 

@@ -94,6 +94,7 @@ class KerasTrainer(Trainer):
         ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
         options = {**ranks, "all_reduce": settings.all_reduce, **settings.algorithm}
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
+        ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(H5Sequence, ranks, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from nnlo_common.plugin import RankWorld, launched, own_gpu, when_chosen
@@ -9,23 +11,30 @@ from nnlo_common.plugin import RankWorld, launched, own_gpu, when_chosen
 __all__ = ["device"]
 
 
-def device(*, servers: int = 1, server_gpu: bool = False, world: RankWorld | None = None) -> torch.device:
+def device(
+    *,
+    servers: int = 1,
+    sub_servers: int | Literal["host"] = 0,
+    server_gpu: bool = False,
+    world: RankWorld | None = None,
+) -> torch.device:
     """Return this rank's device, for its model and its batches (collective).
 
     Workers of one host take the GPUs they see in turn; with one GPU visible for each rank, as Slurm's
-    `--gpus-per-task=1` has it, that one. A server is on the CPU. The GPU becomes the current one, so that
-    `.cuda()` means it, too. A process alone has its first GPU; a trial of a search has the GPU that the
-    search has chosen for this rank. Without GPUs this is the CPU.
+    `--gpus-per-task=1` has it, that one. A server or sub-server is on the CPU. The GPU becomes the current
+    one, so that `.cuda()` means it, too. A process alone has its first GPU; a trial of a search has the GPU
+    that the search has chosen for this rank. Without GPUs this is the CPU.
 
     Args:
         servers: the number of servers, as of the wrapper.
-        server_gpu: whether servers, too, get a GPU: one that no worker uses, if there is one.
+        sub_servers: the number of sub-servers, as of the wrapper.
+        server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
         >>> model = torch.nn.Linear(3, 1).to(device())
     """
-    number = own_gpu(world or launched(), servers, server_gpu=server_gpu)
+    number = own_gpu(world or launched(), servers, sub_servers, server_gpu=server_gpu)
     if number is None or not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(number)

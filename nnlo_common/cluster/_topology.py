@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._arrangement import Arrangement
@@ -51,6 +52,11 @@ class Role(enum.Enum):
     SUB_SERVER = "sub-server"  # serves the workers of its branch, and exchanges with the server
     WORKER = "worker"  # trains, and exchanges with the servers for its group
     MEMBER = "member"  # trains, and exchanges within its group only
+
+    @property
+    def serves(self) -> bool:
+        """Whether it holds a centre for others, and does not train."""
+        return self in (Role.SERVER, Role.SUB_SERVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +207,33 @@ class Topology:
         assignments = tuple(_assignments(coordinator, cells))
         return cls(arrangement=arrangement, coordinator=coordinator, cells=cells, assignments=assignments)
 
+    @classmethod
+    def of_training(
+        cls,
+        hosts: Sequence[str],
+        *,
+        servers: int = 1,
+        group_size: int | None = None,
+        sub_servers: int | Literal["host"] = 0,
+    ) -> Topology:
+        """Give each rank its role in one training.
+
+        Args:
+            hosts: the host of each rank.
+            servers: how many ranks serve the centre.
+            group_size: ranks of one worker; None: 1, or all ranks without a server.
+            sub_servers: how many serve between the one server and the workers; "host": one on each host.
+
+        Example:
+            >>> tree = Topology.of_training(["a", "a", "a", "b", "b"], sub_servers="host")
+            >>> [assignment.title for assignment in tree.assignments]
+            ['server 0', 'sub-server 0', 'worker 0', 'sub-server 1', 'worker 1']
+        """
+        number = len(set(hosts)) if sub_servers == "host" else sub_servers
+        size = len(hosts)
+        arranged = Arrangement.of_training(size, servers=servers, group_size=group_size, sub_servers=number)
+        return cls.plan(size, arranged, hosts)
+
     def assignment(self, rank: int) -> Assignment:
         """Return the assignment of a rank."""
         if not 0 <= rank < len(self.assignments):
@@ -229,8 +262,7 @@ class Topology:
                 f"places of ranks {found}: pass those of ranks 0 to {size - 1}, in order"
             )
         residents: dict[str, list[int]] = defaultdict(list)
-        serving = (Role.SERVER, Role.SUB_SERVER)
-        for assignment in sorted(self.assignments, key=lambda each: each.role in serving):
+        for assignment in sorted(self.assignments, key=lambda each: each.role.serves):
             if assignment.role is not Role.COORDINATOR:
                 residents[places[assignment.rank].host].append(assignment.rank)
         devices: list[int | None] = [None] * size
@@ -259,7 +291,7 @@ class Topology:
         if assignment.role is Role.COORDINATOR:
             return "coordinator"
         cell = self.cell_of(assignment.rank)
-        if assignment.role in (Role.SERVER, Role.SUB_SERVER):
+        if assignment.role.serves:
             number = len(cell.servers if assignment.role is Role.SERVER else cell.branches)
             return f"{assignment.title} of {number}"
         title = f"worker {assignment.worker}"

@@ -17,7 +17,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._clocks import ClockOffset, gathered_offset
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import Place, gathered_places
-from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
+from nnlo_common.cluster._topology import Assignment, Cell, Role, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
 from nnlo_common.protocol import (
@@ -35,7 +35,7 @@ from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._training_queries import TrainingQueries
-from nnlo_common.training._tree_joining import check_tree, join_tree, sub_servers_of
+from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree, sub_servers_of
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Member", "assigned", "join", "launched", "planned", "within"]
@@ -150,11 +150,12 @@ def planned(
     Raises:
         ConfigurationError: the number of ranks does not fit.
     """
-    if not sub_servers:
-        return Topology.plan(world.size, _arrangement(world, servers, group_size))
-    hosts = world.gather_text(world.host)
-    number = len(set(hosts)) if sub_servers == "host" else sub_servers
-    return Topology.plan(world.size, _arrangement(world, servers, group_size, number), hosts)
+    if sub_servers and world.of_trial:
+        raise ConfigurationError(
+            f"sub_servers={sub_servers} in a trial of a search is not possible; leave it out"
+        )
+    hosts = world.gather_text(world.host) if sub_servers else [""] * world.size
+    return Topology.of_training(hosts, servers=servers, group_size=group_size, sub_servers=sub_servers)
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
@@ -173,10 +174,9 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
                 f"all_reduce={plan.all_reduce.name!r} in a trial of a search: there the ranks of a group add "
                 "up gradients by messages, so that the trial can be broken off; leave all_reduce out"
             )
+        check_layout(plan.algorithm, cell)
         if cell.branches:
-            check_tree(plan, cell)
-        elif cell.servers:
-            plan.algorithm.check(len(cell.workers), len(cell.servers))
+            check_tree(plan)
         parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
     except ConfigurationError as error:
         error.collective = True  # all ranks compare the same facts and raise the same error
@@ -209,7 +209,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     elif cell.servers:
         part = _join_as_worker(world, plan, cell, shards, places, group=group)
     else:
-        assert group is not None  # _arrangement allows nothing else
+        assert group is not None  # `Topology.of_training` allows nothing else
         part = _join_as_trainer(plan, group)
     return Member(
         part=part,
@@ -244,18 +244,6 @@ def _grouped(
 def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
     group.reducer.close()
     disengage()
-
-
-def _arrangement(world: RankWorld, servers: int, group_size: int | None, sub_servers: int = 0) -> Arrangement:
-    """Return the arrangement of the ranks; refuse what no training can have yet."""
-    arrangement = Arrangement.of_training(
-        world.size, servers=servers, group_size=group_size, sub_servers=sub_servers
-    )
-    if sub_servers and world.of_trial:
-        raise ConfigurationError(
-            f"sub_servers={sub_servers} in a trial of a search is not possible; leave it out"
-        )
-    return arrangement
 
 
 def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:

@@ -7,9 +7,8 @@ from typing import Literal
 
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.training._joining import launched
+from nnlo_common.training._joining import launched, planned
 
 __all__ = ["epochs_per_rank", "scale_lr"]
 
@@ -21,6 +20,7 @@ def scale_lr(
     asynchronous: bool = False,
     servers: int = 1,
     group_size: int | None = None,
+    sub_servers: int | Literal["host"] = 0,
     world: RankWorld | None = None,
 ) -> float:
     """Return a learning rate for the larger batch that several ranks make together.
@@ -37,6 +37,7 @@ def scale_lr(
         asynchronous: whether each worker steps by itself, as with `Downpour`, `EASGD` or `GEM`.
         servers: the number of servers, as of the wrapper.
         group_size: the ranks of each worker, as of the wrapper.
+        sub_servers: the number of sub-servers, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Raises:
@@ -50,13 +51,18 @@ def scale_lr(
         raise ConfigurationError(f"rate={rate!r} is not possible: use a number above 0, as the optimizer has")
     if rule not in ("linear", "square_root"):
         raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear' or 'square_root'")
-    trained, size = _training_ranks(world or launched(), servers, group_size)
+    trained, size = _training_ranks(world or launched(), servers, group_size, sub_servers)
     together = size if asynchronous else trained
     return rate * (together if rule == "linear" else math.sqrt(together))
 
 
 def epochs_per_rank(
-    epochs: int, *, servers: int = 1, group_size: int | None = None, world: RankWorld | None = None
+    epochs: int,
+    *,
+    servers: int = 1,
+    group_size: int | None = None,
+    sub_servers: int | Literal["host"] = 0,
+    world: RankWorld | None = None,
 ) -> int:
     """Return the number of epochs after which all ranks together have seen as many samples as one process.
 
@@ -68,6 +74,7 @@ def epochs_per_rank(
         epochs: the number for one process.
         servers: the number of servers, as of the wrapper.
         group_size: the ranks of each worker, as of the wrapper.
+        sub_servers: the number of sub-servers, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Raises:
@@ -77,14 +84,15 @@ def epochs_per_rank(
         >>> epochs_per_rank(10, servers=0)  # on 4 ranks: 3
         10
     """
-    trained, _ = _training_ranks(world or launched(), servers, group_size)
+    trained, _ = _training_ranks(world or launched(), servers, group_size, sub_servers)
     return math.ceil(whole_number("epochs", epochs, 1) / trained)
 
 
-def _training_ranks(world: RankWorld | None, servers: int, group_size: int | None) -> tuple[int, int]:
+def _training_ranks(
+    world: RankWorld | None, servers: int, group_size: int | None, sub_servers: int | Literal["host"]
+) -> tuple[int, int]:
     """Return how many ranks train, and how many of them share a step of one worker."""
     if world is None:
         return 1, 1
-    arrangement = Arrangement.of_training(world.size, servers=servers, group_size=group_size)
-    arrangement.check(world.size)
-    return max(world.size - servers, 1), arrangement.group_size
+    groups = planned(world, servers, group_size, sub_servers).cell_of(world.rank).groups
+    return sum(map(len, groups)), len(groups[0])

@@ -29,7 +29,7 @@ from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._tree_ranks import SubServerRank, TopServerRank
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["check_tree", "join_tree", "sub_servers_of"]
+__all__ = ["check_layout", "check_tree", "join_tree", "sub_servers_of"]
 
 PartT = TypeVar("PartT", TopServerRank, SubServerRank)
 
@@ -41,19 +41,29 @@ def sub_servers_of(algorithm: Algorithm) -> int | Literal["host"]:
     return algorithm.sub_servers if isinstance(algorithm, EASGD) else 0
 
 
-def check_tree(plan: TrainingPlan, cell: Cell) -> None:
-    """Refuse what a training in a tree cannot have.
+def check_layout(algorithm: Algorithm, cell: Cell) -> None:
+    """Refuse an algorithm that cannot have so many servers, sub-servers and workers.
 
     Raises:
-        ConfigurationError: a moving rate is not below 1, or an option is refused.
+        ConfigurationError: it says so, e.g. since a moving rate is not below 1.
     """
-    algorithm = _elastic(plan)
     for branch in cell.branches:
         algorithm.check(len(branch) - 1, 1)
-    algorithm.sub_moving_rate(len(cell.branches))
+    if cell.branches and isinstance(algorithm, EASGD):
+        algorithm.sub_moving_rate(len(cell.branches))
+    elif cell.servers:
+        algorithm.check(len(cell.workers), len(cell.servers))
+
+
+def check_tree(plan: TrainingPlan) -> None:
+    """Refuse an option that a training in a tree cannot have.
+
+    Raises:
+        ConfigurationError: such an option is given.
+    """
     if plan.record:
         raise ConfigurationError(
-            f"log_order with sub_servers={algorithm.sub_servers!r} is not possible: the log is that "
+            f"log_order with sub_servers={_elastic(plan).sub_servers!r} is not possible: the log is that "
             "of one server; leave one of them out"
         )
 

@@ -23,9 +23,9 @@ def places(*hosts, gpus):
     return locate([{"host": host, "cores": 8, "gpus": gpus} for host in hosts])
 
 
-def gpus_of(servers, ranks, **options):
+def gpus_of(servers, ranks, *sub_servers, **options):
     with MemoryCluster(ranks) as cluster:
-        return cluster.run(lambda world: own_gpu(world, servers, **options))
+        return cluster.run(lambda world: own_gpu(world, servers, *sub_servers, **options))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,24 @@ def test_workers_of_a_host_take_its_gpus_in_turn(monkeypatch, visible, servers, 
     assert gpus_of(servers, 5, server_gpu=server_gpu) == found
 
 
+@pytest.mark.parametrize(
+    ("visible", "server_gpu", "found"),
+    [
+        ("0,1,2", False, [None, None, 0, 1, None, 2, 0, 1]),
+        ("0,1,2,3,4,5,6", True, [5, 6, 0, 1, 0, 2, 3, 4]),  # the idle ones first
+    ],
+)
+def test_sub_servers_take_no_gpu_from_a_worker(monkeypatch, visible, server_gpu, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_of(1, 8, 2, server_gpu=server_gpu) == found
+
+
 def test_turns_begin_anew_on_each_host():
     hosts = places("a", "a", "b", "a", "b", gpus=2)
     assert train_turns(1, server_gpu=False)(hosts) == [None, 0, 0, 1, 1]
     assert search_turns(1)(hosts) == [None, None, 0, 0, 1]
+    branches = places("a", "a", "a", "a", "b", "b", "b", gpus=2)
+    assert train_turns(1, "host", server_gpu=False)(branches) == [None, None, 0, 1, None, 0, 1]
 
 
 def test_a_process_alone_has_the_first_gpu_or_that_of_the_search(monkeypatch):

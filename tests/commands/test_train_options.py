@@ -101,6 +101,10 @@ WRONG_FLAGS = {
     "another mode's option": (["--mode", "gem", "--alpha", "3"], "eamsgd, easgd, but the mode is 'gem'"),
     "an impossible option": (["--mode", "easgd", "--beta", "-1"], "EASGD: beta=-1.0"),
     "two that are one": (["--mode", "easgd", "--beta", "1", "--alpha", "0.1"], "one of the two"),
+    "half a sub-server": (["--mode", "easgd", "--sub-servers", "0.5"], "a whole number or 'host'"),
+    "sub-servers below 0": (["--mode", "easgd", "--sub-servers", "-1"], "sub_servers=-1"),
+    "sub-servers of Downpour": (["--sub-servers", "2"], "an option of --mode eamsgd, easgd"),
+    "two servers of a tree": (["--mode", "easgd", "--sub-every", "3"], "say how many with sub_servers"),
     "unknown order": (["--mode", "easgd", "--order", "papr"], "did you mean 'paper'?"),
     "EAMSGD of Adam": (["--mode", "eamsgd", "--optimizer", "adam"], "nesterov=true"),
     "EAMSGD without Nesterov": (
@@ -451,7 +455,7 @@ def test_the_configuration_of_a_run_makes_it_again():
     assert again.train == (str(Path("a.h5").absolute()), "root://x//b.h5")
     assert (again.learning_rate, again.run) == (0.25, None)
     assert again.algorithm == {
-        "alpha": 0.2, "every": 10, "lag": 0,
+        "alpha": 0.2, "every": 10, "lag": 0, "sub_every": 10, "sub_servers": 0,
         "beta_per": "exchange", "order": "step_first", "synchronous": False,
     }  # fmt: skip
     same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")

@@ -15,11 +15,11 @@ from tests.helpers.jobs import mpiexec
 
 __all__ = [
     "ADAM",
-    "IN_SCRIPTS_ONLY",
     "SCHEDULES",
     "check_early_stopping",
     "check_early_stopping_on_three_ranks",
     "check_schedule",
+    "check_tree",
     "refused",
     "started",
     "told",
@@ -27,8 +27,6 @@ __all__ = [
     "write_files",
 ]
 
-#: Options of wrappers that `nnlo train` does not have: an elastic tree of servers.
-IN_SCRIPTS_ONLY = ("sub_servers", "sub_every", "sub_alpha")
 ADAM = ["--optimizer", "adam", "--learning-rate", "0.02"]
 
 
@@ -96,6 +94,26 @@ def check_early_stopping_on_three_ranks(net, framework):
     on = started(*words, "--epochs", "9", framework=framework)
     assert on.returncode == 0, on.stderr
     assert len(told("r")["center"]["val_loss"]) == 9
+
+
+def check_tree(net, framework):
+    """Five ranks train in a tree of two sub-servers, and go on in it; its options are kept."""
+    words = [*net, *ADAM, "--train", "a.h5", "b.h5", "--val", "val.h5", "--batch", "10", "--mode", "easgd"]
+    words += ["--every", "2", "--sub-servers", "2", "--sub-every", "3", "--run", "r", "--checkpoint"]
+    for epochs in ("2", "4"):
+        done = started(*words, "--epochs", epochs, ranks=5, framework=framework)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("--sub-every 3 --sub-servers 2, 1 + 2 serving, 2 training") == 1
+    found = told("r")
+    assert [one["role"] for one in found["workers"]] == ["worker 0", "worker 1"]
+    losses = found["center"]["val_loss"]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
+    ranks = json.loads(Path("r/run.json").read_text())["ranks"]
+    roles = [one["role"] for one in ranks]
+    assert roles == ["server 0", "sub-server 0", "worker 0", "sub-server 1", "worker 1"]
+    config = Path("r/config.toml").read_text()
+    assert "sub_servers = 2\nsub_every = 3\n" in config or "sub_every = 3\nsub_servers = 2\n" in config
 
 
 #: For each schedule its words and the rates of five epochs that begin at 0.5; None: as the metric has it.

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.protocol import Server
 
-__all__ = ["HALF", "TreeNumbers", "commits_of", "replayed"]
+__all__ = [
+    "BRANCHES",
+    "HALF",
+    "START",
+    "TREE",
+    "WORKERS",
+    "TreeNumbers",
+    "commits_of",
+    "numbers_of",
+    "replayed",
+]
 
 HALF = np.float32(0.5)
+BRANCHES = ((1, 2, 3), (4, 5, 6, 7))  #: the ranks of both branches among 8 ranks, the sub-server first
+WORKERS = 5  #: that of 8 ranks train
+START = np.array([1.5, -2.0, 0.3], np.float32)
+TREE: Mapping[str, Any] = {"every": 3, "sub_servers": 2, "sub_every": 5, "sub_alpha": 0.35}
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,25 @@ def commits_of(server: Server) -> list[int]:
 
     server.rule.apply = telling
     return commits
+
+
+def numbers_of(commits: Mapping[int, Sequence[int]], steps: int, *, times: int = 1) -> TreeNumbers:
+    """Return the numbers of the tree of the tests: 8 ranks, `TREE` and `START`.
+
+    Args:
+        commits: the ranks of the commits on each server, in order.
+        steps: the steps of each worker.
+        times: how often the parameters are repeated.
+    """
+    return replayed(
+        commits,
+        BRANCHES,
+        np.tile(START, times),
+        every=TREE["every"],
+        sub_every=TREE["sub_every"],
+        alphas={0: TREE["sub_alpha"], 1: 0.9 / 3, 4: 0.9 / 4},
+        steps={rank: steps for _, *ranks in BRANCHES for rank in ranks},
+    )
 
 
 def replayed(

@@ -15,11 +15,11 @@ from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import (
     ADAM,
-    IN_SCRIPTS_ONLY,
     SCHEDULES,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
     check_schedule,
+    check_tree,
     refused,
     started,
     told,
@@ -53,7 +53,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
     for mode in MODES.values():
         # Of the class itself, Python up to 3.11.4 gives the signature of Keras' __new__.
         taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__).__init__).parameters)
-        assert taken - {"self", "optimizer", "options", *IN_SCRIPTS_ONLY} == mode.options.keys()
+        assert taken - {"self", "optimizer", "options"} == mode.options.keys()
 
 
 @pytest.mark.framework("keras")
@@ -276,6 +276,14 @@ def test_a_layer_that_keras_does_not_know_is_refused(capsys):
 @pytest.mark.extended
 def test_three_ranks_stop_early_together_and_go_on_if_asked():
     check_early_stopping_on_three_ranks(keras_net, "keras")
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+def test_ranks_train_in_a_tree_of_servers():
+    check_tree(keras_net, "keras")
 
 
 @pytest.mark.framework("keras")

@@ -11,12 +11,12 @@ from nnlo_common import SGD
 from nnlo_common.algorithms import EASGD
 from nnlo_common.training._joining import launched
 from nnlo_common.training._participant import Participant
-from tests.helpers.trees import HALF, commits_of
+from tests.helpers.trees import HALF, START, TREE, commits_of
 
 folder, dies, times = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 world = launched()
-rule = EASGD(every=3, sub_servers=2, sub_every=5, sub_alpha=0.35)
-start = np.tile(np.array([1.5, -2.0, 0.3], np.float32), times)
+rule = EASGD(**TREE)
+start = np.tile(START, times)
 
 
 def die(count):

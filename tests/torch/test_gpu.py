@@ -35,6 +35,7 @@ def test_each_worker_has_a_gpu_and_the_server_the_cpu(current):
     assert sorted(current) == [0, 0, 1]
     assert devices(3, servers=2) == ["cpu", "cpu", "cuda:0"]
     assert devices(2, server_gpu=True) == ["cuda:1", "cuda:0"]
+    assert devices(5, sub_servers=2) == ["cpu", "cpu", "cuda:0", "cpu", "cuda:1"]
 
 
 def test_a_process_alone_has_the_first_gpu(current):

@@ -17,11 +17,11 @@ from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.pages import code
 from tests.helpers.train_command import (
     ADAM,
-    IN_SCRIPTS_ONLY,
     SCHEDULES,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
     check_schedule,
+    check_tree,
     refused,
     started,
     told,
@@ -59,7 +59,7 @@ def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
 
     for mode in MODES.values():
         taken = set(inspect.signature(getattr(nnlo_torch, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "options", *IN_SCRIPTS_ONLY} == set(mode.options)
+        assert taken - {"optimizer", "options"} == set(mode.options)
 
 
 @pytest.mark.framework("torch")
@@ -440,6 +440,14 @@ def test_three_ranks_train_with_the_options_of_a_mode(words):
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.extended
+def test_ranks_train_in_a_tree_of_servers():
+    check_tree(torch_net, "torch")
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
 def test_three_ranks_train_a_torch_module():
     data = ["--train", "?.h5", "--val", "val.h5", "--batch", "10"]
     options = ["--mode", "easgd", "--every", "2", "--epochs", "3", "--checkpoint", "--run", "r"]
@@ -495,6 +503,10 @@ def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, w
         (["--servers", "3"], "3 ranks cannot be laid out"),
         (["--group-size", "3"], "3 - 1 server = 2 worker ranks, fewer than group_size=3"),
         (["--epochs", "0"], "--epochs '0' is not possible"),
+        (
+            ["--mode", "easgd", "--every", "1", "--sub-servers", "host", "--sub-every", "9"],
+            "make 2 exchanges in 1 epochs, so it would never exchange with the top server",
+        ),
         pytest.param(["--labels-name", "three"], "do not fit", marks=pytest.mark.extended),
         (["--mode", "diloco"], "exchanges every 500 steps of a worker, but each has 1 steps"),
         pytest.param(

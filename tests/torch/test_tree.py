@@ -10,17 +10,14 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.training.checkpoint import Store
-from tests.helpers.trees import commits_of, replayed
+from tests.helpers.trees import START, TREE, WORKERS, commits_of, numbers_of
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
-BRANCHES = ((1, 2, 3), (4, 5, 6, 7))
-START = np.array([1.5, -2.0, 0.3], np.float32)
-TREE = {"every": 3, "sub_servers": 2, "sub_every": 5, "sub_alpha": 0.35}
-EPOCHS, STEPS, WORKERS = 3, 17, 5
+EPOCHS, STEPS = 3, 17
 
 
 class Place(torch.nn.Module):
@@ -61,15 +58,7 @@ def train(world, folder=None, wrapper=None, **options):
 
 
 def check(ranks, commits):
-    expected = replayed(
-        commits,
-        BRANCHES,
-        START,
-        every=3,
-        sub_every=5,
-        alphas={0: 0.35, 1: 0.9 / 3, 4: 0.9 / 4},
-        steps=dict.fromkeys((2, 3, 5, 6, 7), EPOCHS * STEPS),
-    )
+    expected = numbers_of(commits, EPOCHS * STEPS)
     for one in ranks:  # evaluate() sees the top's centre of the same moment on all ranks
         np.testing.assert_array_equal(one["centers"], ranks[0]["centers"], err_msg=one["role"])
     for rank, vector in ((0, expected.top), *expected.subs.items(), *expected.workers.items()):

@@ -9,12 +9,9 @@ import pytest
 
 from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
-from tests.helpers.trees import replayed
+from tests.helpers.trees import WORKERS, numbers_of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.extended]
-
-BRANCHES = ((1, 2, 3), (4, 5, 6, 7))
-START = np.array([1.5, -2.0, 0.3], np.float32)
 
 
 @pytest.mark.parametrize("times", [1, 100_000])
@@ -22,15 +19,8 @@ def test_all_numbers_are_those_of_the_reference(tmp_path: Path, times: int) -> N
     done = mpiexec(8, PROGRAMS / "tree.py", str(tmp_path), "-1", str(times), timeout_s=100)
     assert done.returncode == 0, done.stderr
     ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(8)]
-    expected = replayed(
-        {rank: ranks[rank]["commits"].tolist() for rank in (0, 1, 4)},
-        BRANCHES,
-        np.tile(START, times),
-        every=3,
-        sub_every=5,
-        alphas={0: 0.35, 1: 0.9 / 3, 4: 0.9 / 4},
-        steps=dict.fromkeys((2, 3, 5, 6, 7), 2 * 170 // 5),
-    )
+    commits = {rank: ranks[rank]["commits"].tolist() for rank in (0, 1, 4)}
+    expected = numbers_of(commits, 2 * 170 // WORKERS, times=times)
     np.testing.assert_array_equal(ranks[0]["own"][: 3 * times], expected.top)
     for rank, vector in (*expected.subs.items(), *expected.workers.items()):
         np.testing.assert_array_equal(ranks[rank]["own"][: 3 * times], vector, err_msg=f"rank {rank}")

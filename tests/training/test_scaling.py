@@ -27,6 +27,8 @@ def on(ranks, call):
         (7, {"group_size": 2}, 6, 2),
         (7, {"servers": 2}, 5, 1),
         (11, {"servers": 2, "group_size": 3}, 9, 3),
+        (8, {"sub_servers": 2}, 5, 1),
+        (7, {"sub_servers": "host"}, 5, 1),
         (1, {}, 1, 1),
     ],
 )

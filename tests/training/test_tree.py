@@ -9,11 +9,9 @@ from nnlo_common import SGD, ConfigurationError, PeerLostError
 from nnlo_common.algorithms import EAMSGD, EASGD
 from nnlo_common.testing import InjectedFault, MemoryCluster, MemoryWorld
 from nnlo_common.training._participant import Participant
-from tests.helpers.trees import HALF, commits_of, replayed
+from tests.helpers.trees import HALF, START, TREE, WORKERS, commits_of, numbers_of
 
-BRANCHES = ((1, 2, 3), (4, 5, 6, 7))  # of 8 ranks
-START = np.array([1.5, -2.0, 0.3], np.float32)
-RULE = EASGD(every=3, sub_servers=2, sub_every=5, sub_alpha=0.35)
+RULE = EASGD(**TREE)
 
 
 def program(world: MemoryWorld, rule: EASGD = RULE, epochs: int = 2) -> dict[str, object]:
@@ -41,15 +39,7 @@ def test_all_numbers_are_those_of_the_reference() -> None:
         "worker 1",
         "sub-server 1",
     ]
-    expected = replayed(
-        {rank: ranks[rank]["commits"] for rank in (0, 1, 4)},
-        BRANCHES,
-        START,
-        every=3,
-        sub_every=5,
-        alphas={0: 0.35, 1: 0.9 / 3, 4: 0.9 / 4},
-        steps=dict.fromkeys((2, 3, 5, 6, 7), 2 * 170 // 5),
-    )
+    expected = numbers_of({rank: ranks[rank]["commits"] for rank in (0, 1, 4)}, 2 * 170 // WORKERS)
     np.testing.assert_array_equal(ranks[0]["own"], expected.top)
     for rank, vector in (*expected.subs.items(), *expected.workers.items()):
         np.testing.assert_array_equal(ranks[rank]["own"], vector, err_msg=f"rank {rank}")

@@ -36,12 +36,14 @@ _HELP: Mapping[str, str] = {
     "outer_learning_rate": "of the outer SGD",
     "outer_momentum": "of the outer SGD",
     "primed": "take the first centre as the first stale centre",
+    "sub_alpha": "the moving rate of sub-servers, with the top server; else from beta",
+    "sub_every": "exchanges of a sub-server's workers between two of its own",
+    "sub_servers": "servers between the top server and the workers; host: one on each host",
     "synchronous": "wait for all workers at each exchange",
     "warm_start": "commits of the first worker before the others join",
     "warmup": "number of first steps that are each averaged",
 }
 _FROM_OPTIMIZER = "taken from your optimizer"
-_TREE = dict.fromkeys(("sub_servers", "sub_every", "sub_alpha"), "in scripts only")
 #: Options of the algorithms that no wrapper takes, or none of `nnlo train`, with the reason.
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "downpour": {"schedule": "always aligned"},
@@ -49,9 +51,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "learning_rate": _FROM_OPTIMIZER,
         "momentum": _FROM_OPTIMIZER,
         "order": "always the paper's",
-        **_TREE,
     },
-    "easgd": _TREE,
     "gem": {
         "learning_rate": _FROM_OPTIMIZER,
         "momentum": _FROM_OPTIMIZER,

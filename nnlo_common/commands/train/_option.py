@@ -10,7 +10,7 @@ import shlex
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
@@ -62,6 +62,7 @@ class Option:
         above: the number must be above this.
         below: the number must be below this.
         choices: the valid texts; empty: any.
+        words: texts that are valid in place of a number.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Option:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -91,7 +93,8 @@ class Option:
         """Its kind, with the range of a number."""
         bounds = {"at least": self.least, "above": self.above, "below": self.below}
         told = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
-        return f"{self.kind.value} {told}".strip()
+        also = "".join(f" or {word!r}" for word in self.words)
+        return f"{self.kind.value} {told}".strip() + also
 
     def holds(self, number: float) -> bool:
         """Whether a number is in the range."""
@@ -126,14 +129,18 @@ def options_of(settings: type) -> dict[str, Option]:
 
 
 def kind_of(annotation: Any) -> dict[str, Any]:
-    """Return the kind of option for a type, and the choices of a `Literal`; `| None` is ignored.
+    """Return the kind of option for a type; `| None` is ignored.
+
+    A `Literal` is a choice of texts; beside a number its texts are valid in place of it.
 
     Example:
         >>> kind_of(float | None)
         {'kind': <OptionKind.REAL: 'a finite number'>}
     """
-    if NoneType in typing.get_args(annotation):
-        (annotation,) = (one for one in typing.get_args(annotation) if one is not NoneType)
+    if typing.get_origin(annotation) in (UnionType, typing.Union):
+        annotation, *literals = (one for one in typing.get_args(annotation) if one is not NoneType)
+        if literals:
+            return kind_of(annotation) | {"words": typing.get_args(*literals)}
     origin = typing.get_origin(annotation) or annotation
     if origin is Literal:
         return {"kind": OptionKind.WORD, "choices": typing.get_args(annotation)}
@@ -162,6 +169,8 @@ class Given:
             >>> Given("1e-3").read(Option(name="rate", group="", kind=OptionKind.REAL, help=""))
             0.001
         """
+        if self.value in option.words:
+            return self.value
         value = _READERS[option.kind](self, option)
         if option.choices and value not in option.choices:
             meant = nearest(value, option.choices)

@@ -14,6 +14,7 @@ from typing import Any
 
 from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._plural import plural
 from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._fold_samples import parts
@@ -256,4 +257,18 @@ def check_exchanges(plan: RunPlan, cell: Cell) -> None:
             f"steps: {share} samples in batches of {batch}, {settings.epochs} times; the centre "
             f"would not move{'' if elastic else ' until the training ends'}. Give "
             + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
+        )
+    if cell.branches and isinstance(rule, EASGD):
+        _check_top(settings, rule, cell, steps)
+
+
+def _check_top(settings: Settings, rule: EASGD, cell: Cell, steps: int) -> None:
+    """Refuse a training too short for an exchange of the smallest branch of a tree with the top."""
+    workers = min(map(len, cell.branches)) - 1
+    exchanges = workers * (steps // rule.every)
+    if rule.sub_every > exchanges:
+        raise ConfigurationError(
+            f"--sub-every {rule.sub_every} is not possible here: {plural(workers, 'worker')} of a sub-server "
+            f"make {plural(exchanges, 'exchange')} in {settings.epochs} epochs, so it would never exchange "
+            f"with the top server. Give --sub-every {exchanges} or less, or more --epochs"
         )

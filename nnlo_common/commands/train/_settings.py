@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._topology import Cell, Topology
 from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 from nnlo_common.commands.train._rates import HEAVY, RATES, RatePlan
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
+from nnlo_common.training._tree_joining import sub_servers_of
 from nnlo_common.training.report._trackers import TRACKERS
 
-__all__ = ["OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
+__all__ = ["OF_TREES", "OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
 
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
 _MOMENTUM = "--optimizer sgd --momentum 0.9"
@@ -173,10 +173,15 @@ class Settings:
         """Return the algorithm; it refuses invalid options."""
         return algorithm_of(self.mode, self.algorithm)
 
-    def cell(self, size: int) -> Cell:
-        """Return the servers and workers among `size` ranks; refuse a number that does not fit."""
-        arranged = Arrangement.of_training(size, servers=self.servers, group_size=self.group_size)
-        return Topology.plan(size, arranged).cells[0]
+    @property
+    def sub_servers(self) -> int | Literal["host"]:
+        """How many servers are between the one server and the workers; "host": one on each host."""
+        return sub_servers_of(self.rule())
+
+    def cell(self, hosts: Sequence[str]) -> Cell:
+        """Return the roles of ranks on these hosts; refuse a number of ranks that does not fit."""
+        ranks: dict[str, Any] = {"servers": self.servers, "group_size": self.group_size}
+        return Topology.of_training(hosts, **ranks, sub_servers=self.sub_servers).cells[0]
 
     @property
     def target(self) -> tuple[str, Target] | None:
@@ -264,7 +269,11 @@ class Settings:
 
 #: All options by name, in the order of the help.
 OPTIONS: Mapping[str, Option] = options_of(Settings)
-_FIXED = frozenset({"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric"})
+#: The options of an elastic tree, which no trial of a search can have.
+OF_TREES = ("sub_alpha", "sub_every", "sub_servers")
+_FIXED = frozenset(
+    {"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric", *OF_TREES}
+)
 #: The names of the options that a search may choose.
 SEARCHABLE: Sequence[str] = [
     name

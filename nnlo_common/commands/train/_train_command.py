@@ -30,8 +30,9 @@ from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.training._rank_parts import say
+from nnlo_common.training._tree_joining import check_layout
 
-__all__ = ["EpochWatch", "TrainRun"]
+__all__ = ["EpochWatch", "TrainRun", "cell_of"]
 
 #: Receives the number and metrics of an epoch, on each rank.
 EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
@@ -77,22 +78,29 @@ class TrainRun(RankCommand):
             self.keep_logs(settings.log_level, settings.log_dir)
         places = job.places()
         with job.together():
-            _check_ranks(settings, job.size)
+            cell = cell_of(settings, [place.host for place in places])
             path = check_model(settings)
             check_files(settings)
             check_weights_file(settings)
-        share_host(places, job.rank, settings.max_gpus, os.environ, train_turns(settings.servers))
-        self.load(settings, path)
+        share_host(
+            places,
+            job.rank,
+            settings.max_gpus,
+            os.environ,
+            train_turns(settings.servers, settings.sub_servers),
+        )
+        self.load(settings, path, cell)
         self.claim()
 
-    def load(self, settings: Settings, path: Path) -> None:
+    def load(self, settings: Settings, path: Path, cell: Cell | None) -> None:
         """Load the model, and join the others (collective).
 
         Args:
             settings: of the training.
             path: of the model.
+            cell: the roles of the ranks, of `cell_of`.
         """
-        job, self.settings = self._job, settings
+        job, self.settings, self._cell = self._job, settings, cell
         with job.together(), adapting():
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
@@ -100,8 +108,8 @@ class TrainRun(RankCommand):
                 settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch
             )
             self.trainer = plug_in(loaded.framework).prepare(plan)
-            if job.size > 1:
-                check_exchanges(plan, settings.cell(job.size))
+            if cell is not None:
+                check_exchanges(plan, cell)
         with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
 
@@ -156,8 +164,8 @@ class TrainRun(RankCommand):
             say("alone" if self._job.speaks else "worker", f"nnlo train: {text}")
 
     def _summary(self) -> str:
-        settings, size = self.settings, self._job.size
-        ranks = "alone" if size == 1 else _ranks_of(settings.cell(size))
+        settings, cell = self.settings, self._cell
+        ranks = "alone" if cell is None else _ranks_of(cell)
         options = "".join(
             f" --{name.replace('_', '-')} {value}" for name, value in settings.algorithm.items()
         )
@@ -192,16 +200,18 @@ class TrainRun(RankCommand):
         self._say(f"{model} after {seconds:.1f} s  {last}")
 
 
-def _check_ranks(settings: Settings, size: int) -> None:
-    """Refuse an impossible number of ranks; a single process always trains plainly."""
-    if size > 1:
-        cell = settings.cell(size)
-        if cell.servers:
-            settings.rule().check(len(cell.workers), len(cell.servers))
+def cell_of(settings: Settings, hosts: Sequence[str]) -> Cell | None:
+    """Return the roles of the ranks on these hosts, None for a single one, which always trains plainly."""
+    if len(hosts) == 1:
+        return None
+    cell = settings.cell(hosts)
+    check_layout(settings.rule(), cell)
+    return cell
 
 
 def _ranks_of(cell: Cell) -> str:
     """Return how many ranks serve and train."""
     size = len(cell.groups[0])
-    training = str(len(cell.ranks) - len(cell.servers)) if size == 1 else f"{len(cell.groups)} x {size}"
-    return f"{len(cell.servers)} serving, {training} training"
+    training = str(len(cell.groups)) if size == 1 else f"{len(cell.groups)} x {size}"
+    serving = str(len(cell.servers)) + (f" + {len(cell.branches)}" if cell.branches else "")
+    return f"{serving} serving, {training} training"

@@ -15,7 +15,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of
 from nnlo_common.commands.train._option_files import read_config
-from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of, value_of
+from nnlo_common.commands.train._settings import OF_TREES, OPTIONS, Settings, settings_of, value_of
 from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
@@ -25,8 +25,8 @@ __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "in_fla
 _option = partial(option, "Search")
 #: The options of `nnlo train` that a search sets itself.
 _TAKEN = ("fold",)
-#: Those of a single training: the trials of a search show no progress of their own.
-_SINGLE = ("log_to",)
+#: Those of a single training: trials show no progress of their own, and have no trees of servers.
+_SINGLE = ("log_to", *OF_TREES)
 #: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
 #: Options that name the model and the samples: enough to check both.

@@ -18,7 +18,7 @@ from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import running
 from nnlo_common.commands.train._run_folder import CONFIG, claiming, config_text, write_json, write_text
 from nnlo_common.commands.train._settings import Settings, settings_of
-from nnlo_common.commands.train._train_command import TrainRun
+from nnlo_common.commands.train._train_command import TrainRun, cell_of
 from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL, VALUE, Found, known_value
@@ -64,7 +64,9 @@ class TrialTraining:
             return float(known)
         run = TrainRun(job, lambda epoch, scores: self._watch(trial, epoch, scores))
         try:
-            run.load(settings, self.path)
+            with job.together():
+                cell = cell_of(settings, [""] * job.size)
+            run.load(settings, self.path, cell)
             if job.speaks:
                 with claiming(str(settings.run)):
                     for folder in (home, Path(str(settings.run))):

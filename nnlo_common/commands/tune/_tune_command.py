@@ -190,7 +190,7 @@ class SearchRun(RankCommand):
             search = request.search
             self.figure = figure_of(search.objective, search.maximize, loaded.module, training.metrics)
             if self.layout.cell_size > 1:
-                check_exchanges(plan, settings.cell(self.layout.cell_size))
+                check_exchanges(plan, settings.cell([""] * self.layout.cell_size))
         finally:
             training.close()
         self._name = loaded.name
