@@ -6,26 +6,21 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from nnlo_common.base._errors import DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.protocol import (
     Action,
     Activity,
-    Compute,
     Lost,
     Message,
     Received,
     Release,
     Send,
     Server,
-    Wait,
     Worker,
-    decode,
-    encode,
 )
 from nnlo_common.testing._schedules import ByTime, PendingRequest, RoundRobin, Schedule
+from nnlo_common.testing._virtual_steps import advance, bytes_of, carried, pending
 
 __all__ = ["VirtualCluster"]
 
@@ -113,21 +108,14 @@ class VirtualCluster:
                 self._drop(rank)
             self._advance(rank)
         while True:
-            waiting = self._waiting()
+            waiting = pending(self._channels)
             chosen = self._schedule.choose(waiting) if waiting else None
             if chosen is None:
                 break
             self._serve(chosen)
-        if self._programs and not self._waiting():
+        if self._programs and not pending(self._channels):
             rank = min(self._programs)
             raise PeerLostError(rank, "waits for a reply that no server will send: the protocol hangs")
-
-    def _waiting(self) -> list[PendingRequest]:
-        return [
-            PendingRequest(shard, worker, channel[0][1].message.kind, channel[0][0])
-            for (shard, worker), channel in sorted(self._channels.items())
-            if channel
-        ]
 
     def _serve(self, chosen: PendingRequest) -> None:
         shard, rank = chosen.shard, chosen.worker
@@ -136,8 +124,7 @@ class VirtualCluster:
         self._handled[rank] += 1
         if isinstance(self._schedule, ByTime):
             start_s = max(chosen.arrival_s, self._free_s[shard])
-            size = 0 if event.message.vector is None else event.message.vector.nbytes
-            self._free_s[shard] = start_s + self._schedule.serve_s(size)
+            self._free_s[shard] = start_s + self._schedule.serve_s(bytes_of(event.message))
             self.now_s = max(self.now_s, self._free_s[shard])
         self._perform_server(shard, self.servers[shard].handle(event))
         if self._losses.get(rank) == self._handled[rank]:
@@ -172,16 +159,7 @@ class VirtualCluster:
             self._advance(rank)
 
     def _advance(self, rank: int) -> None:
-        """Run a worker's program until it waits for a reply that has not arrived."""
-        for action in self._programs[rank]:
-            if isinstance(action, Wait):
-                return
-            if isinstance(action, Compute):
-                if isinstance(self._schedule, ByTime):
-                    self._clock_s[rank] += self._schedule.compute_s(rank)
-                continue
-            self._perform_worker(rank, [action])
-        del self._programs[rank]
+        advance(self._programs, rank, self._schedule, self._clock_s, self._perform_worker)
 
     def _perform_worker(self, rank: int, actions: Sequence[Action]) -> None:
         if self._check:
@@ -210,20 +188,13 @@ class VirtualCluster:
             self._perform_server(server.shard, server.drop(rank, 0.0))
 
     def _carried(self, message: Message) -> Received:
-        """Copy a message, header and vector, into the receiver's memory, as a transport does."""
         size = self.servers[message.shard].rule.center.size
         frames = self._frames[size]
-        frame = frames.pop() if frames else Frame(size)
-        if message.vector is not None:
-            np.copyto(frame.vector, message.vector)
-        return Received(decode(frame, encode(message, frame)), frame)
+        return carried(message, frames.pop() if frames else Frame(size))
 
     def _free(self, frame: Frame) -> None:
         self._frames[frame.vector.size].append(frame)
 
     def _travel_s(self, event: Received) -> float:
-        if not isinstance(self._schedule, ByTime):
-            return 0.0
-        return self._schedule.communicate_s(
-            0 if event.message.vector is None else event.message.vector.nbytes
-        )
+        size, schedule = bytes_of(event.message), self._schedule
+        return schedule.communicate_s(size) if isinstance(schedule, ByTime) else 0.0

@@ -14,21 +14,17 @@ from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.protocol import (
     Action,
     Activity,
-    Compute,
     Lost,
-    Message,
     Received,
     Send,
     Server,
     Shard,
     ShardClient,
     SubServer,
-    Wait,
     Worker,
-    decode,
-    encode,
 )
 from nnlo_common.testing._schedules import ByTime, Interleaved, PendingRequest, Schedule
+from nnlo_common.testing._virtual_steps import advance, bytes_of, carried, pending
 
 __all__ = ["VirtualTree", "tree_machines"]
 
@@ -141,7 +137,7 @@ class VirtualTree:
         self._go_on(lambda: False)
 
     def _go_on(self, until: Callable[[], bool]) -> None:
-        while waiting := self._waiting():
+        while waiting := pending(self._channels):
             if until():
                 return
             chosen = self._schedule.choose(waiting)
@@ -151,25 +147,18 @@ class VirtualTree:
         if self._programs:
             raise PeerLostError(min(self._programs), "waits for a reply that no server will send")
 
-    def _waiting(self) -> list[PendingRequest]:
-        return [
-            PendingRequest(to, sender, channel[0][1].message.kind, channel[0][0])
-            for (to, sender), channel in sorted(self._channels.items())
-            if channel
-        ]
-
     def _serve(self, chosen: PendingRequest) -> None:
         rank, sender = chosen.shard, chosen.worker
         at_s, event, landed = self._channels[rank, sender].popleft()
         if isinstance(self._schedule, ByTime) and not landed:
             # Links are taken in the order of sending, and servers in that of arrival.
-            at_s = self._arrives_s(sender, rank, _bytes_of(event.message), at_s)
+            at_s = self._arrives_s(sender, rank, bytes_of(event.message), at_s)
             self._channels[rank, sender].appendleft((at_s, event, True))
             return
         self.trace.append((rank, sender))
         if isinstance(self._schedule, ByTime):
             start_s = max(at_s, self._clock_s[rank])
-            self._clock_s[rank] = start_s + self._schedule.serve_s(_bytes_of(event.message))
+            self._clock_s[rank] = start_s + self._schedule.serve_s(bytes_of(event.message))
             self.now_s = max(self.now_s, self._clock_s[rank])
         self._perform(rank, self.machines[rank].handle(event))
         if self._losses.get(sender) == sum(one == sender for _, one in self.trace):
@@ -183,16 +172,7 @@ class VirtualTree:
         self._perform(sub, self.machines[sub].handle(Lost(rank)))
 
     def _advance(self, rank: int) -> None:
-        """Run a worker's program until it waits for a reply that has not arrived."""
-        for action in self._programs[rank]:
-            if isinstance(action, Wait):
-                return
-            if isinstance(action, Compute):
-                if isinstance(self._schedule, ByTime):
-                    self._clock_s[rank] += self._schedule.compute_s(rank)
-                continue
-            self._perform(rank, [action])
-        del self._programs[rank]
+        advance(self._programs, rank, self._schedule, self._clock_s, self._perform)
 
     def _perform(self, rank: int, actions: Sequence[Action]) -> None:
         if self._check and rank in self.machines:
@@ -202,27 +182,16 @@ class VirtualTree:
                 self._send(rank, action)
 
     def _send(self, sender: int, action: Send) -> None:
-        to, event = action.rank, self._carried(action.message)
+        to, event = action.rank, carried(action.message, Frame(self._size))
         sent_s = self._clock_s[sender]
         if to in self.machines:
             self._channels[to, sender].append((sent_s, event, False))
         elif to in self.workers:
-            arrival_s = self._arrives_s(sender, to, _bytes_of(event.message), sent_s)
+            arrival_s = self._arrives_s(sender, to, bytes_of(event.message), sent_s)
             self._clock_s[to] = max(self._clock_s[to], arrival_s)
             self._perform(to, self.workers[to].deliver(event))
             if to in self._programs:
                 self._advance(to)
 
-    def _carried(self, message: Message) -> Received:
-        """Copy a message, header and vector, into the receiver's memory, as a transport does."""
-        frame = Frame(self._size)
-        if message.vector is not None:
-            np.copyto(frame.vector, message.vector)
-        return Received(decode(frame, encode(message, frame)), frame)
-
     def _travelled_s(self, source: int, to: int, size: int, sent_s: float) -> float:  # noqa: ARG002
         return sent_s + self._schedule.communicate_s(size) if isinstance(self._schedule, ByTime) else 0.0
-
-
-def _bytes_of(message: Message) -> int:
-    return 0 if message.vector is None else message.vector.nbytes

@@ -89,7 +89,7 @@ class AllReduce:
             ConfigurationError: it cannot be had.
         """
         reason = ""
-        reducer: Reducer = MPIReducer(group)
+        reducer: Reducer | None = None
         if self.name == "shared" or (self.name == "auto" and one_host):
             try:
                 reducer = SharedReducer(group)
@@ -97,6 +97,7 @@ class AllReduce:
                 reason = f", because {error}"
         elif self.name in self.makers:
             reducer = self.makers[self.name](group)
+        reducer = MPIReducer(group) if reducer is None else reducer
         if group.index == 0:
             _LOG.log(
                 logging.WARNING if reason and self.name != "auto" else logging.INFO,

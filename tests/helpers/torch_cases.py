@@ -67,3 +67,24 @@ def same(first, second):
 
 def values(model):
     return [param.detach().clone() for param in model.parameters()]
+
+
+def trained_epoch(batches, optimizer, backward, stop=None, before_step=lambda seen: None):
+    """The samples of an epoch, with a step for each batch, up to so many batches.
+
+    Args:
+        batches: those of this rank.
+        optimizer: the wrapper.
+        backward: makes the gradient of a batch, and returns its samples.
+        stop: the number of batches; None: all.
+        before_step: called with the samples so far.
+    """
+    seen = []
+    for count, batch in enumerate(batches, 1):
+        optimizer.zero_grad()
+        seen += backward(batch)
+        before_step(seen)
+        optimizer.step()
+        if count == stop:
+            break
+    return seen

@@ -54,19 +54,16 @@ def begun(world, servers=1, group_size=2, name="Downpour"):
     return getattr(nt, name)(plain, model=model, world=world, servers=servers, group_size=group_size)
 
 
-def trained(loader, optimizer, stop=None, before_step=lambda seen: None):
-    """The samples of an epoch, with a step for each batch; up to so many batches."""
-    seen, inputs = [], cases.data()[0]
-    for count, batch in enumerate(loader, 1):
+def trained(loader, optimizer, stop=None, **options):
+    """The samples of an epoch, with a step for each batch."""
+    inputs = cases.data()[0]
+
+    def backward(batch):
         rows = batch if isinstance(batch, torch.Tensor) else batch[0]
-        seen += rows.tolist()
-        optimizer.zero_grad()
         optimizer._model(inputs[rows]).square().mean().backward()
-        before_step(seen)
-        optimizer.step()
-        if count == stop:
-            break
-    return seen
+        return rows.tolist()
+
+    return cases.trained_epoch(loader, optimizer, backward, stop, **options)
 
 
 def check(shares, k, size=SIZE):

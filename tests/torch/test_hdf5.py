@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 import nnlo_torch as nt  # noqa: E402
 from tests.helpers.jobs import mpiexec  # noqa: E402
 from tests.helpers.threads import no_new_threads, on_ranks  # noqa: E402
+from tests.helpers.torch_cases import trained_epoch  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
@@ -233,18 +234,15 @@ def test_all_ranks_evaluate_each_sample_once(files):
 # -- leases ------------------------------------------------------------------------------------------
 
 
-def trained(batches, optimizer, stop=None, before_step=lambda seen: None):
-    """The samples of an epoch, with a step for each batch; up to so many batches."""
-    seen = []
-    for count, (x, y) in enumerate(batches, 1):
-        optimizer.zero_grad()
+def trained(batches, optimizer, stop=None, **options):
+    """The samples of an epoch, with a step for each batch."""
+
+    def backward(batch):
+        x, y = batch
         optimizer._model(x).sum().backward()
-        seen += check(x, y)
-        before_step(seen)
-        optimizer.step()
-        if count == stop:
-            break
-    return seen
+        return check(x, y)
+
+    return trained_epoch(batches, optimizer, backward, stop, **options)
 
 
 def test_a_slow_worker_gets_less_and_nothing_is_lost(files):
