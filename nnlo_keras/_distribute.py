@@ -273,7 +273,7 @@ class Distribute(keras.callbacks.Callback):
         if team.member.group is None:
             self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
         else:
-            grouped = GroupExchanges(team, weights, wrappers[0], rates, sizes=sizes, model=self.model)
+            grouped = GroupExchanges(team, weights, wrappers, rates, sizes=sizes, model=self.model)
             self._exchanges = grouped
             self._restore += grouped.take_over(container, self)
         if self._statistics is not None:
@@ -315,7 +315,7 @@ class Distribute(keras.callbacks.Callback):
             buffers=self._statistics,
             options=RateOption(wrappers),
             center_optimizer=lambda place: KerasCenterOptimizer(wrappers, weights, place),
-            local_step=local_step_of(first, weights) if grouped else None,
+            local_step=local_step_of(wrappers, weights) if grouped else None,
             moved_outside=not grouped and (local or first.moves_locally),  # within the training step
             given_sums=not grouped and not local,
             servers=first.servers,

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.optimizers import LossScaleOptimizer
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import GroupRank, Session, Vector, mixins, speaks
@@ -18,6 +19,7 @@ from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callback_lists import last_of
 from nnlo_keras._callbacks._rank_callback import numbers
 from nnlo_keras._exchanges import Exchanges
+from nnlo_keras._model_optimizers import optimizers_of
 from nnlo_keras._rates import Rates
 from nnlo_keras._weights import KerasCenterOptimizer, Statistics, Weights
 from nnlo_keras._wrapper import Wrapper
@@ -37,8 +39,12 @@ def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper]) -> None:
     """
     name, found = type(wrappers[0]).__name__, ""
     steps = BatchSizes.of(model, steps_matter=False).per_execution
-    if len(wrappers) > 1:
-        found = f"this model has {len(wrappers)} wrapped optimizers, but a training in groups can have one"
+    scaled = [one for one in optimizers_of(model).values() if isinstance(one, LossScaleOptimizer)]
+    if len(wrappers) > 1 and scaled:
+        found = (
+            f"this model has {len(wrappers)} wrapped optimizers with a LossScaleOptimizer around them, but "
+            "the ranks of a group agree on one scale; use mixed_bfloat16, which needs none"
+        )
     elif steps > 1:
         found = (
             f"compile() was given steps_per_execution={steps}, but the mean over the group is made after "
@@ -53,31 +59,36 @@ def refuse_in_groups(model: Any, wrappers: Sequence[Wrapper]) -> None:
         raise error
 
 
-def local_step_of(wrapper: Wrapper, weights: Weights) -> Callable[[], object] | None:
+def local_step_of(wrappers: Sequence[Wrapper], weights: Weights) -> Callable[[], object] | None:
     """Return what moves a rank's weights with the group's mean gradient; None: only exchanges move them."""
-    whole = slice(0, weights.layout.size)
-    if wrapper.steps_workers:
-        mine = KerasCenterOptimizer([wrapper], weights, whole)
+    whole, first = slice(0, weights.layout.size), wrappers[0]  # all are of one kind
+    if first.steps_workers:
+        mine = KerasCenterOptimizer(wrappers, weights, whole)
         return lambda: mine.step(weights.parameters.vector, weights.gradient.vector)
-    if wrapper.local_optimizer is not None:
-        local = KerasCenterOptimizer([wrapper], weights, whole, [wrapper.local_optimizer])
-        return lambda: local.step(weights.parameters.vector, _unscaled(wrapper, weights))
-    return (lambda: _descend(wrapper, weights)) if wrapper.local_rate else None
+    if first.local_optimizer is not None:
+        local = KerasCenterOptimizer(wrappers, weights, whole, [one.local_optimizer for one in wrappers])
+        return lambda: local.step(weights.parameters.vector, _unscaled(wrappers, weights))
+    return (lambda: _descend(wrappers, weights)) if first.local_rate else None
 
 
-def _unscaled(wrapper: Wrapper, weights: Weights) -> Vector:
-    """Return the gradient without a loss scale, which the centre's optimizer takes out of its own."""
-    gradient, scale = weights.gradient.vector, wrapper.loss_scale_factor
-    unscaled: Vector = gradient / np.float32(scale) if scale else gradient
-    return unscaled
+def _unscaled(wrappers: Sequence[Wrapper], weights: Weights) -> Vector:
+    """Return the gradient without loss scales, which the centre's optimizers take out of their own."""
+    gradient = weights.gradient.vector
+    if any(wrapper.loss_scale_factor for wrapper in wrappers):
+        gradient = gradient.copy()
+        for wrapper, place in zip(wrappers, weights.places, strict=True):
+            gradient[place] /= np.float32(wrapper.loss_scale_factor or 1)
+    return gradient
 
 
-def _descend(wrapper: Wrapper, weights: Weights) -> None:
+def _descend(wrappers: Sequence[Wrapper], weights: Weights) -> None:
     """Make a step of plain SGD."""
-    rate = wrapper.current_rate if wrapper.local_rate == mixins.AS_YOURS else wrapper.local_rate
-    gradient, parameters = _unscaled(wrapper, weights), weights.parameters.vector
-    for segment in weights.layout.segments:  # not the marks between them
-        parameters[segment.place] -= np.float32(rate) * gradient[segment.place]
+    gradient, parameters = _unscaled(wrappers, weights), weights.parameters.vector
+    for wrapper, owned in zip(wrappers, weights.places, strict=True):
+        rate = wrapper.current_rate if wrapper.local_rate == mixins.AS_YOURS else wrapper.local_rate
+        for index in weights.layout.inside(owned):  # not the marks between them
+            place = weights.layout.segments[index].place
+            parameters[place] -= np.float32(rate) * gradient[place]
     weights.publish()
 
 
@@ -87,7 +98,7 @@ class GroupExchanges(Exchanges):
     Args:
         team: this rank's session.
         weights: the model's weights.
-        wrapper: the wrapped optimizer.
+        wrappers: the wrapped optimizers; all of one kind, with the same options.
         rates: receives the learning rates that the server sends.
         sizes: the batch sizes.
         model: the model.
@@ -97,19 +108,19 @@ class GroupExchanges(Exchanges):
         self,
         team: Session,
         weights: Weights,
-        wrapper: Wrapper,
+        wrappers: Sequence[Wrapper],
         rates: Rates,
         *,
         sizes: BatchSizes,
         model: Any,
     ) -> None:
-        super().__init__(team, weights, [wrapper], rates, sizes, undisturbed=False)
+        super().__init__(team, weights, wrappers, rates, sizes, undisturbed=False)
         assert team.member.group is not None  # callers check it
         self._group: GroupRank = team.member.group
-        self._wrapper, self._model = wrapper, model
+        self._steps_workers, self._model = wrappers[0].steps_workers, model
         self._marks = weights.gradient.layout.marks()
         # The policy mixed_float16 puts it around the wrapper.
-        scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        scales = isinstance(model.optimizer, LossScaleOptimizer)
         self._scaler: Any = model.optimizer if scales else None
         self._runs_together = team.member.servers == 0
         # `_weight` is the number of samples of this epoch, which checkpoints keep.
@@ -133,7 +144,7 @@ class GroupExchanges(Exchanges):
     def begin_batch(self) -> None:
         """Record the weights before the first batch of an epoch."""
         if self.in_epoch == 0:
-            if self._wrapper.steps_workers:
+            if self._steps_workers:
                 self._weights.absorb_changes()
             self._before = self._weights.parameters.vector.copy()
 
@@ -156,7 +167,7 @@ class GroupExchanges(Exchanges):
         self._weight += samples
         if self._scaler is not None and self._overflown():
             return
-        if self._wrapper.steps_workers:
+        if self._steps_workers:
             self._weights.absorb_changes()  # by other callbacks
             self._weights.collect()
             self._make_mean(samples)
@@ -164,7 +175,8 @@ class GroupExchanges(Exchanges):
         self._weights.clear()
         if self._counts_here:
             self._weights.synchronise()
-            self._wrapper.inner_optimizer.iterations.assign_add(1)
+            for one in self._wrappers:
+                one.inner_optimizer.iterations.assign_add(1)
         self._rates.receive()
 
     def _overflown(self) -> bool:
@@ -183,14 +195,15 @@ class GroupExchanges(Exchanges):
         return True
 
     def agree(self) -> None:
-        """Stop together if a callback on any rank of the group has stopped, with the lead's learning rate."""
-        rate = self._wrapper.rate_set or 0.0
-        stop, leads = self._group.agree(stop=bool(self._model.stop_training), rate=rate)
-        if stop:
-            self._model.stop_training = True
-        if leads and leads != rate:
-            self._weights.synchronise()
-            self._wrapper.learning_rate = leads
+        """Stop together if a callback on any rank of the group has stopped; take the lead's rates."""
+        for wrapper in self._wrappers:
+            rate = wrapper.rate_set or 0.0
+            stop, leads = self._group.agree(stop=bool(self._model.stop_training), rate=rate)
+            if stop:
+                self._model.stop_training = True
+            if leads and leads != rate:
+                self._weights.synchronise()
+                wrapper.learning_rate = leads
 
     def end_epoch(self, epoch: int, logs: Any, *, last: bool) -> None:
         """End the epoch together with the group; a second call does nothing."""
@@ -232,19 +245,19 @@ class GroupExchanges(Exchanges):
     @property
     def _counts_here(self) -> bool:
         """Whether nothing steps the optimizer, so that this worker's batches count for its schedule."""
-        return not self._wrapper.steps_workers and self._wrapper.algorithm.optimizer_runs == "nowhere"
+        return not self._steps_workers and self._wrappers[0].algorithm.optimizer_runs == "nowhere"
 
     def _make_mean(self, samples: float) -> None:
         """Replace the gradient of this rank's batch by the mean over the group."""
         if self._weights.twice():
             raise ConfigurationError(
-                "the optimizer was applied more than once in a batch, but a group of ranks makes one step "
+                "an optimizer was applied more than once in a batch, but a group of ranks makes one step "
                 "for each batch; apply it once, or leave group_size and servers=0 out"
             )
         gradient = self._weights.gradient.vector
         self._group.mean(gradient, samples, self._team.report().samples + 1)
-        if self._counts_here:  # nothing else applies the learning rate
-            gradient *= np.float32(self._wrapper.current_rate)
+        if self._counts_here:
+            self._change_gradient()
 
     def _refuse_changes(self, before: Vector) -> None:
         """Refuse a training step that changes weights itself: the group's step comes after it."""

@@ -17,6 +17,7 @@ from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_common.data import share  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
+from tests.programs import keras_gan  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -780,19 +781,46 @@ def test_ranks_with_different_numbers_of_batches_are_named():
         on_ranks(2, program)
 
 
-def test_several_optimizers_are_refused():
-    start = start_of()
+def trained_pair(optimizers, world=None, batch_size=BATCH, **layout):
+    """Train two models in one step, each with an optimizer; all weights."""
+    x, y = X[:52, :2], X[:52, 2:3]
+    model = keras_gan.Pair()
+    if world is not None:
+        x, y = nk.shard(x, y, world=world, **layout)
+    model.compile(optimizers)
+    callbacks = [] if world is None else [nk.Distribute(world=world)]
+    model.fit(x, y, batch_size=batch_size, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=callbacks)
+    return np.concatenate([np.ravel(one) for one in keras_gan.weights(model)])
 
+
+@pytest.mark.skipif(BACKEND == "jax", reason="fit() on JAX knows one optimizer")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Synchronous", {"servers": 0}), ("Downpour", {"local": 0.05}), ("GEM", {}), ("EASGD", {"every": 2})],
+)
+def test_several_optimizers_step_as_with_the_large_batch(name, options):
+    servers = options.get("servers", 1)
+    layout = {"servers": servers, "group_size": 2}
+
+    def pair(**given):
+        momentum = 0.9 if name == "GEM" else 0.0
+        return [getattr(nk, name)(o.SGD(rate, momentum=momentum), **given) for rate in (0.1, 0.03)]
+
+    found = on_ranks(servers + 2, lambda w: trained_pair(pair(**{**options, **layout}), w, **layout))
+    if servers:
+        _, expected = on_ranks(2, lambda w: trained_pair(pair(**options), w, 2 * BATCH))
+    else:
+        expected = trained_pair([o.SGD(0.1), o.SGD(0.03)], batch_size=2 * BATCH)
+    assert np.allclose(found[-1], expected, **CLOSE)
+    assert np.array_equal(found[-1], found[-2])
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="fit() on JAX knows one optimizer")
+def test_several_optimizers_with_scales_are_refused():
     def program(world):
-        model = cases.dense()
-        model.set_weights(start)
-        model.other = wrapped(servers=0)
-        model.other.build(model.trainable_variables[2:])
-        mine = wrapped(servers=0)
-        mine.build(model.trainable_variables[:2])
-        trained(model, mine, (X, Y), [nk.Distribute(world=world)])
+        trained_pair([o.LossScaleOptimizer(wrapped(servers=0)), wrapped(servers=0)], world, servers=0)
 
-    with pytest.raises(ConfigurationError, match=r"2 wrapped optimizers, but a training in groups|on JAX"):
+    with pytest.raises(ConfigurationError, match=r"2 wrapped optimizers with a LossScaleOptimizer"):
         on_ranks(2, program)
 
 

@@ -49,17 +49,22 @@ def trained(backend, folder, size, servers, group_size, *names):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_server_ranks_make_the_steps_of_one_process_with_the_large_batch(backend, tmp_path):
-    found = trained(backend, tmp_path, 2, 0, 2, "Synchronous")["Synchronous"]
-    assert set(found) == {"lead", "worker-0-member-1"}
+    """Whichever way the gradients are added up."""
+    ranks, ways = 3, ("mpi", "shared")
+    found = trained(backend, tmp_path, ranks, 0, ranks, *(f"Synchronous-{way}" for way in ways))
     inputs, targets = program.data()
-    rows = program.SIZE // 2 * 2
+    rows = program.SIZE // ranks * ranks
     optimizer = keras.optimizers.Adam(0.01)
-    vector, history = program.train(optimizer, (inputs[:rows], targets[:rows]), 2 * program.BATCH)
-    for one in found.values():
-        assert np.array_equal(one["vector"], found["lead"]["vector"])
-        assert np.allclose(one["vector"], vector, rtol=1e-4, atol=2e-6)
-        for name, values in history.items():
-            assert np.allclose(one[name], values, rtol=1e-4)
+    vector, history = program.train(optimizer, (inputs[:rows], targets[:rows]), ranks * program.BATCH)
+    for way in ways:
+        members = found[f"Synchronous-{way}"]
+        assert set(members) == {"lead", "worker-0-member-1", "worker-0-member-2"}
+        for one in members.values():
+            assert one["way"] == way
+            assert np.array_equal(one["vector"], members["lead"]["vector"])
+            assert np.allclose(one["vector"], vector, rtol=1e-4, atol=2e-6)
+            for name, values in history.items():
+                assert np.allclose(one[name], values, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -46,9 +46,18 @@ def train(optimizer, given, batch_size, callbacks=()):
 if __name__ == "__main__":
     folder, servers, group_size, *names = sys.argv[1:]
     ranks = {"servers": int(servers), "group_size": int(group_size)}
-    for name in names:
-        distribute = nk.Distribute()
-        optimizer = getattr(nk, name)(keras.optimizers.Adam(0.01), **ranks)
-        vector, history = train(optimizer, nk.shard(*data(), **ranks), BATCH, [distribute])
+    for name in names:  # of a wrapper, and perhaps of the way to add up gradients
+        wrapper, _, all_reduce = name.partition("-")
+        distribute, ways = nk.Distribute(), []
+
+        def note(epoch, logs, distribute=distribute, ways=ways):
+            group = distribute.team.member.group
+            ways.append("none" if group is None else group.reducer.name)
+
+        noting = keras.callbacks.LambdaCallback(on_epoch_begin=note)
+        optimizer = getattr(nk, wrapper)(
+            keras.optimizers.Adam(0.01), **ranks, all_reduce=all_reduce or "auto"
+        )
+        vector, history = train(optimizer, nk.shard(*data(), **ranks), BATCH, [distribute, noting])
         role = distribute.role.replace(" ", "-").replace(",", "")
-        np.savez(Path(folder) / f"{name}.{role}.npz", vector=vector, **history)
+        np.savez(Path(folder) / f"{name}.{role}.npz", vector=vector, way=ways[0], **history)
