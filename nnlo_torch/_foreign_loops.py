@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nnlo_common.plugin import speaks
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._joint import collective
 from nnlo_torch._sampler import ShardSampler
@@ -16,9 +17,13 @@ __all__ = [
     "EpochBatches",
     "EpochServer",
     "center_tells",
+    "leads",
     "most",
     "options_of",
+    "refuse_layout",
+    "share_buffers",
     "sharded",
+    "stop_together",
 ]
 
 
@@ -109,9 +114,46 @@ def sharded(
     return loader if own is not None else rebuilt(loader, sampler)
 
 
+def refuse_layout(wrapper: Wrapper, package: str) -> None:
+    """Refuse several servers: one rank has to validate and save the whole model.
+
+    Args:
+        wrapper: that of this training.
+        package: that has the loop, for the message.
+    """
+    if wrapper._team is None:
+        return
+    member = wrapper._team.member
+    if member.sub_servers or member.servers > 1:
+        name = "sub_servers" if member.sub_servers else "servers"
+        raise collective(
+            f"{package} needs one rank that validates and saves, but {name}={getattr(member, name)}; leave "
+            f"{name}= out, or use servers=0"
+        )
+
+
+def leads(wrapper: Wrapper) -> bool:
+    """Return whether this rank validates and saves: the server, or without one the first rank."""
+    return speaks(wrapper.role)
+
+
+def share_buffers(wrapper: Wrapper) -> None:
+    """Without a server: give all ranks the averaged buffers, at the end of an epoch (collective)."""
+    team = wrapper._team
+    if team is not None and not team.member.servers:
+        team.end_epoch()
+        team.take_buffers()
+
+
+def stop_together(wrapper: Wrapper, *, stop: bool) -> bool:
+    """Return whether a rank of this one's group is to stop; all of a group call it after each batch."""
+    group = None if wrapper._team is None else wrapper._team.member.group
+    return stop if group is None else group.agree(stop=stop, rate=0)[0]
+
+
 def center_tells(wrapper: Wrapper, values: Mapping[str, float]) -> dict[str, float]:
-    """Give all ranks the numbers of the rank whose model is the centre (collective)."""
-    return wrapper.mean(values, 1.0) if wrapper.serves else wrapper.mean({}, 0.0)
+    """Give all ranks the numbers of the rank that validates (collective)."""
+    return wrapper.mean(values, 1.0) if leads(wrapper) else wrapper.mean({}, 0.0)
 
 
 def most(wrapper: Wrapper, values: Mapping[str, float], *, of_all: bool = False) -> dict[str, float]:

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from nnlo_common.plugin import warn
-from nnlo_torch._foreign_loops import most, options_of
+from nnlo_torch._foreign_loops import leads, most, options_of, share_buffers, stop_together
 from nnlo_torch.huggingface._compat import add_loss, total_loss
 
 __all__ = ["Agree", "CatchUp"]
@@ -36,11 +36,14 @@ class CatchUp(transformers.TrainerCallback):
             control.should_training_stop = False  # the loop took an epoch without a batch for the end of data
         counts = most(wrapper, {"steps": state.global_step - self._steps, "epoch": state.epoch or 0})
         steps = round(counts["steps"])
-        own = {} if wrapper.serves else {"loss": total_loss(trainer) - self._loss}
-        loss = wrapper.mean(own, 0.0 if wrapper.serves else 1.0)["loss"]
+        own = total_loss(trainer) - self._loss  # 0 on a server
+        brought = {} if wrapper.serves else {"loss": own}
+        loss = wrapper.mean(brought, 0.0 if wrapper.serves else 1.0)["loss"]
+        share_buffers(wrapper)
         state.global_step, state.epoch = self._steps + steps, counts["epoch"]
+        if leads(wrapper):
+            add_loss(trainer, loss - own)
         if wrapper.serves:
-            add_loss(trainer, loss)
             control.should_log = True
             schedule = trainer.lr_scheduler
             if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -74,6 +77,8 @@ class Agree(transformers.TrainerCallback):
                     "several ranks: within it each worker is at another step"
                 )
         control.should_evaluate = control.should_save = False
+        stop = bool(control.should_training_stop)
+        control.should_training_stop = stop_together(self._trainer.wrapper, stop=stop)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Evaluate, save and stop if one rank is to."""

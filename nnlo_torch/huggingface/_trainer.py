@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import center_tells, most
+from nnlo_torch._foreign_loops import center_tells, leads, most, refuse_layout
 from nnlo_torch._joint import collective
 from nnlo_torch._participation import leave_with_center
 from nnlo_torch._sampler import ShardSampler
@@ -24,8 +24,9 @@ __all__ = ["Trainer", "TrainerMixin"]
 class TrainerMixin(LoopHooks):
     """Makes any Trainer one rank's part of a training: `class T(TrainerMixin, Seq2SeqTrainer)`.
 
-    Rank 0 serves: it gets no batch, evaluates the centre alone, saves and logs. All ranks get its scores, so
-    callbacks decide alike. In a process alone nothing changes but the optimizer's wrapper.
+    Rank 0 serves: it gets no batch, evaluates the centre alone, saves and logs. With servers=0 it trains like
+    the others, and does that, too. All ranks get its scores, so callbacks decide alike. In a process alone
+    nothing changes but the optimizer's wrapper.
 
     Args:
         arguments: those of the Trainer.
@@ -70,14 +71,8 @@ class TrainerMixin(LoopHooks):
                 f"the Trainer's optimizer, a {type(own.optimizer).__name__}, is not wrapped; pass e.g. "
                 "wrap=nnlo_torch.Downpour"
             )
-        if found is not None and found.group_size > 1:
-            raise collective(
-                "nnlo_torch.huggingface cannot train in groups yet; leave servers=0 and group_size= out"
-            )
-        if found is not None and found.share[1] != max(1, found.size - 1):
-            raise collective(
-                "nnlo_torch.huggingface needs one server, which evaluates and saves; leave servers= out"
-            )
+        if found is not None:
+            refuse_layout(found, "nnlo_torch.huggingface")
         self.wrapper = found if self.several else None
         if self.wrapper is not None and self.wrapper.serves:
             silence_empty_epochs()
@@ -114,12 +109,12 @@ class TrainerMixin(LoopHooks):
         )  # fmt: skip
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluate the centre; in a training on the server only, and all ranks return its scores."""
+        """Evaluate the centre; in a training on rank 0 only, and all ranks return its scores."""
         own: Any = self
         wrapper = self.wrapper
         if wrapper is None or not own.is_in_train:
             return super().evaluate(*arguments, **options)  # type: ignore[misc]
-        if not wrapper.serves:
+        if not leads(wrapper):
             scores = center_tells(wrapper, {})
             own.control = own.callback_handler.on_evaluate(own.args, own.state, own.control, scores)
             return scores
@@ -133,7 +128,7 @@ class TrainerMixin(LoopHooks):
 
     def before_saving(self) -> bool:
         """Return whether this rank saves: the one with the centre."""
-        return self.wrapper is None or self.wrapper.serves
+        return self.wrapper is None or leads(self.wrapper)
 
     def after_saving(self) -> None:
         """Wait for the files, and note the best checkpoint on workers, too."""
@@ -141,7 +136,7 @@ class TrainerMixin(LoopHooks):
             return
         self.wrapper.mean({}, 0.0)
         state: Any = self.state  # type: ignore[attr-defined]
-        if not self.wrapper.serves and state.best_global_step:
+        if not leads(self.wrapper) and state.best_global_step:
             folder = Path(self.args.output_dir) / f"checkpoint-{state.best_global_step}"  # type: ignore[attr-defined]
             if folder.exists():
                 state.best_model_checkpoint = str(folder)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 
-from nnlo_torch._foreign_loops import center_tells, most, options_of
+from nnlo_torch._foreign_loops import center_tells, leads, most, options_of, share_buffers, stop_together
 from nnlo_torch._joint import collective
 from nnlo_torch._participation import leave_with_center
 from nnlo_torch.lightning._compat import count_logged_steps, epoch_means
@@ -26,17 +26,20 @@ class Serve(Callback):
 
     def __init__(self, strategy: Any) -> None:
         self._strategy, self._wrapper = strategy, strategy.wrapper
-        self._validated = False
+        self._validated, self._leads = False, leads(self._wrapper)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse several loaders, and leave validation to the server."""
+        """Refuse several loaders, and leave validation to the end of the epoch, on one rank."""
         if isinstance(trainer.train_dataloader, dict | list | tuple):
             raise collective(
                 f"{len(trainer.train_dataloader)} training loaders at once cannot be shared among workers; "
                 "make one loader of a data set that yields all parts of a batch"
             )
-        if not self._wrapper.serves:
-            trainer.fit_loop.epoch_loop.val_loop.run = list  # validates nothing
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        vars(loop).pop("run", None)  # of a training that failed
+        self._validate = loop.run
+        if not self._wrapper.serves:  # a server has no last batch, after which the loop would validate
+            loop.run = list
         self._mark(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -48,13 +51,14 @@ class Serve(Callback):
         self._strategy.together = True
         if not self._catch_up(trainer):
             return  # resumed at the end of an epoch, which no worker has trained
+        share_buffers(self._wrapper)
         self._average(pl_module, trainer)
         if not trainer.enable_validation or (trainer.current_epoch + 1) % trainer.check_val_every_n_epoch:
             return
         self._validated = False
-        if self._wrapper.serves:
+        if self._leads:
             trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.run()
+            self._validate()
             trainer.training = True
             if not self._validated:
                 self._tell(trainer)  # no batches, so `on_validation_end` was not called
@@ -71,6 +75,7 @@ class Serve(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave with the centre's weights on all ranks."""
+        vars(trainer.fit_loop.epoch_loop.val_loop).pop("run", None)
         leave_with_center(self._wrapper)
 
     # -- inside ---------------------------------------------------------------------------------------
@@ -123,10 +128,10 @@ class Serve(Callback):
         trainer.callback_metrics.keys()  # reading them keeps them, also while the validation has its own
 
     def _tell(self, trainer: Any) -> bool:
-        """Give all ranks the server's metrics; return whether it has validated."""
+        """Give all ranks the metrics of the one that validates; return whether it has validated."""
         own = {f"metric {name}": float(value) for name, value in trainer.callback_metrics.items()}
         told = center_tells(self._wrapper, own | {"validated": float(self._validated)})
-        if not self._wrapper.serves:
+        if not self._leads:
             device = self._strategy.root_device
             trainer.callback_metrics.update(
                 {
@@ -147,6 +152,10 @@ class StopTogether(Checkpoint):
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Stop with the others of this rank's group, which make equally many steps."""
+        trainer.should_stop = stop_together(self._strategy.wrapper, stop=bool(trainer.should_stop))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop with the others."""

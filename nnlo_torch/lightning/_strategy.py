@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import sharded
+from nnlo_common.plugin import launched, own_gpu
+from nnlo_torch._foreign_loops import leads, refuse_layout, sharded
 from nnlo_torch._joint import collective
 from nnlo_torch._wrapper import Wrapper, current
 from nnlo_torch.lightning._compat import with_sampler
@@ -27,11 +27,14 @@ class Strategy(SingleDeviceStrategy):
     """Strategy of Lightning's `Trainer` for nnlo; the same script runs with `python` and with `mpiexec`.
 
     Wrap the optimizer in `configure_optimizers`. Rank 0 serves: it gets no batch, and after each epoch
-    validates the centre alone, saves it and logs. All ranks get its numbers, so `EarlyStopping`,
-    `ModelCheckpoint` and plateau schedulers decide alike. In a process alone nothing changes.
+    validates the centre alone, saves it and logs. With servers=0 it trains like the others, and does that,
+    too. All ranks get its numbers, so `EarlyStopping`, `ModelCheckpoint` and plateau schedulers decide alike.
+    In a process alone nothing changes.
 
     Args:
-        device: this rank's device; None: the CPU, or this rank's CUDA device if the Trainer uses CUDA.
+        device: this rank's device; None: the CPU, or a CUDA device if the Trainer uses CUDA: ranks of a host
+            take them in turn, servers last.
+        servers: the number of servers, as of the wrapper.
         seed: seed of the order of samples, which differs between epochs; equal on all ranks.
         options: those of Lightning's `SingleDeviceStrategy`, e.g. a precision plugin.
 
@@ -41,12 +44,14 @@ class Strategy(SingleDeviceStrategy):
 
     strategy_name = "nnlo"
 
-    def __init__(self, device: torch.device | str | None = None, *, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, device: torch.device | str | None = None, *, servers: int = 1, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(device="cpu", **options)
         self._world, self._seed = launched(), seed
         self._device = None if device is None else torch.device(device)
         self._wrapper: Wrapper | None = None
-        self._setting_up = False
+        self._setting_up, self._gpu = False, 0
         self._added: tuple[Callback, ...] = ()
         #: Whether all ranks are at the end of an epoch, and may talk to each other.
         self.together = False
@@ -54,6 +59,7 @@ class Strategy(SingleDeviceStrategy):
             hosts = self._world.gather_text(self._world.host)
             self.global_rank = self._world.rank
             self.local_rank = hosts[: self.global_rank].count(self._world.host)
+            self._gpu = own_gpu(self._world, servers, server_gpu=True) or 0
             self.node_rank = list(dict.fromkeys(hosts)).index(self._world.host)
             rank_zero_only.rank = self.global_rank
 
@@ -67,8 +73,7 @@ class Strategy(SingleDeviceStrategy):
         """This rank's device."""
         if self._device is None:
             cuda = isinstance(self.accelerator, CUDAAccelerator)
-            number = self.local_rank % max(1, torch.cuda.device_count())
-            self._device = torch.device("cuda", number) if cuda else torch.device("cpu")
+            self._device = torch.device("cuda", self._gpu) if cuda else torch.device("cpu")
         return self._device
 
     @property
@@ -133,7 +138,7 @@ class Strategy(SingleDeviceStrategy):
         """Return the decision of the rank with the centre at the end of an epoch, else this rank's own."""
         if not self.together:
             return bool(super().reduce_boolean_decision(decision, all))
-        own = 1.0 if self.wrapper.serves else 0.0
+        own = float(leads(self.wrapper))
         return bool(self.wrapper.mean({"decision": float(decision)}, own)["decision"])
 
     def _wrapped(self) -> Wrapper:
@@ -143,13 +148,5 @@ class Strategy(SingleDeviceStrategy):
                 "several ranks every optimizer must be wrapped; return e.g. nnlo_torch.Downpour(...)"
             )
         wrapper: Wrapper = self.optimizers[0]
-        if wrapper.group_size > 1:
-            raise collective(
-                "nnlo_torch.lightning cannot train in groups yet; leave servers=0 and group_size= out"
-            )
-        if wrapper.share[1] != wrapper.size - 1:
-            raise collective(
-                f"nnlo_torch.lightning needs one server, which validates and saves, but servers="
-                f"{wrapper.size - wrapper.share[1]}; leave servers= out"
-            )
+        refuse_layout(wrapper, "nnlo_torch.lightning")
         return wrapper

@@ -52,9 +52,15 @@ class Small(lightning.LightningModule):
 
 
 def loaders(samples=98, **options):
-    return DataLoader(TensorDataset(*blobs(samples)), batch_size=8, shuffle=True, **options), DataLoader(
+    options = {"batch_size": 8, "shuffle": True, **options}
+    return DataLoader(TensorDataset(*blobs(samples)), **options), DataLoader(
         TensorDataset(*blobs(64, seed=1)), batch_size=32
     )
+
+
+def whole(ranks=1):
+    """Samples that 3 and 4 ranks divide, in order, in batches as large as those of so many ranks."""
+    return {"samples": 96, "shuffle": False, "batch_size": 8 * ranks}
 
 
 def fit(module, folder, *, validates=True, path=None, loading=None, more=(), **options):
@@ -99,24 +105,26 @@ def plateau(optimizer, _):
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
 
 
-def resumed(folder):
-    account, *_ = fit(Small(schedule=("step", decay)), folder, max_epochs=2)
-    again, own, _ = fit(Small(schedule=("step", decay)), folder, max_epochs=4, path=account["last"])
+def resumed(folder, **options):
+    account, *_ = fit(Small(schedule=("step", decay), **options), folder, max_epochs=2)
+    again, own, _ = fit(
+        Small(schedule=("step", decay), **options), folder, max_epochs=4, path=account["last"]
+    )
     return again, own
 
 
-def stopped_by_one(folder):
-    module = Small()
+def stopped_by_one(folder, **options):
+    module = Small(**options)
     world = launched()
     if world is not None and world.rank == 2:
         module.stops_at = (1, 0)
     return fit(module, folder, max_epochs=50)[:2]
 
 
-def twice(folder):
+def twice(folder, **options):
     """A trainer goes on after another training has ended in this process."""
-    fit(Small(), folder, max_epochs=1)
-    account, own, trainer = fit(Small(), folder, max_epochs=2)
+    fit(Small(**options), folder, max_epochs=1)
+    account, own, trainer = fit(Small(**options), folder, max_epochs=2)
     scores = trainer.validate(Small(), dataloaders=loaders()[1], ckpt_path=account["best"], verbose=False)
     return account | {"validated": scores[0]["val_loss"]}, own
 
@@ -142,6 +150,15 @@ CASES = {
     "processes": lambda folder: fit(Small(), folder, loading=PROCESSES)[:2],
     "rounds": lambda folder: fit(Small(nt.LocalSGD, every=3), folder)[:2],
     "elastic": lambda folder: fit(Small(nt.EASGD, every=2, beta=0.9), folder)[:2],
+    "groups": lambda folder: fit(Small(schedule=("step", decay), group_size=3), folder)[:2],
+    "whole_lead": lambda folder: fit(Small(servers=0), folder, loading=whole())[:2],
+    "whole_group": lambda folder: fit(Small(group_size=3), folder, loading=whole())[:2],
+    "alone_lead": lambda folder: fit(Small(), folder, loading=whole(4))[:2],
+    "alone_group": lambda folder: fit(Small(), folder, loading=whole(3))[:2],
+    "lead": lambda folder: fit(Small(schedule=("step", decay), servers=0), folder)[:2],
+    "lead_twice": lambda folder: twice(folder, servers=0),
+    "lead_stops": lambda folder: stopped_by_one(folder, servers=0),
+    "lead_resumed": lambda folder: resumed(folder, servers=0),
     "resumed": resumed,
     "stopped": stopped_by_one,
     "twice": twice,

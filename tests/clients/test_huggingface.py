@@ -19,9 +19,9 @@ PROGRAM = ROOT / "tests" / "clients" / "huggingface_ranks.py"
 CHANGED = f"transformers {transformers.__version__} has changed: mend nnlo_torch/huggingface/_compat.py"
 
 
-def accounts(*cases):
+def accounts(*cases, ranks=4):
     """What all ranks of one job tell alike, by case, and what is each rank's own."""
-    run = mpiexec(4, PROGRAM, ",".join(cases), timeout_s=400)
+    run = mpiexec(ranks, PROGRAM, ",".join(cases), timeout_s=400)
     assert run.returncode == 0, run.stderr
     told = [json.loads(part) for line in run.stdout.splitlines() for part in line.split("account ")[1:]]
     own = {case: [one.pop("own") for one in told if one["case"] == case] for case in cases}
@@ -46,6 +46,26 @@ def test_all_ranks_end_with_the_same_scores_steps_and_best_checkpoint():
     for case in ("uneven", "accumulate", "rounds", "resumed"):
         # The server, and the workers with 5 batches, are at the end of their schedules.
         assert [one["at"] for one in own[case]].count(alike[case]["step"]) == 3, case
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(500)
+def test_groups_make_the_steps_of_one_process_with_the_large_batch():
+    """With a server, and without one, where the first rank trains and evaluates; all ranks alike."""
+    found, own = accounts("groups", "lead", "lead_resumed", "whole_lead", "whole_group")
+    assert all(len(ranks) == 4 for ranks in own.values())
+    # 98 samples: 32 for each of 3 ranks, 24 for each of 4, in batches of 8; "groups" steps every other batch.
+    assert (found["groups"]["step"], found["lead_resumed"]["step"]) == (6, 12)
+    assert found["lead"]["step"] < found["lead"]["steps"] == 120
+    for account in found.values():
+        assert account["loss"] == pytest.approx(account["score"])
+    alone, _ = accounts("alone_lead", "alone_group", ranks=1)
+    for kind in ("lead", "group"):
+        expected, is_ = alone[f"alone_{kind}"], found[f"whole_{kind}"]
+        assert is_["step"] == expected["step"]
+        assert is_["sum"] == pytest.approx(expected["sum"], rel=1e-3, abs=1e-4)
+        assert is_["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
 class Ranks:

@@ -22,9 +22,9 @@ from tests.helpers.paths import ROOT
 PROGRAM = ROOT / "tests" / "clients" / "lightning_ranks.py"
 
 
-def accounts(*cases):
+def accounts(*cases, ranks=4):
     """What each rank of one job tells, by case."""
-    run = mpiexec(4, PROGRAM, ",".join(cases), timeout_s=500)
+    run = mpiexec(ranks, PROGRAM, ",".join(cases), timeout_s=500)
     assert run.returncode == 0, run.stderr
     told = [json.loads(part) for line in run.stdout.splitlines() for part in line.split("account ")[1:]]
     return {case: [one for one in told if one["case"] == case] for case in cases}
@@ -73,6 +73,30 @@ def test_all_ranks_stop_together_resume_and_train_twice():
     assert (ends["resumed"]["step"], ends["resumed"]["epoch"]) == (20, 4)
     assert ends["twice"]["validated"] == pytest.approx(ends["twice"]["score"])
     assert ends["processes"]["step"] == 15
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(600)
+def test_groups_make_the_steps_of_one_process_with_the_large_batch():
+    """With a server, and without one, where the first rank trains and validates; all ranks alike."""
+    groups = accounts(
+        "groups", "lead", "lead_twice", "lead_stops", "lead_resumed", "whole_lead", "whole_group"
+    )
+    ends = {case: shared(ranks)[0] for case, ranks in groups.items()}
+    # 98 samples: 32 for each of 3 ranks, 24 for each of 4, in batches of 8.
+    assert {case: ends[case]["step"] for case in ("groups", "lead", "lead_twice", "lead_stops")} == {
+        "groups": 12, "lead": 9, "lead_twice": 6, "lead_stops": 4,
+    }  # fmt: skip
+    assert ends["lead_twice"]["validated"] == pytest.approx(ends["lead_twice"]["score"])
+    assert (ends["lead_resumed"]["step"], ends["lead_resumed"]["epoch"]) == (12, 4)
+    alone = accounts("alone_lead", "alone_group", ranks=1)
+    for kind in ("lead", "group"):
+        found, (expected,) = ends[f"whole_{kind}"], alone[f"alone_{kind}"]
+        assert found["step"] == expected["step"]
+        assert found["sum"] == pytest.approx(expected["sum"], rel=1e-4, abs=1e-5)
+        for name in ("score", "loss"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
 def trainer(*, more=(), **options):
