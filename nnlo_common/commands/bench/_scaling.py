@@ -13,6 +13,7 @@ study may be cut into slices of a quiet machine's time.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -109,6 +110,8 @@ def layouts(workers: Sequence[int]) -> Iterator[ScalingLayout]:
 def run(facts: World, results: Path, picture: Path | None, seconds: float, workers: Sequence[int]) -> None:
     """Measure what the file of results lacks, for about `seconds` at most; print tables, draw a picture."""
     world, end_s = MPIWorld(facts), time.monotonic() + seconds
+    # Ranks that a layout does not need wait for the next one, and would warn of that as at a start.
+    logging.getLogger("nnlo_common.cluster.transport").setLevel(logging.ERROR)
     known = _read(results)
     for layout in layouts(workers):
         told = {"over": time.monotonic() > end_s, "known": any(_same(layout, one) for one in known)}
