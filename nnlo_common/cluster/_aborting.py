@@ -29,6 +29,7 @@ from nnlo_common.base._errors import (
     PeerLostError,
     StartupError,
 )
+from nnlo_common.cluster._one_report import claim, mistake_of
 
 __all__ = [
     "GuardedWorld",
@@ -42,6 +43,7 @@ __all__ = [
     "explain",
     "guard",
     "remember_exit",
+    "silence",
 ]
 
 # Time for the launcher to print the report; MPI_Abort may discard output in transit.
@@ -50,6 +52,8 @@ _DELIVERY_S = 0.2
 _DEADLINE_S = 5.0
 # One error often hits all ranks: each waits for lower ranks to report first.
 _TURN_S, _LAST_TURN = 0.4, 5
+# Time for another rank on this host to report what this one has hit, too.
+_SILENT_S = _TURN_S * _LAST_TURN + 1.0
 _FAILED, _INTERRUPTED = 1, 130
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -104,6 +108,12 @@ def end_notes_folder() -> Path | None:
 def explain(words: str, advice: str) -> None:
     """Register advice to print when the job ends because of an error whose message has these words."""
     _Guard.explanations[words] = advice
+
+
+def silence() -> None:
+    """Discard what this process still writes to stderr: MPI libraries add words of their own to a report."""
+    with contextlib.suppress(OSError):
+        os.dup2(_nowhere(), 2)
 
 
 def end_within(seconds: float = _DEADLINE_S) -> None:
@@ -196,8 +206,11 @@ def end_after_exit(world: GuardedWorld, status: object) -> NoReturn:
 
 
 def _report_and_end(world: GuardedWorld, what: str, code: int) -> NoReturn:
-    _say(f"nnlo: rank {world.rank} of {world.size} on {world.host} {what}; ending the job\n")
-    time.sleep(_DELIVERY_S)
+    if claim(what, os.environ, os.getppid()):
+        _say(f"nnlo: rank {world.rank} of {world.size} on {world.host} {what}; ending the job\n")
+        time.sleep(_DELIVERY_S)
+    else:
+        time.sleep(_SILENT_S)
     _end(world, code)
 
 
@@ -291,6 +304,12 @@ class _Guard:
         try:
             if getattr(error, "said", False):
                 time.sleep(_TURN_S * _LAST_TURN)  # the rank that reports needs time before this one aborts
+                return
+            own = isinstance(error, DroppedError)  # of this rank alone
+            if not own and not claim(mistake_of(error), os.environ, os.getppid()):
+                if earlier is not None:
+                    earlier()
+                time.sleep(_SILENT_S)
                 return
             # A rank that reports first has aborted the job; rank 0 reports what every rank hits.
             collective = world.rank and getattr(error, "collective", False)

@@ -74,3 +74,14 @@ def test_a_failure_before_joining_ends_all_as_well(what, rank, words):
 def test_a_collective_of_the_users_own_is_no_trouble_after_joining():
     done = mpiexec(3, PROGRAM.with_name("early.py"), "barrier", timeout_s=30)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_mistake_that_all_ranks_make_is_reported_once():
+    done = mpiexec(5, PROGRAM.with_name("early.py"), "alike", timeout_s=60)
+    assert done.returncode == 1
+    assert done.stderr.count("failed; ending the job") == done.stderr.count("KeyError: ") == 1, done.stderr
+    if running_mpi() == "MPICH":  # whose mpiexec prints nothing about an abort; Open MPI's always does
+        assert done.stderr.startswith("nnlo: rank ")
+        assert "KeyError: " in done.stderr.splitlines()[-1], done.stderr

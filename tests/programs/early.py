@@ -12,6 +12,8 @@ what = sys.argv[1]
 rank = find_launch(os.environ).rank
 if what == "raises" and rank == 1:
     raise ValueError("no data file on this node")
+if what == "alike":
+    raise KeyError(f"sample {7 * rank} is not in the file")
 arrays = [np.ones(3, "f8" if what == "float64" and rank == 1 else "f4")]
 optimizer = None if what == "no_optimizer" and rank == 2 else nnlo_common.SGD(0.1)
 with nnlo_common.Participant(nnlo_common.Downpour(), arrays, optimizer=optimizer) as me:

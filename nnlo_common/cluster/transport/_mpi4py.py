@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nnlo_common.base._errors import StartupError
-from nnlo_common.cluster._aborting import end_within
+from nnlo_common.cluster._aborting import end_within, silence
 from nnlo_common.cluster._start_watch import ALL_RANKS, LIMIT, REPORT_AFTER_S, listed, sentence, waiting_for
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._library import cuda_aware, one_line
@@ -150,6 +150,7 @@ class World:
     def abort(self, code: int) -> NoReturn:
         """End every process of the job now, also those outside this communicator."""
         end_within()  # a launcher that misses the abort notices the dead processes
+        silence()  # MPICH's line beside the report, which has been printed
         MPI.COMM_WORLD.Abort(code)
         raise SystemExit(code)  # some libraries return before the launcher's signal arrives
 
