@@ -261,7 +261,7 @@ class MemoryWorld:
         self.last = point
         self._cluster.points.reach(self.rank, point)
 
-    def gather_text(self, text: str) -> list[str]:
+    def gather_text(self, text: str, *, patient: bool = False) -> list[str]:  # noqa: ARG002 - never reports
         """Give every rank the texts of all ranks (collective)."""
         self.reach("gather")
         return self._cluster.gather(self.rank, text)

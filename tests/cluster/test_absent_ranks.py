@@ -77,6 +77,15 @@ def test_ranks_that_die_before_mpi_begins_are_not_waited_for_for_ever(tmp_path):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_rank_that_others_wait_for_with_patience_is_not_reported(patient, tmp_path):
+    """Such as one that writes the report of a search."""
+    done = mpiexec(2, PROGRAMS / "late.py", "patient" if patient else "plain", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("for the other ranks. Rank 0 has not come." in done.stderr) is not patient, done.stderr
+
+
+@pytest.mark.mpi
 def test_a_wrong_limit_is_refused_at_once(tmp_path):
     done = run("leave", 0, tmp_path, limit="soon")
     assert done.returncode != 0

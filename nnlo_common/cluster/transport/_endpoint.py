@@ -94,8 +94,13 @@ class RankWorld(Protocol):
     def recalled(self) -> bool:
         """Whether a training must stop after its next checkpoint: a search resumes it on more ranks."""
 
-    def gather_text(self, text: str) -> list[str]:
-        """Give every rank the texts of all ranks (collective)."""
+    def gather_text(self, text: str, *, patient: bool = False) -> list[str]:
+        """Give every rank the texts of all ranks (collective).
+
+        Args:
+            text: this rank's text.
+            patient: another rank may come much later, e.g. one that writes files: never report it as missing.
+        """
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint for these links (collective)."""

@@ -105,12 +105,13 @@ class World:
         """Whether the library accepts addresses of GPU memory; None if it does not say."""
         return cuda_aware(self.library, os.environ, _query("MPIX_Query_cuda_support"))
 
-    def gather_text(self, text: str, limit_s: float = math.inf) -> list[str]:
+    def gather_text(self, text: str, limit_s: float = math.inf, *, patient: bool = False) -> list[str]:
         """Give every rank the texts of all ranks, in the order of the ranks (collective).
 
         Args:
             text: this rank's text, of any length.
             limit_s: how long to wait for the others.
+            patient: do not report who is missing.
 
         Returns:
             One text per rank, the same list everywhere.
@@ -120,15 +121,15 @@ class World:
         """
         mine = np.frombuffer(text.encode(), dtype=np.uint8)
         counts = np.empty(self.size, dtype=np.int64)
-        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts), limit_s)
+        self._wait(self.comm.Iallgather(np.array([mine.size], dtype=np.int64), counts), limit_s, patient)
         everyone = np.empty(int(counts.sum()), dtype=np.uint8)
-        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]), limit_s)
+        self._wait(self.comm.Iallgatherv(mine, [everyone, counts]), limit_s, patient)
         return [part.tobytes().decode() for part in np.split(everyone, np.cumsum(counts)[:-1])]
 
-    def _wait(self, request: MPI.Request, limit_s: float) -> None:
+    def _wait(self, request: MPI.Request, limit_s: float, patient: bool) -> None:
         """Wait without burning the core or blocking Ctrl-C; name the missing ranks if it takes long."""
         backoff, roll_call = Backoff(), RollCall(self.comm, MPI, limit_s)
-        report_after_s = min(REPORT_AFTER_S, limit_s)
+        report_after_s = math.inf if patient else min(REPORT_AFTER_S, limit_s)
         while not request.Test():
             backoff.pause()
             waited_s = backoff.waited_s

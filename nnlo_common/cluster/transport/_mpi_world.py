@@ -78,12 +78,17 @@ class MPIWorld:
             _FinalizeLimit.prepared = True
             atexit.register(lambda: limit_finalize(world.comm, meet=not _FinalizeLimit.has_dropped))
 
-    def gather_text(self, text: str) -> list[str]:
-        """Give every rank the texts of all ranks (collective)."""
+    def gather_text(self, text: str, *, patient: bool = False) -> list[str]:
+        """Give every rank the texts of all ranks (collective).
+
+        Args:
+            text: this rank's text.
+            patient: another rank may come much later, e.g. one that writes files: never report it as missing.
+        """
         begun = self._host_peers is not None  # later, ranks may wait for one that saves or validates
         limit_s = math.inf if begun else start_limit_s(os.environ)
         with self._all_needed():
-            return self.facts.gather_text(text, limit_s)
+            return self.facts.gather_text(text, limit_s, patient=patient)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint on a communicator of its own (collective)."""

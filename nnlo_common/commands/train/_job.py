@@ -19,6 +19,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster._hosts import Place, describe_here, locate
 from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.cluster._one_report import claim, mistake_of
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.commands.train._run_folder import remove_unused
 from nnlo_common.training._joining import launched
@@ -96,19 +97,22 @@ class Job:
         """Whether this rank has the centre and prints for all."""
         return self.rank == 0
 
-    def share(self, facts: Any) -> list[Any]:
-        """Return the facts of all ranks, on all ranks."""
+    def share(self, facts: Any, *, patient: bool = False) -> list[Any]:
+        """Return the facts of all ranks, on all ranks; `patient`: others may work for long before."""
         if self.world is None:
             return [facts]
-        return [json.loads(text) for text in self.world.gather_text(json.dumps(facts))]
+        return [json.loads(text) for text in self.world.gather_text(json.dumps(facts), patient=patient)]
 
     def places(self) -> tuple[Place, ...]:
         """Return the hosts of all ranks."""
         return locate(self.share(describe_here()))
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, *, patient: bool = False) -> Iterator[None]:
         """Run the body on each rank, and continue only if it succeeded on all (collective).
+
+        Args:
+            patient: the body may take long on some ranks, e.g. on the one that writes the result.
 
         Raises:
             ConfigurationError: on all ranks alike, with the problems of all ranks.
@@ -119,7 +123,7 @@ class Job:
         except NNLOError as error:
             problem = str(error) or type(error).__name__
         host = "" if self.world is None else self.world.host
-        told = self.share([problem, host])
+        told = self.share([problem, host], patient=patient)
         if any(text for text, _ in told):
             refusal = ConfigurationError(_joint_problem(told))
             refusal.collective = True
@@ -139,7 +143,7 @@ class Job:
 
     def fail(self, error: Exception, advice: str = "") -> int:
         """Print an error of this rank, and abort the job."""
-        said = getattr(error, "said", False)
+        said = getattr(error, "said", False) or not claim(mistake_of(error), os.environ, os.getppid())
         if not said:
             tell(f"{self.name}{error}{advice}", self.command)
         if self.world is not None:

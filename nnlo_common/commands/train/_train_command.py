@@ -139,7 +139,7 @@ class TrainRun(RankCommand):
             }
         )
         self.kept = ranks[0]["kept"]
-        with self._job.together():
+        with self._job.together(patient=True):
             if self._job.speaks:
                 self._keep(history, ranks)
         center: Mapping[str, list[float]] = ranks[0]["history"]

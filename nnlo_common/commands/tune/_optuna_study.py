@@ -81,7 +81,7 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
             export=asked.export,
         )
     problem = ""
-    with job.together():
+    with job.together(patient=True):
         if job.speaks:
             problem = conclude(study, facts)
     problem = job.share(problem)[0]

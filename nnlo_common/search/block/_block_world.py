@@ -58,7 +58,7 @@ class BlockWorld:
         self._before_meeting: list[Callable[[], object]] = []
         self._engaged = self._revoked = False
 
-    def gather_text(self, text: str) -> list[str]:
+    def gather_text(self, text: str, *, patient: bool = False) -> list[str]:  # noqa: ARG002 - never reports
         """Give every rank the texts of all ranks (collective)."""
         self._channel.check()
         turn, self.gathered = self.gathered, self.gathered + 1
