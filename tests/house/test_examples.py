@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -161,6 +162,21 @@ def improved(told):
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.mpi)])
 def test_the_gan_comes_nearer_to_true_showers(ranks):
     assert all(improved(started(ranks, "gan_keras.py", env=KERAS)))
+
+
+@with_keras
+@extended
+@pytest.mark.skipif(KERAS["KERAS_BACKEND"] == "jax", reason="on JAX fit keeps the state of one optimizer")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.mpi)])
+def test_a_search_over_the_gan_finds_the_least_distance(ranks):
+    options = ["--trials", "3", "--epochs", "1", "--showers", "100"]
+    start = alone if ranks == 1 else functools.partial(mpiexec, ranks)
+    done = start(EXAMPLES / "optimise_gan.py", *options, timeout_s=250, env=KERAS)
+    assert done.returncode == 0, done.stderr
+    values = [float(value) for value in re.findall(r"finished with values: \[([0-9.]+)\]", done.stderr)]
+    (best,) = re.findall(r"Best is trial [0-2] with value: ([0-9.]+)", done.stderr)
+    assert len(set(values)) == 3
+    assert float(best) == min(values)
 
 
 @extended
