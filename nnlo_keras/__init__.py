@@ -8,10 +8,19 @@ Started with `python` it is the plain `fit`; with `mpiexec -n 3` one rank serves
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
+
+try:
+    import_module("keras")
+except ModuleNotFoundError as missing:
+    if missing.name != "keras":
+        raise
+    raise MissingExtraError("nnlo_keras", "keras", "keras") from None
+
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_keras._callbacks import (
     Broadcast,

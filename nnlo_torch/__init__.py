@@ -8,7 +8,17 @@ Started with `python` it is the plain loop; with `mpiexec -n 3` one rank serves 
 
 from __future__ import annotations
 
-from nnlo_common import EarlyStopping, Target
+from importlib import import_module
+
+from nnlo_common import EarlyStopping, MissingExtraError, Target
+
+try:
+    import_module("torch")
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    raise MissingExtraError("nnlo_torch", "torch", "torch") from None
+
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA

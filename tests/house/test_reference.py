@@ -8,6 +8,8 @@ import doctest
 import importlib
 import pickle
 import re
+import subprocess
+import sys
 import typing
 
 import pytest
@@ -97,3 +99,14 @@ def test_a_star_takes_the_tuner_where_its_packages_are():
     starred = {}
     exec("from nnlo_keras import *", starred)
     assert starred["MPITuner"].__module__ == "nnlo_keras"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_without_its_framework_a_package_names_the_pip_line(framework):
+    code = f"import sys; sys.modules['{framework}'] = None; import nnlo_{framework}"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        f"nnlo_common.MissingExtraError: nnlo_{framework} needs the package '{framework}', which is not "
+        f"installed. Install it with: pip install 'nnlo[{framework}]'"
+    )
