@@ -39,7 +39,7 @@ def claim(mistake: str, env: Mapping[str, str], launcher: int) -> bool:
         launcher: the number of the process that has started this one; all ranks on a host have the same.
 
     Example:
-        >>> claim("no such file", {}, 1)  # the second to ask hears False
+        >>> claim("no such data", {}, launcher=os.getpid())  # the second to ask hears False
         True
     """
     job = f"{os.getuid()} {env.get('PMIX_NAMESPACE') or launcher} {mistake}"

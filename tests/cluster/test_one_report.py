@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from nnlo_common.cluster._one_report import claim, mistake_of
 ASKS = """
 import sys
 from nnlo_common.cluster._one_report import claim
-print(claim("no such file", {}, 7), flush=True)
+print(claim("no such file", {}, int(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
 
@@ -40,16 +41,18 @@ def test_a_mistake_is_known_by_its_class_and_the_line_of_the_script(other, alike
 
 @pytest.mark.slow
 def test_the_first_process_of_a_job_has_the_report_until_it_ends():
+    mine, other = os.getpid(), -os.getpid()  # names are shared with tests that run beside this one
+    job = {"PMIX_NAMESPACE": f"prterun-{mine}@1"}
     with subprocess.Popen(
-        [sys.executable, "-c", ASKS],
+        [sys.executable, "-c", ASKS, str(mine)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as first:
         assert first.stdout.readline() == "True\n"
-        assert not claim("no such file", {}, 7)
-        assert claim("no such file", {}, 8)  # of another launcher, so another job
-        assert claim("no such file", {"PMIX_NAMESPACE": "prterun-1@1"}, 7)
-        assert not claim("no such file", {"PMIX_NAMESPACE": "prterun-1@1"}, 8)
-        assert claim("not enough samples", {}, 7)
-    assert claim("no such file", {}, 7)
+        assert not claim("no such file", {}, mine)
+        assert claim("no such file", {}, other)  # of another launcher, so another job
+        assert claim("no such file", job, mine)
+        assert not claim("no such file", job, other)
+        assert claim("not enough samples", {}, mine)
+    assert claim("no such file", {}, mine)
