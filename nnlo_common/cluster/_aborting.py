@@ -52,8 +52,8 @@ _DELIVERY_S = 0.2
 _DEADLINE_S = 5.0
 # One error often hits all ranks: each waits for lower ranks to report first.
 _TURN_S, _LAST_TURN = 0.4, 5
-# Time for another rank on this host to report what this one has hit, too.
-_SILENT_S = _TURN_S * _LAST_TURN + 1.0
+# Time for another rank on this host to end its report of what this one has hit, too.
+_SILENT_S = 1.0
 _FAILED, _INTERRUPTED = 1, 130
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -305,19 +305,18 @@ class _Guard:
             if getattr(error, "said", False):
                 time.sleep(_TURN_S * _LAST_TURN)  # the rank that reports needs time before this one aborts
                 return
-            own = isinstance(error, DroppedError)  # of this rank alone
-            if not own and not claim(mistake_of(error), os.environ, os.getppid()):
-                if earlier is not None:
-                    earlier()
-                time.sleep(_SILENT_S)
-                return
             # A rank that reports first has aborted the job; rank 0 reports what every rank hits.
             collective = world.rank and getattr(error, "collective", False)
             time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))
-            _say(describe_failure(world.rank, world.size, world.host, error, thread))
+            own = isinstance(error, (DroppedError, PeerLostError))  # what this rank alone knows
+            if own or claim(mistake_of(error), os.environ, os.getppid()):
+                _say(describe_failure(world.rank, world.size, world.host, error, thread))
+                silent_s = _DELIVERY_S
+            else:
+                silent_s = _SILENT_S
             if earlier is not None:
                 earlier()
-            time.sleep(_DELIVERY_S)
+            time.sleep(silent_s)
         finally:
             if _Guard.at_exit is not None:
                 atexit.unregister(_Guard.at_exit)  # the failure is reported
