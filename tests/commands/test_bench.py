@@ -79,7 +79,10 @@ def test_another_number_of_ranks_is_refused_once_with_the_line_to_use():
     ("arguments", "printed"),
     [
         (["idle", "--seconds", "0.1"], ["server: waited", "reply to a 64-byte gradient"]),
-        (["exchange", "--rounds", "1", "--megabytes", "0.001", "4e-6"], ["ping-pong", "EASGD", "Downpour"]),
+        (
+            ["exchange", "--rounds", "1", "--megabytes", "0.001", "4e-6"],
+            ["ping-pong", "additions", "Downpour"],
+        ),
     ],
     ids=["idle", "exchange"],
 )

@@ -1,7 +1,8 @@
 """Full round trip of an exchange, beside a raw ping-pong of the same bytes.
 
 The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_huge_pages.py`), to separate
-the gain of the pages from the cost of the exchange.
+the gain of the pages from the cost of the exchange. In a third each rank adds what it has received to a
+vector of its own, which is the least that an exchange computes: the memory allows no ratio below it.
 """
 
 from __future__ import annotations
@@ -99,7 +100,11 @@ def _measure(
     pairs = {name: _Pair(world, size, algorithm, optimizer) for name, (algorithm, optimizer) in RULES.items()}
     plain = [Frame(size, lambda count: np.zeros(count, np.uint8)) for _ in range(2)]
     ping = _PingPong(world, *plain)
-    sides: dict[str, _PingPong | _Pair] = {"large pages": _PingPong(world, Frame(size), Frame(size)), **pairs}
+    sides: dict[str, _PingPong | _Pair] = {
+        "large pages": _PingPong(world, Frame(size), Frame(size)),
+        "additions": _PingPong(world, Frame(size), Frame(size), Frame(size)),
+        **pairs,
+    }
     raw: list[float] = []
     timings: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds + 1):  # the first round warms up
@@ -125,11 +130,11 @@ def _timed(world: World, once: Callable[[], None], repeats: int) -> float:
 
 
 class _PingPong:
-    """Blocking Send and Recv of mpi4py, from one buffer into another."""
+    """Blocking Send and Recv of mpi4py, from one buffer into another; what came is added to `total`."""
 
-    def __init__(self, world: World, out: Frame, back: Frame) -> None:
+    def __init__(self, world: World, out: Frame, back: Frame, total: Frame | None = None) -> None:
         self._rank, self._comm = world.rank, world.comm.Dup()
-        self._out, self._back = out, back
+        self._out, self._back, self._total = out, back, total
         self._out.vector[:] = 1e-3  # else all its pages map to one page of zeros in the cache
 
     def once(self) -> None:
@@ -137,9 +142,15 @@ class _PingPong:
         if self._rank == WORKER:
             self._comm.Send([self._out.bytes, MPI.BYTE], SERVER)
             self._comm.Recv(back, SERVER)
+            self._add()
         else:
             self._comm.Recv(back, WORKER)
+            self._add()
             self._comm.Send(back, WORKER)
+
+    def _add(self) -> None:
+        if self._total is not None:
+            np.add(self._total.vector, self._back.vector, out=self._total.vector)
 
     def close(self) -> None:
         self._comm.Free()
