@@ -58,9 +58,11 @@ def loaders(samples=98, **options):
     )
 
 
-def whole(ranks=1):
-    """Samples that 3 and 4 ranks divide, in order, in batches as large as those of so many ranks."""
-    return {"samples": 96, "shuffle": False, "batch_size": 8 * ranks}
+def whole(folder, ranks=1, **options):
+    """Train on samples that 3 and 4 ranks divide, in order, in batches as large as those of so many ranks."""
+    torch.manual_seed(2)  # whatever this process has trained before
+    loading = {"samples": 96, "shuffle": False, "batch_size": 8 * ranks}
+    return fit(Small(**options), folder, loading=loading)[:2]
 
 
 def fit(module, folder, *, validates=True, path=None, loading=None, more=(), **options):
@@ -151,10 +153,10 @@ CASES = {
     "rounds": lambda folder: fit(Small(nt.LocalSGD, every=3), folder)[:2],
     "elastic": lambda folder: fit(Small(nt.EASGD, every=2, beta=0.9), folder)[:2],
     "groups": lambda folder: fit(Small(schedule=("step", decay), group_size=3), folder)[:2],
-    "whole_lead": lambda folder: fit(Small(servers=0), folder, loading=whole())[:2],
-    "whole_group": lambda folder: fit(Small(group_size=3), folder, loading=whole())[:2],
-    "alone_lead": lambda folder: fit(Small(), folder, loading=whole(4))[:2],
-    "alone_group": lambda folder: fit(Small(), folder, loading=whole(3))[:2],
+    "whole_lead": lambda folder: whole(folder, servers=0),
+    "whole_group": lambda folder: whole(folder, group_size=3),
+    "alone_lead": lambda folder: whole(folder, 4),
+    "alone_group": lambda folder: whole(folder, 3),
     "lead": lambda folder: fit(Small(schedule=("step", decay), servers=0), folder)[:2],
     "lead_twice": lambda folder: twice(folder, servers=0),
     "lead_stops": lambda folder: stopped_by_one(folder, servers=0),
