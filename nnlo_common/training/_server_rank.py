@@ -70,6 +70,7 @@ class ServerRank:
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
+        on_divergence: called before an error about numbers that are not finite.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ServerRank:
         server.pauses.before_epoch = _NEVER
         self._pauses = 0
         self.keeper: Keeper | None = None
+        self.on_divergence: Callable[[str], object] = str
         self._of = ""  # whose last worker an error means
 
     def start(self) -> None:
@@ -404,11 +406,13 @@ class ServerRank:
         if vector is None or vector.size != self._server.rule.center.size:
             return  # the state machine checks these
         if not looks_finite(vector, self._telling):
-            raise DivergedError(
+            text = (
                 f"rank {message.sender} sent NaN or infinity to the centre at its step {message.clock}: its "
                 "loss has diverged. The centre was not changed. Try a smaller learning rate, clip the "
                 "gradients, or look for NaN in the data"
             )
+            self.on_divergence(text)
+            raise DivergedError(text)
 
     def _refuse_absence(self, message: Message) -> None:
         """Raise if a worker makes steps while this server waits for it in a collective: a deadlock."""

@@ -27,7 +27,7 @@ def shares(batch_s=None, **seconds):
     return TimeShares(seconds=seconds, batch_s=batch_s)
 
 
-def epochs(*memory_mb, samples=100.0, seconds=2.0):
+def epochs(*memory_mb, samples=100.0, seconds=2.0, core_wait_s=None):
     return [
         EpochFacts(
             ended_s=1000.0 + seconds * (number + 1),
@@ -35,6 +35,7 @@ def epochs(*memory_mb, samples=100.0, seconds=2.0):
             samples=samples,
             memory_mb=used,
             cpu_s=seconds / 2,
+            core_wait_s=core_wait_s,
             metrics={"loss": 1.0 / (number + 1)},
         )
         for number, used in enumerate(memory_mb)
@@ -94,6 +95,14 @@ PLANTED = {
         run_of(*(replace(one, cores=2) for one in (SERVER, *(waiting(one, 5.0) for one in WORKERS)))),
         r"^4 ranks shared 2 cores of a, so they waited for each other",
     ),
+    "few cores, as the system has counted": (
+        run_of(*(replace(one, cores=2, epochs=epochs(9, 9, core_wait_s=0.5)) for one in (SERVER, *WORKERS))),
+        r"^4 ranks shared 2 cores of a, so they waited for a core 25 % of their time: start fewer ranks",
+    ),
+    "an end by numbers that are not finite": (
+        run_of(replace(SERVER, diverged=["rank 2 sent NaN"], lost=["rank 1"]), *WORKERS),
+        r"^the training has diverged: rank 2 sent NaN$",
+    ),
     "a learning rate that diverges": (
         run_of(history={"loss": [0.9, 0.4, 0.8]}),
         r"^loss rises from 0\.4 after epoch 2 to 0\.8 at the end: lower the learning rate",
@@ -136,6 +145,10 @@ HEALTHY = {
     "overfitting": run_of(history={"loss": [0.9, 0.2], "val_loss": [0.5, 0.9]}),
     "one rank": run_of(rank(0, "alone", shares=shares(0.01, compute=10.0))),
     "nothing yet": run_of(history={}),
+    "few cores, but nobody waits for one": run_of(
+        *(replace(one, cores=2, epochs=epochs(9, 9, core_wait_s=0.1)) for one in (SERVER, *WORKERS))
+    ),
+    "few cores for servers that are idle": run_of(*(replace(one, cores=3) for one in (SERVER, *WORKERS))),
 }
 
 
@@ -154,6 +167,7 @@ def write_run(folder, *, ended=True, last_loss=float("nan")):
     for number, role in enumerate(("server 0", "worker 0")):
         file = FactsFile(folder, number)
         place = {"rank": number, "role": role, "host": "a", "cores": 2}
+        file.add("diverged", text="before a restart")
         file.add("start", **place, command="nnlo train", versions={"numpy": "2"}, workers=1, config={"lr": 1})
         for epoch, loss in enumerate((0.5, 0.25, last_loss)):
             counts = {"samples": 40, "batches": 4}
@@ -179,6 +193,7 @@ def test_a_finished_run_is_read(tmp_path):
     assert [one.shares.seconds["wait"] for one in run.ranks] == [1.5, 1.5]
     assert run.ranks[1].shares.batch_s == pytest.approx((1.2 + 0.2) / 4)  # of the epoch in the middle
     assert (run.workers_count, run.center.samples, run.center.stalenesses) == (1, 120, {1: {0: 3, 2: 2}})
+    assert [one.diverged for one in run.ranks] == [[], []]
     assert (run.layout, run.versions) == ({"workers": "1"}, {"numpy": "2"})
 
 

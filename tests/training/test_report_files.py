@@ -93,6 +93,20 @@ def test_the_load_of_gpus_is_read_where_the_library_is(monkeypatch):
     assert gpus_here()() == []
 
 
+def test_waits_for_a_core_are_those_of_all_threads(monkeypatch, tmp_path):
+    for thread, waited_ns in ((7, 2_000_000_000), (9, 500_000_000)):
+        (tmp_path / str(thread)).mkdir()
+        (tmp_path / str(thread) / "schedstat").write_text(f"123 {waited_ns} 5\n")
+    before = Usage.now()
+    monkeypatch.setattr(_usage, "_TASKS", tmp_path)
+    first = Usage.now()
+    assert first.core_wait_s == pytest.approx(2.5)
+    (tmp_path / "7" / "schedstat").write_text("123 3000000000 9\n")
+    assert Usage.now().core_wait_since(first) == pytest.approx(1.0)
+    monkeypatch.setattr(_usage, "_TASKS", tmp_path / "of another system")
+    assert Usage.now().core_wait_since(before) is None
+
+
 # -- the facts of a rank -------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ class EpochFacts:
         spent: seconds by kind.
         memory_mb: resident memory at its end.
         cpu_s: processor time within it.
+        core_wait_s: how long its threads were ready within it, and had no core; None: unknown.
         metrics: by name; None: not a finite number.
     """
 
@@ -33,6 +34,7 @@ class EpochFacts:
     memory_mb: float
     cpu_s: float
     metrics: Mapping[str, float | None]
+    core_wait_s: float | None = None
     batches: float = 0.0
     spent: Mapping[str, float] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ class RankFacts:
         staleness: the mean staleness of those that it has applied.
         lost: a line for each rank that died.
         stalls: a line for each worker that was silent for longer than usual.
+        diverged: a line about numbers that were not finite, with which a server has ended the training.
         stalenesses: for each worker's rank, how often each staleness came.
         epochs: those that have ended.
         samples_of_usage: about one for each second.
@@ -87,6 +90,7 @@ class RankFacts:
     staleness: float = 0.0
     lost: Sequence[str] = ()
     stalls: Sequence[str] = ()
+    diverged: Sequence[str] = ()
     stalenesses: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     samples_of_usage: Sequence[Sample] = ()
     epochs: Sequence[EpochFacts] = ()

@@ -66,7 +66,7 @@ class _RankLines:
         self._path, self._rank = path, rank
         self.start: Mapping[str, Any] = {}
         self._epochs: dict[int, Mapping[str, Any]] = {}
-        self._told: dict[str, list[str]] = {"lost": [], "stall": []}
+        self._told: dict[str, list[str]] = {"lost": [], "stall": [], "diverged": []}
         self._samples: list[Sample] = []
         self._last: Mapping[str, Any] = {}  # with what a server tells of its workers
         self._spent: Any = None
@@ -108,6 +108,7 @@ class _RankLines:
             staleness=_number(self._last.get("mean_staleness")) or 0.0,
             lost=self._told["lost"],
             stalls=self._told["stall"],
+            diverged=self._told["diverged"],
             stalenesses=_counts(self._last.get("staleness")),
             epochs=epochs,
             samples_of_usage=self._samples,
@@ -118,6 +119,7 @@ class _RankLines:
         what = line["what"]
         if what == "start":
             self.start, self._ended = line, False
+            self._told["diverged"].clear()  # that start goes on from before it
             self._before_s, self._seconds = self._before_s + self._seconds, 0.0
         elif what == "epoch":
             number = _number(line.get("epoch"))
@@ -147,6 +149,7 @@ class _RankLines:
             spent=_spent(line.get("spent")),
             memory_mb=numbers[2],
             cpu_s=numbers[3],
+            core_wait_s=_number(line.get("core_wait_s")),
             metrics={str(name): _number(value) for name, value in metrics.items()},
         )
 

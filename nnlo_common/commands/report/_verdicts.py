@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import median
@@ -21,10 +20,15 @@ _READ = 0.5
 #: How far a loss may rise above its lowest value, and memory from the second epoch to the last.
 _ROSE, _GREW = 1.5, 1.2
 _FEWEST_EPOCHS = 4
+#: The share of their time that ranks may wait for a core.
+_STARVED = 0.15
 
 
 def verdicts(run: RunFacts) -> list[str]:
     """Return what to change, the most important first; nothing for a run in good order."""
+    if diverged := [line for one in run.ranks for line in one.diverged]:
+        # Deaths and waits come from it.
+        return [f"the training has diverged: {diverged[0]}"]
     found = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run)]
     found += [*_slow_workers(run), *_waits(run)]
     return [*found, *_validation(run), *_drops(run), *_memory(run)]
@@ -55,21 +59,38 @@ def _divergence(run: RunFacts) -> Iterator[str]:
 
 
 def _cores(run: RunFacts) -> Iterator[str]:
-    residents = Counter(one.host for one in run.ranks if one.host)
-    cores = {one.host: one.cores for one in run.ranks if one.cores}
-    for host, ranks in sorted(residents.items()):
-        if host in cores and ranks > (has := cores[host] or ranks):
-            yield (
-                f"{ranks} ranks shared {plural(has, 'core')} of {host}, so they waited for each other: "
-                "start fewer ranks, or use more hosts"
-            )
+    for host, (ranks, cores, waited) in _crowded(run).items():
+        for_what = "each other"
+        if waited is not None:
+            for_what = f"a core {100 * waited:.0f} % of their time"
+        yield (
+            f"{ranks} ranks shared {plural(cores, 'core')} of {host}, so they waited for {for_what}: "
+            "start fewer ranks, or use more hosts"
+        )
+
+
+def _crowded(run: RunFacts) -> dict[str, tuple[int, int, float | None]]:
+    """Return the hosts with too few cores: their ranks, their cores, and how much of the time was lost."""
+    found = {}
+    for host in sorted({one.host for one in run.ranks if one.host}):
+        there = [one for one in run.ranks if one.host == host]
+        cores = min((one.cores for one in there if one.cores), default=len(there))
+        epochs = [epoch for one in there for epoch in one.epochs if epoch.core_wait_s is not None]
+        waited_s = sum(epoch.core_wait_s or 0.0 for epoch in epochs)
+        waited = min(1.0, waited_s / max(sum(epoch.seconds for epoch in epochs), 1e-9)) if epochs else None
+        # Without the system's count, ranks that compute are taken to need a core each.
+        lacks = sum(one.trains for one in there) > cores if waited is None else waited > _STARVED
+        if len(there) > cores and lacks:
+            found[host] = len(there), cores, waited
+    return found
 
 
 def _slow_workers(run: RunFacts) -> Iterator[str]:
+    crowded = _crowded(run)
     paces = {
         one.role: one.shares.batch_s
         for one in run.ranks
-        if one.trains and one.shares is not None and one.shares.batch_s
+        if one.trains and one.host not in crowded and one.shares is not None and one.shares.batch_s
     }
     if len(paces) < 2 or any(_reading(run)):
         return

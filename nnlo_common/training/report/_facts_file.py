@@ -49,7 +49,7 @@ class FactsFile:
         """Append a line.
 
         Args:
-            what: its kind: "start", "epoch", "sample", "stall", "lost" or "end".
+            what: its kind: "start", "epoch", "sample", "stall", "lost", "diverged" or "end".
             facts: by name; numbers that are not finite become null.
         """
         line = {"what": what, "time": round(time.time(), 6), **facts}

@@ -125,6 +125,8 @@ class FactsWriter:
         self._ended = threading.Event()
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
+        if team is not None and team.serving is not None:
+            team.serving.on_divergence = lambda text: self._file.add("diverged", text=text)
         self._spans = Spans(None if self._trace is None else self._trace.add)
         self._began_s = self._spans.began_s
         record(self._spans)
@@ -165,6 +167,7 @@ class FactsWriter:
             "updates": report.exchanges - self._last.exchanges,
             "memory_mb": round(now.memory_mb, 3),
             "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
+            "core_wait_s": now.core_wait_since(self._before),
             "learning_rate": learning_rate,
             "spent": {kind: round(spent[kind] - self._spent[kind], 6) for kind in spent},
             **self._served(report),

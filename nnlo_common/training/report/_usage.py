@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["Usage", "gpus_here"]
 
-_STATM, _IO = Path("/proc/self/statm"), Path("/proc/self/io")
+_STATM, _IO, _TASKS = Path("/proc/self/statm"), Path("/proc/self/io"), Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Usage:
         cpu_s: processor time of all threads since the process started.
         read_mb: what it has read by system calls, from files and sockets; None: unknown.
         written_mb: the same for writing.
+        core_wait_s: for how long its threads could have run and had no core; None: unknown.
 
     Example:
         >>> Usage.now().memory_mb > 1
@@ -35,6 +36,7 @@ class Usage:
     cpu_s: float
     read_mb: float | None = None
     written_mb: float | None = None
+    core_wait_s: float | None = None
 
     @classmethod
     def now(cls) -> Usage:
@@ -44,7 +46,17 @@ class Usage:
         else:
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             memory = most * (1 if sys.platform == "darwin" else 1024)
-        return cls(memory / 1e6, time.process_time(), *_transferred())
+        return cls(memory / 1e6, time.process_time(), *_transferred(), _core_wait_s())
+
+    def core_wait_since(self, before: Usage) -> float | None:
+        """Return how long threads have waited for a core since then; those that have ended are left out.
+
+        Args:
+            before: the usage then.
+        """
+        if self.core_wait_s is None or before.core_wait_s is None:
+            return None
+        return round(max(0.0, self.core_wait_s - before.core_wait_s), 3)
 
 
 def _transferred() -> tuple[float | None, float | None]:
@@ -53,6 +65,16 @@ def _transferred() -> tuple[float | None, float | None]:
         return int(told["rchar"]) / 1e6, int(told["wchar"]) / 1e6
     except (OSError, KeyError, ValueError):  # no Linux, or not allowed
         return None, None
+
+
+def _core_wait_s() -> float | None:
+    found = None
+    for path in _TASKS.glob("*/schedstat"):
+        try:
+            found = (found or 0.0) + int(path.read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):  # the thread has ended meanwhile
+            continue
+    return found
 
 
 def gpus_here() -> Callable[[], list[dict[str, float]]]:
