@@ -24,6 +24,7 @@ from nnlo_common.plugin import (
 from nnlo_torch._evaluation import samples_in
 from nnlo_torch._hdf5 import H5Batches
 from nnlo_torch._joint import collective
+from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._snapshot import (
     check_random,
@@ -61,6 +62,8 @@ class Checkpoint:
     All ranks must see the folder. On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and exit
     with status 75; rerun the same command to resume.
 
+    The folder also gets the facts of the training, for `nnlo report FOLDER`, if you make no `Report`.
+
     Args:
         folder: the run's folder; created if missing.
         optimizer: the wrapper; if the training has several, as that of a GAN, a list of them all.
@@ -70,6 +73,7 @@ class Checkpoint:
         minutes: minutes between two checkpoints; 0: not by time.
         keep: number of newest checkpoints to keep, besides the best (see `score`).
         better: whether lower or higher scores are better.
+        report: write down the facts of the training, unless there is a `Report`.
 
     Example:
         >>> import tempfile
@@ -104,6 +108,7 @@ class Checkpoint:
         minutes: float = 0,
         keep: int = 3,
         better: Literal["min", "max"] = "min",
+        report: bool = True,
     ) -> None:
         self._wrappers = _all_of_training(optimizer)
         self._optimizer = self._wrappers[0]
@@ -115,6 +120,8 @@ class Checkpoint:
                     f"also[{name!r}] is a {type(one).__name__}, which has neither load_state_dict nor load; "
                     "pass an object that has one of them"
                 )
+        self._reports = report
+        self._report: Report | None = None  # once batches begin
         self._every_epochs = whole_number("epochs", epochs, 0)
         self._manager = CheckpointManager(
             folder,
@@ -162,6 +169,7 @@ class Checkpoint:
                 mid-epoch reads and drops the first batches.
         """
         self._find_sampler(loader)
+        self._begin_report()
         if self._team is not None and not self._team.serves:
             self._team.end_epoch()  # the previous epoch: its end is known only now
         self._inside, self._begun = True, False
@@ -199,12 +207,20 @@ class Checkpoint:
     def score(self, value: float) -> None:
         """Score the model as it is now, so that the best checkpoint is kept; call it on all ranks."""
         self._manager.score(float(value))
+        self._optimizer._joint.told({"score": float(value)})
 
     # -- saving ---------------------------------------------------------------------------------------
 
     _pack, _unpack = staticmethod(packed), staticmethod(unpacked)
 
+    def _begin_report(self) -> None:
+        """Begin to write facts, unless the script does; it may do so until the first batch."""
+        if self._reports and not self._optimizer._joint.reported:
+            self._report = Report(self._optimizer, self._manager.store.folder, initial_epoch=self._epoch)
+
     def _end_epoch(self, *, last: bool) -> None:
+        if self._report is not None:
+            self._report.epoch()
         self._epoch, self._batch, self._samples = self._epoch + 1, 0, 0
         self._inside = self._begun = False
         self._manager.count_batches_from(0)

@@ -75,6 +75,8 @@ class JointTraining:
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
         at_end: called when this rank has left.
+        scores: what `mean` and `evaluate` have returned since the last epoch that was reported.
+        reported: whether a `Report` was made.
         end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
         forget_saves: ends the watch over `torch.save`.
@@ -103,6 +105,8 @@ class JointTraining:
         self.after_serving: list[Callable[[], object]] = []
         self.averages: list[AveragedWeights] = []
         self.at_end: list[Callable[[], object]] = []
+        self.scores: dict[str, float] = {}
+        self.reported = False
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
@@ -138,6 +142,11 @@ class JointTraining:
         if not self.centers:
             return self.members
         return [self.members[index] for index in self.centers[0].stepped]
+
+    def told(self, scores: dict[str, float]) -> dict[str, float]:
+        """Keep scores for a report, and return them."""
+        self.scores |= scores
+        return scores
 
     def finish(self) -> None:
         """Call what waits for the end, once."""

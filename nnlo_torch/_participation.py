@@ -252,10 +252,10 @@ class Participation:
         numbers = {name: float(value) for name, value in values.items()}
         self._agreed = True
         if self._team is None:
-            return numbers
+            return self._joint.told(numbers)
         self._joint.trained = True
         means = self._team.mean(numbers, float(weight))
-        return {name: means[name] for name in [*numbers, *(name for name in means if name not in numbers)]}
+        return self._joint.told({name: means[name] for name in dict.fromkeys([*numbers, *means])})
 
     def aside(
         self,

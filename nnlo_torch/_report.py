@@ -25,6 +25,8 @@ class Report:
     waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
     https://ui.perfetto.dev.
 
+    `Checkpoint` makes one in its own folder, if there is none.
+
     Args:
         optimizer: the wrapper.
         folder: the folder of the run; created if missing.
@@ -76,6 +78,7 @@ class Report:
             timeline=timeline,
             limit_mb=limit_mb,
         )
+        optimizer._joint.reported = True
         optimizer._joint.at_end.append(facts.close)
         self._end = weakref.finalize(self, FactsWriter.close, facts)  # runs at the script's end, too
 
@@ -85,7 +88,8 @@ class Report:
         """Write the line of a finished epoch.
 
         Args:
-            scores: the metrics of the epoch, such as the means over all ranks.
+            scores: the metrics of the epoch, such as the means over all ranks; None: what `mean` and
+                `evaluate` have returned in it.
             own: this rank's metrics, if those are not its own.
         """
         optimizer, before = self._optimizer, self._before
@@ -94,9 +98,9 @@ class Report:
         if not optimizer.serves:
             counts["batches"] = report.steps - before.steps
         rate = float(optimizer.param_groups[0]["lr"])
-        self._facts.epoch(
-            self._epochs, counts, rate, _numbers(scores or {}), None if own is None else _numbers(own)
-        )
+        found = optimizer._joint.scores if scores is None else scores
+        self._facts.epoch(self._epochs, counts, rate, _numbers(found), None if own is None else _numbers(own))
+        optimizer._joint.scores = {}
         self._epochs += 1
 
     def close(self) -> None:

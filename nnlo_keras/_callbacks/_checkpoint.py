@@ -31,6 +31,7 @@ from nnlo_keras._building import build_metrics
 from nnlo_keras._callbacks._driver import Driver
 from nnlo_keras._callbacks._model_state import ModelState
 from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._callbacks._report import Report
 from nnlo_keras._compat import begin_with, callbacks_of_fit
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions, assign, check_random, load_random, random_states, values_of
@@ -63,7 +64,8 @@ class Checkpoint(RankCallback):
     an uninterrupted one.
 
     All ranks must see the folder. It also contains `model.keras`, an ordinary Keras file of the centre at the
-    newest saved whole epoch. A training that is complete returns at once.
+    newest saved whole epoch. A training that is complete returns at once. The folder gets the facts of the
+    training, too, for `nnlo report FOLDER`, if there is no `Report` among the callbacks.
 
     On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and exit with status 75; rerun the same
     command to resume. If `fit` trains on anything but an `H5Sequence`, the data's position is unknown, and
@@ -74,6 +76,7 @@ class Checkpoint(RankCallback):
         every: epochs between two checkpoints; the last epoch is always saved.
         minutes: minutes between two checkpoints; 0: not by time.
         keep: number of newest checkpoints to keep.
+        report: write down the facts of the training, unless there is a `Report`.
 
     Example:
         >>> import tempfile
@@ -91,16 +94,18 @@ class Checkpoint(RankCallback):
 
     meets = True
 
-    def __init__(self, folder: str | Path, every: int = 1, *, minutes: float = 0, keep: int = 3) -> None:
+    def __init__(
+        self, folder: str | Path, every: int = 1, *, minutes: float = 0, keep: int = 3, report: bool = True
+    ) -> None:
         super().__init__()
         self.folder, self.every = Path(folder), whole_number("every", every, 1)
-        self.minutes, self.keep = minutes, whole_number("keep", keep, 1)
+        self.minutes, self.keep, self.report = minutes, whole_number("keep", keep, 1), report
         self._container: Any = None
         # Whether a training with this history would stop now: `nnlo train` lets its rules change on resuming.
         self.still_ends: Callable[[Mapping[str, Any]], object] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpoint:
-        return type(self)(self.folder, self.every, minutes=self.minutes, keep=self.keep)
+        return type(self)(self.folder, self.every, minutes=self.minutes, keep=self.keep, report=self.report)
 
     # -- beginning ------------------------------------------------------------------------------------
 
@@ -109,13 +114,22 @@ class Checkpoint(RankCallback):
         super().set_model(model)
         container = self._container = callbacks_of_fit()
         if container is not None:
-            container.callbacks = [self, *(one for one in container.callbacks if one is not self)]
+            others = [one for one in container.callbacks if one is not self]
+            if self.report and not any(isinstance(one, Report) for one in others):
+                others.append(self._new_report(model))
+            container.callbacks = [self, *others]
             Decisions(container)
             if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in container.callbacks):
                 raise ConfigurationError(
                     "BackupAndRestore was given together with nnlo_keras.Checkpoint, but each would resume "
                     "from its own checkpoint; leave BackupAndRestore out"
                 )
+
+    def _new_report(self, model: Any) -> Report:
+        report = Report(self.folder)
+        report.set_params(self.params)
+        report.set_model(model)
+        return report
 
     def before_start(self, role: str) -> None:
         """Check that the folder is writable."""

@@ -300,6 +300,16 @@ def test_the_report_has_a_line_for_each_epoch(tmp_path):
         assert sum(line["spent"].values()) == pytest.approx(line["seconds"], abs=1e-4)
 
 
+def test_what_is_saved_has_facts_unless_there_is_a_report(tmp_path):
+    for epochs in (2, 3):
+        fit([nk.Checkpoint(tmp_path / "saved"), nk.Distribute()], epochs=epochs)
+    assert [line["epoch"] for line in epochs_in(tmp_path / "saved")] == [0, 1, 2]
+    assert all({"loss"} == set(line["metrics"]) for line in epochs_in(tmp_path / "saved"))
+    fit([nk.Checkpoint(tmp_path / "with"), nk.Report(tmp_path / "own")])
+    fit([nk.Checkpoint(tmp_path / "without", report=False)])
+    assert [path.parent.name for path in tmp_path.glob("*/facts*")] in (["own", "saved"], ["saved", "own"])
+
+
 def test_the_report_is_json_whatever_the_loss_is(tmp_path):
     x, y = cases.data()
     model = cases.compiled(cases.dense(), adam())

@@ -20,9 +20,21 @@ import nnlo_torch as nt  # noqa: E402
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.extended]
 
-BATCHES, EPOCHS = 5, 3
-#: Long beside what a busy machine adds to it.
-LONG_S = 0.04
+BATCHES, EPOCHS = 4, 2
+#: Long beside what a busy machine adds to it; where it adds more, the training is made again.
+LONG_S, ADDED, TRIES = 0.15, 0.15, 4
+
+
+class Naps:
+    """Sleeps, and how much longer they took than they should."""
+
+    asked_s = late_s = 0.0
+
+    def nap(self, seconds):
+        began_s = time.perf_counter()
+        time.sleep(seconds)
+        self.asked_s += seconds
+        self.late_s += time.perf_counter() - began_s - seconds
 
 
 class SleepySGD(torch.optim.SGD):
@@ -31,38 +43,40 @@ class SleepySGD(torch.optim.SGD):
     pause_s = 0.0
 
     def step(self, closure=None):
-        time.sleep(self.pause_s)
+        if self.pause_s:
+            self.nap(self.pause_s)
         return super().step(closure)
 
 
 class Batches:
     """Batches that take some time to read."""
 
-    def __init__(self, pause_s):
-        self.pause_s = pause_s
+    def __init__(self, nap, pause_s):
+        self.nap, self.pause_s = nap, pause_s
 
     def __len__(self):
         return BATCHES
 
     def __iter__(self):
         for number in range(BATCHES):
-            time.sleep(self.pause_s)
+            if self.pause_s:
+                self.nap(self.pause_s)
             yield torch.linspace(-1, 1, 12).reshape(4, 3) + number / BATCHES
 
 
-def train(world, folder, *, rate=0.01, slow="", read_s=0.0, apply_s=0.0):
+def train(world, folder, nap, *, rate=0.01, slow="", read_s=0.0, apply_s=0.0):
     torch.set_num_threads(1)
     model = torch.nn.Linear(3, 1)
     torch.nn.init.ones_(model.weight)
     sgd = SleepySGD(model.parameters(), lr=rate)
     optimizer = nt.Downpour(sgd, model=model, world=world)
-    sgd.pause_s = apply_s if optimizer.serves else 0.0
+    sgd.nap, sgd.pause_s = nap, apply_s if optimizer.serves else 0.0
     report = nt.Report(optimizer, folder)
     for _ in range(EPOCHS):
-        for x in optimizer.epoch(Batches(read_s)):
+        for x in optimizer.epoch(Batches(nap, read_s)):
             optimizer.zero_grad()
             model(x).square().mean().backward()
-            time.sleep(LONG_S * (3 if optimizer.role == slow else 1))
+            nap(LONG_S * (3 if optimizer.role == slow else 1))
             optimizer.step()
         loss = optimizer.evaluate(lambda x: {"loss": model(x).square().mean()}, [torch.ones(3, 3)])
         report.epoch(loss)
@@ -98,8 +112,14 @@ PLANTED = {
 
 @pytest.mark.parametrize(("options", "expected"), PLANTED.values(), ids=PLANTED)
 def test_what_was_planted_is_named_and_nothing_else(options, expected, tmp_path, many_cores):
-    on_ranks(4, lambda world: train(world, tmp_path, **options))
-    found = verdicts(read_run(tmp_path))
+    for number in range(TRIES):
+        naps, folder = Naps(), tmp_path / str(number)
+        on_ranks(4, lambda world: train(world, folder, naps.nap, **options))  # noqa: B023 - called at once
+        if naps.late_s < ADDED * naps.asked_s:
+            break
+    else:
+        pytest.skip(f"the machine was too busy for {TRIES} trainings to be what they should be")
+    found = verdicts(read_run(folder))
     assert len(found) == len(expected), found
     for line, pattern in zip(found, expected, strict=True):
         assert re.search(pattern, line)
@@ -107,7 +127,7 @@ def test_what_was_planted_is_named_and_nothing_else(options, expected, tmp_path,
 
 def test_a_training_that_ends_as_it_diverges_says_so(tmp_path, many_cores):
     with pytest.raises(Exception, match="its loss has diverged"):
-        on_ranks(3, lambda world: train(world, tmp_path, rate=1e30))
+        on_ranks(3, lambda world: train(world, tmp_path, time.sleep, rate=1e30))
     (found,) = verdicts(read_run(tmp_path))
     assert re.match(
         r"the training has diverged: rank \d sent NaN or infinity .* smaller learning rate", found

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.trace._merged_trace import merged
+from nnlo_common.training.report import _facts_file
 from nnlo_common.training.report._facts_file import read_facts
 from tests.helpers.traces import problems_in, self_times
 
@@ -138,6 +140,64 @@ def test_every_wait_of_a_lead_for_its_group_and_its_queries_is_seen(name, tmp_pa
     for rank in range(2):
         spent = lines(tmp_path, rank, "sample")[-1]["spent"]
         assert slept[rank] * 0.95 <= spent["wait"]
+
+
+def saved_training(folder, epochs, world=None, reports=False, **options):
+    """Some epochs that are saved; without a report of its own if `reports` is False."""
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world)
+    checkpoint = nt.Checkpoint(folder, optimizer, **options)
+    data = torch.ones(4 * BATCHES * (2 if world else 1), 2)  # on two workers
+    loader = torch.utils.data.DataLoader(data, 4, sampler=nt.ShardSampler(data, optimizer=optimizer))
+    report = None
+    for epoch in checkpoint.epochs(epochs):
+        if reports and report is None:  # as late as a script may
+            report = nt.Report(optimizer, folder.parent / "of the script", initial_epoch=epoch)
+        for x in checkpoint.batches(loader):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        optimizer.mean({"loss": epoch})
+        if report is not None:
+            report.epoch()
+    optimizer.close()
+
+
+def test_what_is_saved_has_facts_and_a_resumed_training_adds_to_them(tmp_path):
+    for epochs in (2, 3):
+        with MemoryCluster(3) as cluster:
+            cluster.run(lambda world: saved_training(tmp_path, epochs, world))  # noqa: B023 - called at once
+    for rank, samples in ((0, 2 * 4 * BATCHES), (1, 4 * BATCHES)):
+        found = lines(tmp_path, rank)
+        assert [(line["epoch"], line["samples"]) for line in found] == [
+            (epoch, samples) for epoch in range(3)
+        ]
+        assert [line["metrics"] for line in found] == [{"loss": 0.0}, {"loss": 1.0}, {"loss": 2.0}]
+        assert [line["over"] for line in lines(tmp_path, rank, "end")] == [True, True]
+    run = read_run(tmp_path)
+    assert (run.history, len(run.ranks)) == ({"loss": [0.0, 1.0, 2.0]}, 3)
+
+
+def test_facts_are_written_once_or_not_at_all(tmp_path):
+    saved_training(tmp_path / "first", 2, reports=True)
+    assert [line["metrics"] for line in lines(tmp_path / "of the script", 0)] == [
+        {"loss": 0.0},
+        {"loss": 1.0},
+    ]
+    saved_training(tmp_path / "second", 2, report=False)
+    assert not [*(tmp_path / "first").glob("facts*"), *(tmp_path / "second").glob("facts*")]
+
+
+def test_facts_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypatch, caplog):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_facts_file, "append_file", full)
+    saved_training(tmp_path, 2)
+    (warned,) = [record.message for record in caplog.records if "facts" in record.message]
+    assert "facts.rank0.jsonl cannot be written ([Errno 28] No space left on device); the training" in warned
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
 def test_a_place_that_cannot_be_written_to_is_named_before_the_training(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from nnlo_common.base._whole_files import of_rank, usable
 
 __all__ = ["FactsFile", "facts_files", "read_facts"]
 
+_LOG = logging.getLogger(__name__)
 _NAME = "facts.jsonl"
 #: A line beyond it is none of ours.
 _LONGEST = 1 << 20
@@ -23,6 +25,8 @@ _LONGEST = 1 << 20
 
 class FactsFile:
     """Appends lines to this rank's file; each is one write, so that a killed process leaves whole lines.
+
+    A line that cannot be written, as on a full disk, is left out.
 
     Args:
         folder: of the run.
@@ -44,6 +48,7 @@ class FactsFile:
 
     def __init__(self, folder: str | Path, rank: int, asked: str = "") -> None:
         self.path = usable(asked or f"Report({str(folder)!r})", of_rank(Path(folder) / _NAME, rank))
+        self._broken = False
 
     def add(self, what: str, **facts: Any) -> None:
         """Append a line.
@@ -53,8 +58,13 @@ class FactsFile:
             facts: by name; numbers that are not finite become null.
         """
         line = {"what": what, "time": round(time.time(), 6), **facts}
-        with append_file(self.path) as file:
-            file.write(f"{json.dumps(_finite(line), default=str)}\n".encode())
+        try:
+            with append_file(self.path) as file:
+                file.write(f"{json.dumps(_finite(line), default=str)}\n".encode())
+        except OSError as error:
+            if not self._broken:
+                self._broken = True
+                _LOG.warning("%s cannot be written (%s); the training goes on", self.path, error)
 
 
 def facts_files(folder: Path) -> Iterator[tuple[Path, int]]:
