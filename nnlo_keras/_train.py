@@ -156,7 +156,8 @@ class KerasTrainer(Trainer):
             checkpoint = nnlo_keras.Checkpoint(folder / "checkpoint", every=settings.checkpoint)
             checkpoint.still_ends = self._stopping.replay
             found.append(checkpoint)
-        found.append(nnlo_keras.Report(folder, config=self._config, timeline=settings.timeline))
+        traces: dict[str, Any] = {"timeline": settings.timeline, "profile": settings.profile}
+        found.append(nnlo_keras.Report(folder, config=self._config, **traces))
         if self._plan.watch is None:
             found.append(nnlo_keras.Progress(folder, log_to=settings.log_to))
         else:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nnlo_common.plugin import FactsWriter
+import torch
+
+from nnlo_common.plugin import FactsWriter, StepProfiler
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Report"]
@@ -32,6 +34,8 @@ class Report:
         folder: the folder of the run; created if missing.
         config: what to write down about this run, such as your options.
         timeline: write a trace, too.
+        profile: run `torch.profiler` for steps of some ranks: "10-20" or "10-20@1,3"; the trace is
+            run/profile.rank1/trace.json and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
         initial_epoch: number of epochs done before, in a resumed training.
@@ -62,6 +66,7 @@ class Report:
         *,
         config: Mapping[str, Any] | None = None,
         timeline: bool = False,
+        profile: str | None = None,
         limit_mb: float = 100.0,
         every_s: float = 1.0,
         initial_epoch: int = 0,
@@ -69,6 +74,10 @@ class Report:
         self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
         if optimizer._team is not None:
             optimizer._settle("Report")
+        size = 1 if optimizer._team is None else optimizer._team.size
+        profiler = (
+            None if profile is None else StepProfiler(profile, Path(folder), optimizer.rank, size, _begin)
+        )
         facts = self._facts = FactsWriter(
             folder,
             optimizer._team,
@@ -81,6 +90,9 @@ class Report:
         optimizer._joint.reported = True
         optimizer._joint.at_end.append(facts.close)
         self._end = weakref.finalize(self, FactsWriter.close, facts)  # runs at the script's end, too
+        if profiler is not None:
+            hook = optimizer.register_step_post_hook(lambda *_: profiler.end_step())
+            optimizer._joint.at_end += [profiler.close, hook.remove]
 
     def epoch(
         self, scores: Mapping[str, float] | None = None, *, own: Mapping[str, float] | None = None
@@ -106,6 +118,18 @@ class Report:
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""
         self._end()
+
+
+def _begin(folder: Path) -> Callable[[], None]:
+    """Begin to profile, and return what ends that."""
+    profiler = torch.profiler.profile()
+    profiler.start()
+
+    def end() -> None:
+        profiler.stop()
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+
+    return end
 
 
 def _numbers(scores: Mapping[str, float]) -> dict[str, float]:

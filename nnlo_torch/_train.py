@@ -146,9 +146,14 @@ class TorchTrainer(Trainer):
         return self._wrapper
 
     def _report(self, folder: Path, done: int) -> nnlo_torch.Report:
-        timeline = self._settings.timeline
+        settings = self._settings
         return nnlo_torch.Report(
-            self._joined, folder, config=self._config, timeline=timeline, initial_epoch=done
+            self._joined,
+            folder,
+            config=self._config,
+            timeline=settings.timeline,
+            profile=settings.profile,
+            initial_epoch=done,
         )
 
     def _callbacks(self, folder: Path, done: int) -> list[Any]:

@@ -38,7 +38,6 @@ NNLO_FLAGS = {
     "--log-file": "write --log-dir FOLDER",
     "--verbose": "write --log-level info",
     "--monitor": "leave it out: every run writes it down, and nnlo report FOLDER shows it",
-    "--profile": "write --timeline",
     "--tf": "leave it out; export KERAS_BACKEND=tensorflow chooses the back end",
     "--backend": "leave it out; get_model() decides, and KERAS_BACKEND is the back end of Keras",
     "--previous-result": "rerun the same nnlo tune command, which resumes the search in its folder",

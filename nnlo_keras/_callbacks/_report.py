@@ -10,9 +10,10 @@ from typing import Any
 import keras
 
 from nnlo_common import TrainingReport
-from nnlo_common.plugin import FactsWriter, span
+from nnlo_common.plugin import FactsWriter, StepProfiler, span
 from nnlo_keras._callbacks._driver import Driver
 from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
+from nnlo_keras._profile import begin_profile
 
 __all__ = ["Report"]
 
@@ -34,6 +35,8 @@ class Report(RankCallback):
         folder: the folder of the run; created if missing.
         config: what to write down about this run, such as your options.
         timeline: write a trace, too.
+        profile: run the profiler of the back end for steps of some ranks: "10-20" or "10-20@1,3"; it
+            writes into run/profile.rank1 and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
 
@@ -57,18 +60,20 @@ class Report(RankCallback):
         *,
         config: Mapping[str, Any] | None = None,
         timeline: bool = False,
+        profile: str | None = None,
         limit_mb: float = 100.0,
         every_s: float = 1.0,
     ) -> None:
         super().__init__()
-        self.folder, self._config = Path(folder), config
+        self.folder, self._config, self._profile = Path(folder), config, profile
+        self._profiler: StepProfiler | None = None
         self._options: dict[str, Any] = {"timeline": timeline, "limit_mb": limit_mb, "every_s": every_s}
         self._facts: FactsWriter | None = None
         self._samples: int | None = None
         self._test: Any = span("validate")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Report:
-        return type(self)(self.folder, config=self._config, **self._options)
+        return type(self)(self.folder, config=self._config, profile=self._profile, **self._options)
 
     def before_part(self, distribute: Driver) -> None:
         """Begin to write, before this rank waits for others."""
@@ -92,6 +97,8 @@ class Report(RankCallback):
         """Count the batches."""
         self._batches = batch + 1
         self._counts.batches += 1
+        if self._profiler is not None:
+            self._profiler.end_step()
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Record the samples now: the validation resets Keras's count. Its time is that of validating."""
@@ -133,9 +140,15 @@ class Report(RankCallback):
         self._facts = FactsWriter(
             self.folder, team, report, unit="batches", config=self._config, **self._options
         )
+        if self._profile is not None:
+            rank, size = (0, 1) if team is None else (team.rank, team.size)
+            self._profiler = StepProfiler(self._profile, self.folder, rank, size, begin_profile)
         self._end = weakref.finalize(self, FactsWriter.close, self._facts)  # a failing fit calls no callback
 
     def _close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
+            self._profiler = None
         if self._facts is not None:
             self._end()
             self._facts = None

@@ -310,6 +310,16 @@ def test_what_is_saved_has_facts_unless_there_is_a_report(tmp_path):
     assert [path.parent.name for path in tmp_path.glob("*/facts*")] in (["own", "saved"], ["saved", "own"])
 
 
+@pytest.mark.extended
+def test_the_profiler_of_the_back_end_writes_into_the_folder(tmp_path):
+    fit([nk.Report(tmp_path, profile="2-3"), nk.Distribute()], epochs=1)
+    (folder,) = tmp_path.glob("profile*")
+    assert folder.name == "profile.rank0"
+    assert list(
+        folder.glob("trace.json" if keras.backend.backend() == "torch" else "plugins/profile/*/*.xplane.pb")
+    )
+
+
 def test_the_report_is_json_whatever_the_loss_is(tmp_path):
     x, y = cases.data()
     model = cases.compiled(cases.dense(), adam())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.framework("torch")
 BATCHES, EPOCHS = 6, 2
 
 
-def training(folder, world=None, first=0, before_step=lambda optimizer: None, **options):
+def training(folder, world=None, first=0, before_step=lambda optimizer: None, profile=None, **options):
     """Two epochs of some batches on each worker, written down."""
     torch.set_num_threads(1)
     model = torch.nn.Linear(2, 1)
@@ -31,7 +32,8 @@ def training(folder, world=None, first=0, before_step=lambda optimizer: None, **
     make = nt.Synchronous if options else nt.EASGD
     settings = {} if options else {"every": 3, "beta": 0.5}
     optimizer = make(sgd, model=model, world=world, **settings, **options)
-    report = nt.Report(optimizer, folder, initial_epoch=first, timeline=True, config={"lr": 0.01})
+    traces = {"timeline": True, "profile": profile}
+    report = nt.Report(optimizer, folder, initial_epoch=first, config={"lr": 0.01}, **traces)
     for _ in range(EPOCHS):
         for x in optimizer.epoch([torch.ones(4, 2)] * BATCHES):
             optimizer.zero_grad()
@@ -198,6 +200,17 @@ def test_facts_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypa
     (warned,) = [record.message for record in caplog.records if "facts" in record.message]
     assert "facts.rank0.jsonl cannot be written ([Errno 28] No space left on device); the training" in warned
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+@pytest.mark.extended
+def test_the_profiler_sees_the_steps_that_were_named_on_the_ranks_that_were_named(tmp_path):
+    with MemoryCluster(3) as cluster:
+        cluster.run(lambda world: training(tmp_path, world, profile="2-4@0,2"))
+    (found,) = tmp_path.glob("profile*")  # rank 0 is a server, which makes no steps
+    events = json.loads((found / "trace.json").read_text())["traceEvents"]
+    assert found.name == "profile.rank2"
+    steps = [event for event in events if event["name"] == "Optimizer.step#SGD.step"]
+    assert len(steps) == 3
 
 
 def test_a_place_that_cannot_be_written_to_is_named_before_the_training(tmp_path):

@@ -12,6 +12,7 @@ from nnlo_common.base._spans import Finished, recorder, span
 from nnlo_common.training.report import _usage
 from nnlo_common.training.report._facts_file import FactsFile, read_facts
 from nnlo_common.training.report._facts_writer import FactsWriter
+from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
 from nnlo_common.training.report._usage import Usage, gpus_here
 
@@ -156,6 +157,35 @@ def test_impossible_options_are_refused(name, value, tmp_path):
     with pytest.raises(ConfigurationError, match=rf"Report\(.*{name}={value!r}\) must be a number above 0"):
         FactsWriter(tmp_path / "run", None, TrainingReport, **{name: value})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["", "0", "3-2", "1-", "2@", "2@x", "2@1,", "1-2-3", 7])
+def test_steps_that_cannot_be_profiled_are_refused(text):
+    with pytest.raises(ConfigurationError, match=r"profile=.* must name steps.* '10-20@1,3'"):
+        ProfiledSteps.parse(text)
+
+
+def test_the_profiler_runs_for_the_named_steps_of_the_named_ranks(tmp_path):
+    seen = []
+
+    def begin(folder):
+        seen.append(("begin", len(done), folder.name))
+        return lambda: seen.append(("end", len(done), folder.name))
+
+    for rank, text in ((0, "3-5@0,2"), (1, "3-5@0,2"), (2, "1"), (2, "6-9")):
+        done = []
+        profiler = StepProfiler(text, tmp_path, rank, 3, begin)
+        for step in range(7):
+            done.append(step)
+            profiler.end_step()
+        profiler.close()
+    assert seen == [
+        *[("begin", 2, "profile.rank0"), ("end", 5, "profile.rank0")],
+        *[("begin", 0, "profile.rank2"), ("end", 1, "profile.rank2")],
+        *[("begin", 5, "profile.rank2"), ("end", 7, "profile.rank2")],
+    ]
+    with pytest.raises(ConfigurationError, match=r"'3@1,7' names rank 7, but the last one is 2"):
+        StepProfiler("3@1,7", tmp_path, 0, 3, begin)
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):

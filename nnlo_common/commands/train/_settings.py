@@ -18,6 +18,7 @@ from nnlo_common.commands.train._rates import HEAVY, RATES, RatePlan
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._tree_joining import sub_servers_of
+from nnlo_common.training.report._profiled_steps import ProfiledSteps
 from nnlo_common.training.report._trackers import TRACKERS
 
 __all__ = ["OF_TREES", "OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
@@ -154,6 +155,9 @@ class Settings:
         least=1,
     )
     timeline: bool = option(OUTPUT, "a trace of each rank for ui.perfetto.dev", default=False)
+    profile: str | None = option(
+        OUTPUT, "profile steps 10 to 20 of ranks 1 and 3 by the framework: 10-20@1,3", "STEPS[@RANKS]"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         OUTPUT, "the lowest level of messages to print", default="warning"
     )
@@ -232,6 +236,8 @@ class Settings:
         return range(int(found[1]) - 1, int(found[1])), int(found[2])
 
     def _contradictions(self) -> Iterator[str]:
+        if self.profile is not None:
+            ProfiledSteps.parse(self.profile, "--profile ")
         for one in self.log_to:
             if one not in TRACKERS:
                 yield f"--log-to {one}: give one of {', '.join(TRACKERS)}{nearest(one, TRACKERS)}"
