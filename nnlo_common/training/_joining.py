@@ -187,6 +187,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     clock = ClockOffset()
     if world.own_process and not world.of_trial:  # the ranks of a trial gather by slower mail
         clock = gathered_offset(world.gather_text, world.rank)
+        if place.host == places[0].host:
+            clock = ClockOffset()  # one host has one clock
     threads = limit_threads(place.local_size, place.host_cores) if world.own_process else None
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
@@ -16,8 +15,7 @@ from nnlo_common.commands.report._run_figures import run_figures
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from tests.commands.test_report import SERVER, WORKERS, epochs, run_of
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.helpers.chromium import CHROMIUM
 
 pytestmark = [
     pytest.mark.extended,

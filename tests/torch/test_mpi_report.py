@@ -9,6 +9,7 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.training.report._facts_file import facts_files, read_facts
+from tests.helpers.chromium import needs_tracing_page, read_by_tracing_page
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.traces import problems_in, self_times
@@ -61,6 +62,24 @@ def test_a_killed_job_leaves_whole_facts_and_a_valid_trace(tmp_path):
         json.loads((tmp_path / f"timeline.rank{rank}.json").read_text())
     assert problems_in(trace_of(tmp_path)) == []
     assert main(["report", str(tmp_path)]) == 0
+
+
+@needs_tracing_page
+@pytest.mark.parametrize("kind", ["whole", "killed"])
+def test_the_tracing_page_of_chromium_takes_all_of_a_trace(kind, tmp_path):
+    ended = mpiexec(4, PROGRAM, str(tmp_path), kind)
+    assert (ended.returncode == 0) == (kind == "whole"), ended.stderr
+    events = trace_of(tmp_path)
+    found = read_by_tracing_page(events, tmp_path)
+    assert found["warnings"] == []
+    assert found["arrows"] == sum(event["ph"] == "s" for event in events) > 0
+    for rank in range(4):
+        mine = [event for event in events if event["pid"] == rank]
+        told = found["processes"][str(rank)]
+        assert told["spans"] == sum(event["ph"] == "X" for event in mine) > 0
+        assert {one.split(".")[-1] for one in told["counters"]} == {
+            event["name"] for event in mine if event["ph"] == "C"
+        }
 
 
 def test_memory_and_processor_time_are_those_of_the_system(tmp_path):
