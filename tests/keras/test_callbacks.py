@@ -124,7 +124,8 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(place, tmp_path):
     assert equal(cases.weights(model), cases.weights(want))
     assert int(model.optimizer.iterations) == 20
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == [*(f"checkpoint-00000{number}" for number in (2, 3, 4)), "in-use", "model.keras"]
+    checkpoints = [f"checkpoint-00000{number}" for number in (2, 3, 4)]
+    assert names == [*checkpoints, "facts.rank0.jsonl", "in-use", "model.keras"]
 
     again, history = fit(callbacks(), epochs=4)
     assert history.epoch == [0, 1, 2, 3]
