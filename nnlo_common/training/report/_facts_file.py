@@ -61,7 +61,7 @@ class FactsFile:
         try:
             with append_file(self.path) as file:
                 file.write(f"{json.dumps(_finite(line), default=str)}\n".encode())
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if not self._broken:
                 self._broken = True
                 _LOG.warning("%s cannot be written (%s); the training goes on", self.path, error)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -246,12 +247,11 @@ class FactsWriter:
                 return
 
     def _try_to_sample(self) -> None:
-        try:
+        # The training changes a dictionary meanwhile, or memory is short; a raising thread would end the job.
+        with suppress(RuntimeError, MemoryError):
             report = self._report()
-        except RuntimeError:  # the training has changed a dictionary meanwhile
-            return
-        self._tell_losses(report)
-        self._sample(report)
+            self._tell_losses(report)
+            self._sample(report)
 
     def _sample(self, report: TrainingReport, until_s: float | None = None) -> None:
         now, since_s = Usage.now(), time.perf_counter() - self._began_s

@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ class Usage:
     @classmethod
     def now(cls) -> Usage:
         """Return the current usage."""
-        if _STATM.exists():
+        try:
             memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
-        else:
+        except (OSError, MemoryError):  # no Linux, or no descriptor is left
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             memory = most * (1 if sys.platform == "darwin" else 1024)
         return cls(memory / 1e6, time.process_time(), *_transferred(), _core_wait_s())
@@ -63,17 +64,16 @@ def _transferred() -> tuple[float | None, float | None]:
     try:
         told = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(told["rchar"]) / 1e6, int(told["wchar"]) / 1e6
-    except (OSError, KeyError, ValueError):  # no Linux, or not allowed
+    except (OSError, KeyError, ValueError, MemoryError):  # no Linux, or not allowed
         return None, None
 
 
 def _core_wait_s() -> float | None:
     found = None
-    for path in _TASKS.glob("*/schedstat"):
-        try:
-            found = (found or 0.0) + int(path.read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):  # the thread has ended meanwhile
-            continue
+    with suppress(OSError, MemoryError):  # no descriptor is left
+        for path in _TASKS.glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+                found = (found or 0.0) + int(path.read_text().split()[1]) / 1e9
     return found
 
 
