@@ -200,9 +200,8 @@ def span(kind: SpanKind, name: str = "") -> Span | _Off:
         name: for a trace; empty: the kind.
 
     Example:
-        >>> with span("read") as found:
-        ...     print(found)
-        None
+        >>> with span("read"):
+        ...     samples = [1, 2, 3]
     """
     spans: Spans | None = getattr(_HERE, "spans", None)
     return _OFF if spans is None else Span(spans, kind, name or kind)

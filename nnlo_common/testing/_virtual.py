@@ -53,8 +53,9 @@ class VirtualCluster:
     Example:
         `nnlo_common.testing.train_virtually` makes one; by hand:
 
+        >>> import numpy as np
         >>> from nnlo_common import SGD, Downpour, FlatVector
-        >>> from nnlo_common.protocol import Shard
+        >>> from nnlo_common.protocol import Compute, Server, Shard, Worker
         >>> rule, start = Downpour(), [np.ones(1, "f4")]
         >>> server = Server(rule.center(np.ones(1, "f4"), 1, SGD(0.5)), [1])
         >>> worker = Worker(1, rule, FlatVector.of(start), FlatVector.of(start),

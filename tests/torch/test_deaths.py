@@ -47,7 +47,7 @@ def run(job, folder, fault=None):
         data = torch.ones(SAMPLES, 2)
         sampler = nt.ShardSampler(data, optimizer=optimizer, assignment=job.assignment)
         loader, taken = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler), {}
-        for epoch in nt.Checkpoint(folder, optimizer, minutes=job.minutes).epochs(EPOCHS):
+        for epoch in nt.Checkpoint(folder, optimizer, minutes=job.minutes, report=False).epochs(EPOCHS):
             taken[epoch] = torch_checkpoint.samples_of_epoch(
                 model, optimizer, loader, lambda: time.sleep(pace.uniform(0, job.pause_s))
             )
