@@ -68,7 +68,7 @@ from nnlo_common.training.checkpoint._checks import (
 from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._course import Course, Moment, spaced
 from nnlo_common.training.report._facts_writer import FactsWriter
-from nnlo_common.training.report._profiled_steps import StepProfiler
+from nnlo_common.training.report._profiled_steps import StepProfiler, begin_torch_profile
 from nnlo_common.training.report._progress_display import ProgressDisplay
 from nnlo_common.training.report._terminal import is_live, table
 
@@ -105,6 +105,7 @@ __all__ = [
     "assigned",
     "AUTO",
     "BatchOptions",
+    "begin_torch_profile",
     "brief",
     "check_assignment",
     "check_entries",

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from nnlo_common.plugin import begin_torch_profile
+
 __all__ = ["begin_profile"]
 
 
@@ -21,22 +23,11 @@ def begin_profile(folder: Path) -> Callable[[], object]:
     backend = keras.backend.backend()
     framework: Any = importlib.import_module(backend)
     if backend == "torch":
-        return _begin_torch(framework, folder)
+        return begin_torch_profile(framework, folder)
     if backend == "tensorflow":
         framework.profiler.experimental.start(str(folder))
         stop: Callable[[], object] = framework.profiler.experimental.stop
         return stop
     framework.profiler.start_trace(str(folder))
     end: Callable[[], object] = framework.profiler.stop_trace
-    return end
-
-
-def _begin_torch(torch: Any, folder: Path) -> Callable[[], object]:
-    profiler = torch.profiler.profile()
-    profiler.start()
-
-    def end() -> None:
-        profiler.stop()
-        profiler.export_chrome_trace(str(folder / "trace.json"))
-
     return end

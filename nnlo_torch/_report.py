@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnlo_common.plugin import FactsWriter, StepProfiler
+from nnlo_common.plugin import FactsWriter, StepProfiler, begin_torch_profile
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Report"]
@@ -74,10 +75,11 @@ class Report:
         self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
         if optimizer._team is not None:
             optimizer._settle("Report")
-        size = 1 if optimizer._team is None else optimizer._team.size
-        profiler = (
-            None if profile is None else StepProfiler(profile, Path(folder), optimizer.rank, size, _begin)
-        )
+        profiler = None
+        if profile is not None:
+            size = 1 if optimizer._team is None else optimizer._team.size
+            begin = functools.partial(begin_torch_profile, torch)
+            profiler = StepProfiler(profile, Path(folder), optimizer.rank, size, begin)
         facts = self._facts = FactsWriter(
             folder,
             optimizer._team,
@@ -118,18 +120,6 @@ class Report:
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""
         self._end()
-
-
-def _begin(folder: Path) -> Callable[[], None]:
-    """Begin to profile, and return what ends that."""
-    profiler = torch.profiler.profile()
-    profiler.start()
-
-    def end() -> None:
-        profiler.stop()
-        profiler.export_chrome_trace(str(folder / "trace.json"))
-
-    return end
 
 
 def _numbers(scores: Mapping[str, float]) -> dict[str, float]:

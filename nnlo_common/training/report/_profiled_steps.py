@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["ProfiledSteps", "StepProfiler"]
+__all__ = ["ProfiledSteps", "StepProfiler", "begin_torch_profile"]
 
 _TEXT = re.compile(r"\s*([1-9]\d{0,8})(?:-([1-9]\d{0,8}))?\s*(?:@\s*(\d{1,6}(?:\s*,\s*\d{1,6})*))?\s*")
 
@@ -111,3 +112,20 @@ class StepProfiler:
         if self._chosen and self._done + 1 == self._steps.first:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._end = self._begin(self._folder)
+
+
+def begin_torch_profile(torch: Any, folder: Path) -> Callable[[], object]:
+    """Begin to profile with PyTorch, and return what ends that; `StepProfiler` takes it for `begin`.
+
+    Args:
+        torch: the module, which the core does not import.
+        folder: gets a trace.json.
+    """
+    profiler = torch.profiler.profile()
+    profiler.start()
+
+    def end() -> None:
+        profiler.stop()
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+
+    return end
