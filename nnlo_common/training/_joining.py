@@ -185,7 +185,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     places = gathered_places(world.gather_text)
     place = places[world.rank]
     clock = ClockOffset()
-    if world.own_process and not world.of_trial:  # the ranks of a trial gather by slower mail
+    several = any(one.host != place.host for one in places)
+    if several and world.own_process and not world.of_trial:  # the ranks of a trial gather by slower mail
         clock = gathered_offset(world.gather_text, world.rank)
         if place.host == places[0].host:
             clock = ClockOffset()  # one host has one clock
