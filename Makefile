@@ -40,6 +40,8 @@ pytest_jax     = $(subst KERAS_BACKEND=torch,KERAS_BACKEND=jax,$(pytest))
 # Programs of tests begin with their framework imported, in a third of the time; `make test-all` starts them as
 # users do.
 warm           = NNLO_TEST_STARTS=warm
+# The rules of the repository need no second run: `make check` has them.
+checked        = --ignore=tests/house/test_repository.py
 # Three at a time, also on two cores, as ranks wait more than they compute; of what starts mpiexec
 # each worker has its own part of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
@@ -69,7 +71,7 @@ demo: .venv/stamp-mpi ## train a small network on 1 server and 2 workers (RANKS=
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
 	$(say) 'tests, with torch and keras'
-	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi' --ignore=tests/house/test_repository.py
+	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi' $(checked)
 	$(say) 'tests of Keras once more, on TensorFlow'
 	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' $(any_backend) tests/keras \
 		tests/equations/test_keras_equations.py

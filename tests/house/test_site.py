@@ -7,13 +7,13 @@ import functools
 import json
 import queue
 import re
-import shutil
 import subprocess
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.helpers.chromium import CHROMIUM
 from tests.helpers.paths import ROOT
 
 SITE = ROOT / "build" / "site"
@@ -89,8 +89,7 @@ def served(site, harness):
 
 def looked_at(site, pages, tmp_path):
     """What a browser says of these pages, what the server missed, and the console."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+    if CHROMIUM is None:
         pytest.skip("no chromium: apt-get install chromium")
     harness = HARNESS.replace("PAGES", json.dumps(pages), 1).replace("WIDTHS", json.dumps(WIDTHS), 1)
     with served(site, harness) as (address, noted), (tmp_path / "console").open("w+") as console:
@@ -100,7 +99,7 @@ def looked_at(site, pages, tmp_path):
             "--enable-logging=stderr",
             f"--user-data-dir={tmp_path / 'profile'}",
         ]
-        command = [browser, *settings, "--remote-debugging-port=0", f"{address}/harness"]
+        command = [CHROMIUM, *settings, "--remote-debugging-port=0", f"{address}/harness"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=console)
         try:
             missing = []

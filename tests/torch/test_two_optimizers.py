@@ -377,14 +377,10 @@ KINDS = [
 
 
 @pytest.mark.filterwarnings("ignore:this is the optimizer's state of one of several parts")
+@pytest.mark.sampled(3)  # each kind is interrupted at one of the batches in `make test`
 @pytest.mark.parametrize(
     ("size", "name", "options", "stop_at"),
-    [
-        # Each kind is interrupted at one of the batches in `make test`, and at all of them in the long tests.
-        pytest.param(*kind, stop_at, marks=() if at == number % 3 else pytest.mark.extended)
-        for number, kind in enumerate(KINDS)
-        for at, stop_at in enumerate([3, 7, 12])
-    ],
+    [(*kind, stop_at) for kind in KINDS for stop_at in (3, 7, 12)],
     ids=str,
 )
 def test_two_optimizers_go_on_bit_for_bit(tmp_path, size, name, options, stop_at):
