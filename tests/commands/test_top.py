@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from nnlo_common.training.report._live_table import live_table, summary
 from tests.helpers.paths import ROOT
 
 NOW = 1000.0
+A_MOMENT_S = 0.5
 NEEDS_RICH = "the environment for MPICH has no rich"
 
 
@@ -327,3 +329,26 @@ def test_on_a_terminal_the_table_follows_the_run_to_its_end(tmp_path):
     assert b"50 %" in shown
     assert b"\x1b[" in shown  # drawn in place
     assert b"complete" in shown
+
+
+def test_a_rank_has_ended_even_if_its_thread_was_writing_at_that_moment(tmp_path):
+    writes, goes_on = threading.Event(), threading.Event()
+
+    def wall():
+        if threading.current_thread().name == "writer":
+            writes.set()
+            goes_on.wait()
+        return NOW
+
+    live = LiveFile(tmp_path, 0, "worker 0", "a", clock=Clock(), wall=wall)
+    writer, ender = threading.Thread(target=live.write, name="writer"), threading.Thread(target=live.end)
+    writer.start()
+    writes.wait()
+    ender.start()
+    ender.join(A_MOMENT_S)  # in which an end that does not wait for the writer is over
+    goes_on.set()
+    writer.join()
+    ender.join()
+    live.write()
+
+    assert json.loads((tmp_path / "live.rank0.json").read_text())["state"] == "ended"

@@ -72,6 +72,8 @@ class LiveFile:
         self._moved_s, self._moved, self._longest_s = clock(), wall(), 0.0
         self._last_s, self._samples, self._cpu_s = clock(), 0, time.process_time()
         self._broken, self._over = False, threading.Event()
+        # One file is written at a time, by the thread or by what ends it.
+        self._writing = threading.Lock()
         atexit.register(self.end)
 
     def start(self) -> None:
@@ -108,7 +110,20 @@ class LiveFile:
         }
 
     def write(self) -> None:
-        """Write what was noted last."""
+        """Write what was noted last, unless this rank has ended."""
+        with self._writing:
+            if not self._over.is_set():
+                self._put({**self._paced(), "state": "training"})
+
+    def end(self) -> None:
+        """Write that this rank has ended."""
+        atexit.unregister(self.end)
+        with self._writing:
+            if not self._over.is_set():
+                self._over.set()
+                self._put({**self._noted, "state": "ended"})
+
+    def _paced(self) -> dict[str, Any]:
         noted, now_s, cpu_s = self._noted, self._clock(), time.process_time()
         seconds = now_s - self._last_s
         pace: dict[str, float] = {}
@@ -116,14 +131,7 @@ class LiveFile:
             pace["samples_per_second"] = round((noted["samples"] - self._samples) / seconds, 3)
             pace["cpu_share"] = round((cpu_s - self._cpu_s) / seconds, 3)
             self._last_s, self._samples, self._cpu_s = now_s, noted["samples"], cpu_s
-        self._put({**noted, **pace, "state": "training"})
-
-    def end(self) -> None:
-        """Write that this rank has ended."""
-        atexit.unregister(self.end)
-        if not self._over.is_set():
-            self._over.set()
-            self._put({**self._noted, "state": "ended"})
+        return {**noted, **pace}
 
     def _repeat(self) -> None:
         while not self._broken and not self._over.wait(self._every_s):
