@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ class Report:
         )
         optimizer._joint.reported = True
         optimizer._joint.at_end.append(facts.close)
-        self._end = weakref.finalize(self, FactsWriter.close, facts)  # runs at the script's end, too
+        facts.end_with(self)
         if profiler is not None:
             hook = optimizer.register_step_post_hook(lambda *_: profiler.end_step())
             optimizer._joint.at_end += [profiler.close, hook.remove]
@@ -119,7 +118,7 @@ class Report:
 
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""
-        self._end()
+        self._facts.close()
 
 
 def _numbers(scores: Mapping[str, float]) -> dict[str, float]:

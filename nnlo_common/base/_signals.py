@@ -48,8 +48,9 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other thread
-            if not _active:
-                _previous.update({number: signal.signal(number, _record) for number in _SIGNALS})
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not _record:
+                    _previous[number] = signal.signal(number, _record)
             _active.append(self)
         return self
 
@@ -59,11 +60,8 @@ class Interrupts:
         if self not in _active:
             return
         _active.remove(self)
-        if not _active:
-            for number, handler in _previous.items():
-                with contextlib.suppress(TypeError, ValueError):  # set from C, or the interpreter shuts down
-                    signal.signal(number, handler)
-            _previous.clear()
+        if not _active and threading.current_thread() is threading.main_thread():
+            _restore()
 
 
 #: Entered and not yet left. Several may overlap: one that fails may be left long after the next is entered.
@@ -75,3 +73,15 @@ _previous: dict[signal.Signals, Any] = {}
 def _record(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
     for one in _active:
         one.came = True
+    if (
+        not _active
+    ):  # the last was left by another thread, as garbage collection does, which may set no handler
+        _restore()
+        signal.raise_signal(number)
+
+
+def _restore() -> None:
+    for number, handler in _previous.items():
+        with contextlib.suppress(TypeError, ValueError):  # set from C, or the interpreter shuts down
+            signal.signal(number, handler)
+    _previous.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -143,14 +142,14 @@ class Report(RankCallback):
         if self._profile is not None:
             rank, size = (0, 1) if team is None else (team.rank, team.size)
             self._profiler = StepProfiler(self._profile, self.folder, rank, size, begin_profile)
-        self._end = weakref.finalize(self, FactsWriter.close, self._facts)  # a failing fit calls no callback
+        self._facts.end_with(self)
 
     def _close(self) -> None:
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
         if self._facts is not None:
-            self._end()
+            self._facts.close()
             self._facts = None
 
     def _batches_served(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from nnlo_common.training.report._facts_writer import FactsWriter
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
 from nnlo_common.training.report._usage import Usage, gpus_here
+
+A_LONG_TIME_S = 60.0
 
 
 def computed(name, begin_s, end_s, **facts):
@@ -198,3 +201,45 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
         raw.write("\n{}\n")
     with pytest.raises(ConfigurationError, match=r"line 2: .*; remove that line"):
         list(read_facts(file.path))
+
+
+class Script:
+    """Holds a report that it never closes."""
+
+
+def test_an_owner_that_is_gone_ends_the_facts_and_waits_for_no_thread(tmp_path):
+    asks, goes_on = threading.Event(), threading.Event()
+
+    def report():
+        if threading.current_thread().name == "nnlo-facts":
+            asks.set()
+            goes_on.wait()  # as for a lock that the thread holds in which garbage is collected
+        return TrainingReport(samples=7)
+
+    facts, owner = FactsWriter(tmp_path, None, report), [Script()]
+    facts.end_with(owner[0])
+    asks.wait()
+    collecting = threading.Thread(target=owner.clear)
+    collecting.start()
+    collecting.join(A_LONG_TIME_S)
+    waited = collecting.is_alive()
+    goes_on.set()
+    collecting.join()
+    assert not waited
+    facts._thread.join(A_LONG_TIME_S)
+    lines = [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")]
+    assert lines[-1] == "end"
+
+    facts.close()
+    assert [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")] == lines
+
+
+def test_facts_that_are_closed_by_their_script_end_once(tmp_path):
+    owner = Script()
+    facts = FactsWriter(tmp_path, None, TrainingReport)
+    facts.end_with(owner)
+    facts.close()
+    del owner
+    facts.close()
+    assert [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")].count("end") == 1
+    assert recorder() is None

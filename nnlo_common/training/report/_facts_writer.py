@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import shlex
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -123,7 +125,7 @@ class FactsWriter:
         self._told, self._telling = {"lost": 0, "stall": 0}, threading.Lock()
         self._counted = 0, 0.0
         self._last = report()
-        self._ended = threading.Event()
+        self._ended, self._abandoned, self._closed = threading.Event(), False, False
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
         if team is not None and team.serving is not None:
@@ -135,6 +137,11 @@ class FactsWriter:
         # A daemon: it must not keep a program from ending, and writes whole lines only.
         self._thread = threading.Thread(target=self._look, name="nnlo-facts", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # for a script that closes nothing
+
+    def end_with(self, owner: object) -> None:
+        """End when `owner` is gone, which nobody may close: a script that has failed, or a fit."""
+        weakref.finalize(owner, self.abandon).atexit = False
 
     def begin_epoch(self) -> None:
         """Begin an epoch here; otherwise it begins where the last one ended."""
@@ -185,14 +192,30 @@ class FactsWriter:
 
     def close(self) -> None:
         """Write what is pending and the last line; call it when this rank has left the training."""
+        atexit.unregister(self.close)
         if self._ended.is_set():
             return
         self._ended.set()
         self._thread.join()
-        until_s: float | None = None
+        if not self._closed:
+            until_s: float | None = None
+            if recorder() is self._spans:
+                until_s = self._spans.cut()  # the last sample and the trace end at the same moment
+                record(None)
+            self._write_last(until_s)
+
+    def abandon(self) -> None:
+        """Let the thread write what is pending and the last line, without waiting for it.
+
+        A garbage collection may call this, at any point of any thread. What it interrupts may hold the lock
+        that a thread needs to end, so that waiting for the thread would be for ever: this takes no lock.
+        """
+        self._abandoned = True
         if recorder() is self._spans:
-            until_s = self._spans.cut()  # the last sample and the trace end at the same moment
             record(None)
+
+    def _write_last(self, until_s: float | None = None) -> None:
+        self._closed = True
         report = self._report()
         self._tell_losses(report)
         self._sample(report, until_s)
@@ -244,6 +267,11 @@ class FactsWriter:
             if self._trace is not None:
                 self._trace.flush()
             if self._ended.wait(min(next_s - since_s, _FLUSH_S)):
+                return
+            if self._abandoned:
+                with suppress(RuntimeError, MemoryError):
+                    self._write_last()
+                atexit.unregister(self.close)
                 return
 
     def _try_to_sample(self) -> None:
