@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,25 @@ def _no_training_left() -> Iterator[None]:
     yield
     if "nnlo_torch._wrapper" in sys.modules:
         sys.modules["nnlo_torch._wrapper"]._current = None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _operations_are_made_by_one_thread_at_a_time() -> Iterator[None]:
+    """Threads share TensorFlow's definitions of operations, and protobuf may crash if several read one."""
+    if "tensorflow" not in sys.modules:
+        yield
+        return
+    from tensorflow.python.framework import op_def_library
+
+    make, turn = op_def_library._apply_op_helper, threading.RLock()
+
+    def make_in_turn(*args: Any, **options: Any) -> Any:
+        with turn:
+            return make(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(op_def_library, "_apply_op_helper", make_in_turn)
+        yield
 
 
 class _Imported:

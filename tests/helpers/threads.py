@@ -14,7 +14,24 @@ from nnlo_common.protocol import Server
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from tests.helpers.numpy_cases import gradient
 
-__all__ = ["DyingMail", "HeldMail", "flat", "no_new_threads", "ranks", "on_ranks", "server_of", "train"]
+__all__ = [
+    "DyingMail",
+    "HeldMail",
+    "facts_end",
+    "flat",
+    "no_new_threads",
+    "ranks",
+    "on_ranks",
+    "server_of",
+    "train",
+]
+
+
+def facts_end() -> None:
+    """Wait until the facts of trainings that are gone are written to their end."""
+    for thread in threading.enumerate():
+        if thread.name == "nnlo-facts":
+            thread.join()
 
 
 @contextmanager
