@@ -27,7 +27,7 @@ def test_the_gradient_is_that_of_keras(batch):
     assert np.abs(gradient(initial(), batch) - keras_runs.gradient(batch)).max() < 1e-7
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",

@@ -20,7 +20,7 @@ def test_the_gradient_is_that_of_torch(batch):
     assert np.abs(gradient(initial(), batch) - torch_runs.gradient(batch)).max() < 1e-7
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", list(of_torch()), ids=str)
 def test_training(case: Case):
     compare(case, torch_runs.run(case))

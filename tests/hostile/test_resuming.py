@@ -172,7 +172,7 @@ def copied(folder: Path, into: Path) -> Path:
     return Path(shutil.copytree(folder, into / "run"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("train", "change"),
     [

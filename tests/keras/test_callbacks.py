@@ -78,6 +78,7 @@ class Rates(keras.callbacks.Callback):
         self.rates.append(float(keras.ops.convert_to_numpy(rate)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", ["before", "behind", "without"])
 def test_alone_no_callback_of_ours_changes_the_weights(place, tmp_path):
     want, _ = fit([])
@@ -105,6 +106,7 @@ def test_callbacks_can_be_copied():
 # Checkpoint
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", ["before", "behind", "without"])
 def test_an_interrupted_training_ends_as_if_it_had_not_been(place, tmp_path):
     want, _ = fit([], epochs=4)

@@ -323,6 +323,7 @@ def test_memory_that_is_not_aligned(shift, size):
 # In training.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("jit", JIT)

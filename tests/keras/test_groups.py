@@ -164,6 +164,7 @@ def test_a_local_optimizer_steps_with_the_mean_without_the_scale_of_the_loss():
     assert np.array_equal(found[1][0], found[2][0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "servers"), [("Synchronous", 0), ("Downpour", 1), ("EASGD", 1)])
 def test_a_batch_that_overflows_on_one_rank_is_dropped_by_all(name, servers):
     """As in a process alone, whose large batch has the sample; all scales stay equal."""
@@ -795,6 +796,7 @@ def trained_pair(optimizers, world=None, batch_size=BATCH, **layout):
     return np.concatenate([np.ravel(one) for one in keras_gan.weights(model)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(BACKEND == "jax", reason="fit() on JAX knows one optimizer")
 @pytest.mark.parametrize(
     ("name", "options"),

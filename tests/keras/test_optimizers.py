@@ -248,7 +248,7 @@ def test_the_case_that_overflows_does_so():
 # -- fit ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

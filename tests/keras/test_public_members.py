@@ -240,7 +240,7 @@ def plainly_decayed(excluded=None):
     return cases.weights(fitted(optimizer, EXCLUDED[excluded]) if excluded else fitted(optimizer))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("excluded", EXCLUDED)
 def test_what_is_excluded_from_weight_decay_on_a_wrapper_is_so_in_the_wrapped_optimizer(excluded, wrapper):
@@ -302,7 +302,7 @@ ALL_OPTIONS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.slow
 @pytest.mark.parametrize("excluded", ["names", "variables"])
 @pytest.mark.parametrize("name", cases.OPTIMIZERS)

@@ -41,7 +41,7 @@ def possible(kind):
     return {"executions": BACKEND != "torch", "alternating": BACKEND != "jax"}.get(kind, True)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", job.KINDS)

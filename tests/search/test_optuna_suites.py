@@ -29,7 +29,7 @@ from nnlo_common.search.samplers._seeding import Seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
-    pytest.mark.sampled(3),
+    pytest.mark.sampled(6),
 ]
 
 #: The modules of `optuna.testing` that have suites.
@@ -113,7 +113,7 @@ class TestEvolutionary(OneObjective):
         return EvolutionarySampler
 
 
-@pytest.mark.sampled(9)  # fits a Gaussian process for each case, for seconds
+@pytest.mark.sampled(18)  # fits a Gaussian process for each case, for seconds
 class TestBayesianWithAProcess(AnyObjectives):
     @pytest.fixture
     def sampler(self):
@@ -146,7 +146,7 @@ class TestSeededEstimators(AnyObjectives):
         return lambda: Seeded(TPESampler(multivariate=True, n_startup_trials=0), 1)
 
 
-@pytest.mark.sampled(9)  # fits a Gaussian process for each case, for seconds
+@pytest.mark.sampled(18)  # fits a Gaussian process for each case, for seconds
 class TestSeededProcess(AnyObjectives):
     @pytest.fixture
     def sampler(self):

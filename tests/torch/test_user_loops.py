@@ -552,7 +552,7 @@ def test_alone_it_is_the_plain_loop(feature):
     assert same((values(model), seen, optimizer.state_dict()), plain(feature))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("feature", every())
 def test_with_one_worker_centre_and_worker_have_the_bits_of_the_plain_loop(feature):
     (center, _, state), (own, seen, _) = on_ranks(2, feature)
@@ -563,14 +563,14 @@ def test_with_one_worker_centre_and_worker_have_the_bits_of_the_plain_loop(featu
     assert same(state["state"], want_state["state"])  # a rate set after the last step need not be known
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("feature", every())
 def test_an_optimizer_on_a_worker_has_the_bits_of_the_plain_loop(feature):
     *_, got = on_ranks(2, feature, functools.partial(nt.EASGD, every=1000))
     assert same(got, plain(feature))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("feature", every())
 def test_two_workers_train(feature):
     model = feature.model()
