@@ -296,9 +296,22 @@ def test_without_a_server_the_samples_of_all_ranks_are_counted():
     assert run.samples_per_second == pytest.approx(100.0)
 
 
+def sample(at, memory_mb=9.0, peak_memory_mb=9.0):
+    used = {"memory_mb": memory_mb, "peak_memory_mb": peak_memory_mb, "cpu_s": at}
+    return Sample(at_s=1000.0 + at, moved_mb=at, gpu=0.5, **used)
+
+
+def test_the_page_has_the_peak_of_the_memory_between_two_samples():
+    usage = [sample(0, 300.0, 310.0), sample(1, 320.0, 777.0), sample(2, 330.0, 777.0)]
+    run = run_of(SERVER, replace(WORKERS[0], epochs=epochs(250), samples_of_usage=usage))
+    page = runs_page([run], [[]], {})
+    assert "<th>its peak (MB)</th></tr>" in page
+    assert "<td>250</td><td>777</td></tr>" in page
+
+
 def test_every_figure_has_named_axes_and_can_be_seen_on_white_and_black():
     pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
-    usage = [Sample(at_s=1000.0 + at, memory_mb=9.0, cpu_s=at, moved_mb=at, gpu=0.5) for at in (0, 1, 3)]
+    usage = [sample(at) for at in (0, 1, 3)]
     monitored = run_of(
         *(
             replace(one, epochs=epochs(100, 110, 120), samples_of_usage=usage)

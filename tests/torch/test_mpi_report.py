@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from nnlo_common.commands._cli import main
+from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.training.report._facts_file import facts_files, read_facts
 from tests.helpers.chromium import needs_tracing_page, read_by_tracing_page
 from tests.helpers.jobs import mpiexec
@@ -82,13 +82,19 @@ def test_the_tracing_page_of_chromium_takes_all_of_a_trace(kind, tmp_path):
         }
 
 
-def test_memory_and_processor_time_are_those_of_the_system(tmp_path):
-    ended = mpiexec(2, PROGRAM, str(tmp_path), "measured")
+def test_memory_and_processor_time_are_what_gnu_time_tells(tmp_path):
+    words = [str(tmp_path), str(PROGRAM), str(tmp_path), "measured"]
+    ended = mpiexec(2, PROGRAMS / "told_usage.py", *words)
     assert ended.returncode == 0, ended.stderr
-    told = re.findall(r"rank (\d): ([\d.]+) MB ([\d.]+) s", ended.stdout)
-    samples = facts(tmp_path, "sample")
-    assert len(told) == 2
-    for rank, memory_mb, cpu_s in told:
-        lines = samples[int(rank)]
-        assert max(one["memory_mb"] for one in lines) == pytest.approx(float(memory_mb), rel=0.05)
-        assert lines[-1]["cpu_s"] == pytest.approx(float(cpu_s), rel=0.05)
+    ranks = {one.rank: one for one in read_run(tmp_path).ranks}
+    assert len(ranks) == 2
+    for rank, one in ranks.items():
+        lines = (tmp_path / f"usage.rank{rank}.txt").read_text().splitlines()
+        told = dict(line.strip().rsplit(": ", 1) for line in lines if ": " in line)
+        peak_mb = int(told["Maximum resident set size (kbytes)"]) * 1024 / 1e6
+        cpu_s = float(told["User time (seconds)"]) + float(told["System time (seconds)"])
+        usage = one.samples_of_usage
+        assert peak_mb > 350  # what it held, and its libraries
+        assert max(sample.memory_mb for sample in usage) == pytest.approx(peak_mb, rel=0.05)
+        assert one.peak_memory_mb == pytest.approx(peak_mb, rel=0.01)
+        assert usage[-1].cpu_s == pytest.approx(cpu_s, rel=0.05)

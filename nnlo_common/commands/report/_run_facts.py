@@ -46,6 +46,7 @@ class Sample:
     Attributes:
         at_s: in seconds since 1970.
         memory_mb: resident memory.
+        peak_memory_mb: the most that it was since the process started.
         cpu_s: processor time since the process started.
         moved_mb: bytes read and written since then.
         gpu: the mean load of the GPUs that it sees, from 0 to 1; None: unknown.
@@ -53,6 +54,7 @@ class Sample:
 
     at_s: float
     memory_mb: float
+    peak_memory_mb: float
     cpu_s: float
     moved_mb: float
     gpu: float | None
@@ -73,7 +75,7 @@ class RankFacts:
         staleness: the mean staleness of those that it has applied.
         lost: a line for each rank that died.
         stalls: a line for each worker that was silent for longer than usual.
-        diverged: a line about numbers that were not finite, with which a server has ended the training.
+        diverged: a line about numbers that were not finite, which a server has refused or a group has used.
         stalenesses: for each worker's rank, how often each staleness came.
         epochs: those that have ended.
         samples_of_usage: about one for each second.
@@ -100,6 +102,11 @@ class RankFacts:
     def trains(self) -> bool:
         """Whether it computes gradients."""
         return "server" not in self.role
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        """The most resident memory that it had at any time; None: unknown."""
+        return max((one.peak_memory_mb for one in self.samples_of_usage), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

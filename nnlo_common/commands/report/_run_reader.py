@@ -161,6 +161,7 @@ class _RankLines:
         return Sample(
             at_s=at_s,
             memory_mb=memory_mb,
+            peak_memory_mb=_number(line.get("peak_memory_mb")) or memory_mb,
             cpu_s=cpu_s,
             moved_mb=(_number(line.get("read_mb")) or 0.0) + (_number(line.get("written_mb")) or 0.0),
             gpu=sum(known) / len(known) if known else None,

@@ -88,10 +88,12 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
             f"{one.staleness:.2f}" if one.exchanges else "",
             str(one.dropped or ""),
             f"{one.epochs[-1].memory_mb:.0f}" if one.epochs else "",
+            "" if one.peak_memory_mb is None else f"{one.peak_memory_mb:.0f}",
         ]
         for one in run.ranks
     ]
-    heads = ["rank", "role", "host", "cores", "samples", "exchanges", "staleness", "dropped", "memory (MB)"]
+    heads = ["rank", "role", "host", "cores", "samples", "exchanges", "staleness", "dropped"]
+    heads += ["memory (MB)", "its peak (MB)"]
     parts = [f"<h2>{escape(heading)}Ranks</h2>", _scroll(html_table(heads, rows))]
     if stalls := [f"<li>{escape(text)}</li>" for one in run.ranks for text in one.stalls]:
         parts.append(f"<h2>{escape(heading)}Silent for longer than usual</h2><ul>{''.join(stalls)}</ul>")

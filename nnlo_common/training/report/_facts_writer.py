@@ -290,6 +290,7 @@ class FactsWriter:
             "exchanges": report.exchanges,
             "mean_staleness": round(report.mean_staleness, 6),
             "memory_mb": round(now.memory_mb, 3),
+            "peak_memory_mb": round(now.peak_memory_mb, 3),
             "cpu_s": round(now.cpu_s, 3),
             "read_mb": now.read_mb,
             "written_mb": now.written_mb,

@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["Usage", "gpus_here"]
 
-_STATM, _IO, _TASKS = Path("/proc/self/statm"), Path("/proc/self/io"), Path("/proc/self/task")
+_STATUS, _IO, _TASKS = Path("/proc/self/status"), Path("/proc/self/io"), Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class Usage:
 
     Attributes:
         memory_mb: resident memory; its peak if the system does not report the current value.
+        peak_memory_mb: the most that it ever was, as the system has noted it: also between two looks.
         cpu_s: processor time of all threads since the process started.
         read_mb: what it has read by system calls, from files and sockets; None: unknown.
         written_mb: the same for writing.
@@ -34,6 +35,7 @@ class Usage:
     """
 
     memory_mb: float
+    peak_memory_mb: float
     cpu_s: float
     read_mb: float | None = None
     written_mb: float | None = None
@@ -42,12 +44,7 @@ class Usage:
     @classmethod
     def now(cls) -> Usage:
         """Return the current usage."""
-        try:
-            memory = int(_STATM.read_text().split()[1]) * resource.getpagesize()
-        except (OSError, MemoryError):  # no Linux, or no descriptor is left
-            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            memory = most * (1 if sys.platform == "darwin" else 1024)
-        return cls(memory / 1e6, time.process_time(), *_transferred(), _core_wait_s())
+        return cls(*_memory_mb(), time.process_time(), *_transferred(), _core_wait_s())
 
     def core_wait_since(self, before: Usage) -> float | None:
         """Return how long threads have waited for a core since then; those that have ended are left out.
@@ -58,6 +55,16 @@ class Usage:
         if self.core_wait_s is None or before.core_wait_s is None:
             return None
         return round(max(0.0, self.core_wait_s - before.core_wait_s), 3)
+
+
+def _memory_mb() -> tuple[float, float]:
+    try:
+        told = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        now, peak = (int(told[name].removesuffix("kB")) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError, ValueError, MemoryError):  # no Linux, or no descriptor is left
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        now = peak = most * (1 if sys.platform == "darwin" else 1024) / 1e6
+    return now, peak
 
 
 def _transferred() -> tuple[float | None, float | None]:
