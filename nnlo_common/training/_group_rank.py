@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,7 @@ class GroupRank:
         index: this rank's number in the group; 0 is the lead.
         size: the number of its ranks.
         samples: the number of samples that all its ranks had taken at the last gradient.
+        on_divergence: called on the lead before the warning about a step that is not finite.
 
     Args:
         group: the transport's side.
@@ -85,6 +87,7 @@ class GroupRank:
         self._finite = True  # this rank's own gradient, before the mean
         self._finite_ranks, self._told = np.ones(self.size, np.bool_), False
         self.samples = 0
+        self.on_divergence: Callable[[str], object] = str
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
         """Wait for the others of the group at the same point; return both values of all, a row for each.
@@ -168,11 +171,13 @@ class GroupRank:
         self._told = True
         pairs = zip(self.group.ranks, self._finite_ranks, strict=True)
         brought = " and ".join(str(rank) for rank, finite in pairs if not finite)
-        warn(
+        text = (
             f"the gradient of rank {brought} is not finite (NaN or infinity) in step {self._steps}, so "
             f"neither is the mean of its group: all ranks of {list(self.group.ranks)} make this step alike. "
             "Look at the loss and the data there; a smaller learning rate or clipping may help"
         )
+        self.on_divergence(text)
+        warn(text)
 
     def compare(self, first: float, second: float) -> npt.NDArray[np.float64]:
         """Return two values of all ranks, a row for each (collective)."""

@@ -128,8 +128,9 @@ class FactsWriter:
         self._ended, self._abandoned, self._closed = threading.Event(), False, False
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
-        if team is not None and team.serving is not None:
-            team.serving.on_divergence = lambda text: self._file.add("diverged", text=text)
+        watched = None if team is None else team.serving or team.member.group
+        if watched is not None:
+            watched.on_divergence = lambda text: self._file.add("diverged", text=text)
         self._spans = Spans(None if self._trace is None else self._trace.add)
         self._began_s = self._spans.began_s
         record(self._spans)
