@@ -112,7 +112,7 @@ class _Meeting:
     def __exit__(self, *_: object) -> None:
         self._time.changed.release()
 
-    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002 - no limit ends
+    def wait(self, timeout_s: float | None = None) -> bool:
         turn = self._turn
         self._waiting += 1
         self._time.run(-1)

@@ -432,7 +432,11 @@ EPOCH = {
     "own": {"loss": 0.25},
 }
 SAMPLE = {"what": "sample", "time": 1.7e9, "seconds": 2.5, "memory_mb": 99.5, "cpu_s": 1.25, "read_mb": None}
-SAMPLE |= {"gpus": [{"index": 0, "busy": 0.5, "memory_mb": 10.0}], "spent": {"compute": 1.0}}
+SAMPLE |= {
+    "peak_memory_mb": 120.25,
+    "gpus": [{"index": 0, "busy": 0.5, "memory_mb": 10.0}],
+    "spent": {"compute": 1.0},
+}
 END = {"what": "end", "time": 1.7e9, "seconds": 3.5, "over": True, "exchanges": 4}
 
 READERS: dict[str, Reader] = {

@@ -1,4 +1,4 @@
-"""A program under GNU time, or what says the same where that is not installed: what it has used, in a file."""
+"""A program under GNU time, or under what tells the same where that is not installed."""
 
 from __future__ import annotations
 

@@ -12,73 +12,26 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._spans import Finished, Spans, record, recorder
-from nnlo_common.cluster._clocks import ClockOffset
-from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training._session import Session
 from nnlo_common.training.report._facts_file import FactsFile
+from nnlo_common.training.report._rank_place import RankPlace
 from nnlo_common.training.report._trace_file import Trace, trace_path
 from nnlo_common.training.report._usage import Usage, gpus_here
 from nnlo_common.training.report._versions import versions
 
-__all__ = ["RankPlace", "FactsWriter"]
+__all__ = ["FactsWriter"]
 
 #: The time between two samples grows with the run up to this, so that a day's file stays small.
 _LONGEST_EVERY_S = 10.0
 _LOOKS = 2000
 _FLUSH_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankPlace:
-    """A rank's place in its training.
-
-    Attributes:
-        rank: its number.
-        role: "alone", "server 0", "worker 0", ...
-        host: its machine.
-        cores: how many processor cores all ranks of this job there may use together.
-        facts: further facts for the first line.
-        clock: how far its host's clock is ahead of the first rank's.
-    """
-
-    rank: int
-    role: str
-    host: str
-    cores: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    clock: ClockOffset = field(default_factory=ClockOffset)
-
-    @classmethod
-    def of(cls, team: Session | None) -> RankPlace:
-        """Return the layout of a rank of this session; None: a process alone."""
-        if team is None:
-            here = describe_here()
-            return cls(rank=0, role="alone", host=str(here["host"]), cores=int(here["cores"]))
-        member = team.member
-        facts = {
-            "size": team.size,
-            "servers": member.servers,
-            "workers": member.workers,
-            "group_size": member.group_size,
-            "algorithm": repr(team.algorithm),
-            "parameters": team.model.parameters.vector.size,
-        }
-        return cls(
-            rank=team.rank,
-            role=member.role,
-            host=member.place.host,
-            cores=member.place.host_cores,
-            facts=facts,
-            clock=member.clock,
-        )
 
 
 class FactsWriter:
