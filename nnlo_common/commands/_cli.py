@@ -12,7 +12,7 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
-from nnlo_common.commands.train._option import Option
+from nnlo_common.commands.train._option import Option, nearest
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
 
@@ -61,12 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `nnlo`; None: those of the process.
     """
     parser, words = _parser(), sys.argv[1:] if arguments is None else [*arguments]
+    named = words[0] if words[:1] and words[0] in COMMANDS else ""
+    if words[:1] and not named and not words[0].startswith("-"):
+        asked = f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)}"
+        return refuse_alike(f"{asked} (nnlo has {', '.join(COMMANDS)}; see nnlo --help)", "")
     try:
         options, unknown = parser.parse_known_args(words)
         if unknown and options.command not in ("train", "tune"):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
-        return refuse_alike(str(error), words[0] if words[:1] and words[0] in COMMANDS else "train")
+        return refuse_alike(str(error), named)
     flags = vars(options)
     command = flags.pop("command")
     if flags.pop("version"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["NNLO_FLAGS", "in_our_words", "value_in_our_words"]
+__all__ = ["NNLO_FLAGS", "in_our_words", "values_in_our_words"]
 
 #: Flags of NNLO's TrainingDriver.py and OptimizationDriver.py that do not exist here by the same name.
 NNLO_FLAGS = {
@@ -43,6 +43,11 @@ NNLO_FLAGS = {
     "--previous-result": "rerun the same nnlo tune command, which resumes the search in its folder",
     "--example": "write --model FILE; examples/ has models",
 }
+#: Flags whose value 1 is what we do without them.
+_ONE = {
+    "--n-masters": "leave it out: one server is the default",
+    "--n-processes": "leave it out: each rank that trains is a worker",
+}
 
 
 def in_our_words(flag: str, value: str = "") -> str | None:
@@ -59,29 +64,30 @@ def in_our_words(flag: str, value: str = "") -> str | None:
         'write --early-stopping 4 --early-stopping-metric val_loss'
     """
     flag = flag.lower().replace("_", "-")
-    if flag == "--early" and (spelled := value_in_our_words({"early_stopping": value})):
-        return f"write {spelled[1]}"
-    return NNLO_FLAGS.get(flag)
+    if flag == "--early" and (spelled := values_in_our_words({"early_stopping": value})):
+        return f"write {spelled['early_stopping']}"
+    return _ONE.get(flag, NNLO_FLAGS[flag]) if value == "1" and flag in NNLO_FLAGS else NNLO_FLAGS.get(flag)
 
 
 _CONDITION = re.compile(r"\s*(\w+)\s*,\s*~?\s*([<>])\s*,\s*([-+.\w]+)\s*")
 
 
-def value_in_our_words(given: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return the first option whose value is in NNLO's spelling, and what to write, or None.
+def values_in_our_words(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the options whose values are in NNLO's spelling, with what to write.
 
     Example:
-        >>> value_in_our_words({"early_stopping": "val_loss,~<,4"})
-        ('early_stopping', '--early-stopping 4 --early-stopping-metric val_loss')
-        >>> value_in_our_words({"target_metric": "val_acc,>,0.9"})
-        ('target_metric', "--target-metric 'val_acc > 0.9'")
+        >>> values_in_our_words({"early_stopping": "val_loss,~<,4", "epochs": "5"})
+        {'early_stopping': '--early-stopping 4 --early-stopping-metric val_loss'}
+        >>> values_in_our_words({"target_metric": "val_acc,>,0.9"})
+        {'target_metric': "--target-metric 'val_acc > 0.9'"}
     """
+    answers = {}
     for name, value in given.items():
         found = _CONDITION.fullmatch(value) if isinstance(value, str) else None
         if name == "early_stopping" and found:
-            return name, f"--early-stopping {found[3]} --early-stopping-metric {found[1]}"
+            answers[name] = f"--early-stopping {found[3]} --early-stopping-metric {found[1]}"
         if name == "target_metric" and found:
-            return name, f"--target-metric '{found[1]} {found[2]} {found[3]}'"
+            answers[name] = f"--target-metric '{found[1]} {found[2]} {found[3]}'"
         if name == "hyper_opt" and value == "genetic":
-            return name, "--hyper-opt evolutionary"
-    return None
+            answers[name] = "--hyper-opt evolutionary"
+    return answers

@@ -145,3 +145,16 @@ def test_the_wheel_brings_what_the_examples_need():
     assert all(
         target == str(home / Path(source).relative_to("examples")) for source, target in brought.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reports", "run"], "nnlo: there is no command 'reports'; did you mean 'report'? (nnlo has demo, "),
+        (["run.toml"], "nnlo: there is no command 'run.toml' (nnlo has demo, "),
+        (["--sped"], "nnlo: unrecognized arguments: --sped"),
+    ],
+)
+def test_a_wrong_command_is_answered_with_the_nearest(words, told, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(told)

@@ -15,6 +15,7 @@ from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
 from nnlo_common.commands.tune._space_reader import space_of
 
+EARLY = "write --early-stopping 4 --early-stopping-metric val_loss"
 REQUIRED = {"model": "net.json", "train": ["a.h5"], "loss": "mse"}
 
 
@@ -39,6 +40,20 @@ def test_underscores_and_values_in_one_word_are_known_too():
     assert in_our_words("--n-slaves") is None
 
 
+def test_all_words_of_a_line_are_answered_at_once():
+    line = ["--n-processes", "1", "--n-masters=1", "--sync-every", "-5", "--epoch", "5"]
+    with pytest.raises(ConfigurationError) as refused:
+        read(REQUIRED | {"early_stopping": "val_loss,~<,4"}, line)
+    assert str(refused.value).splitlines() == [
+        "5 words are not possible (see nnlo train --help):",
+        "--n-processes is an option of NNLO; here leave it out: each rank that trains is a worker",
+        "--n-masters is an option of NNLO; here leave it out: one server is the default",
+        "--sync-every is an option of NNLO; here write --every N",
+        "there is no option --epoch; did you mean '--epochs'?",
+        f"--early-stopping 'val_loss,~<,4' is NNLO's spelling; {EARLY}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "answer"),
     [
@@ -48,7 +63,7 @@ def test_underscores_and_values_in_one_word_are_known_too():
     ],
 )
 def test_a_value_in_its_spelling_is_answered_with_ours(given, answer):
-    with pytest.raises(ConfigurationError, match=f"is NNLO's spelling; {re.escape(answer)}$"):
+    with pytest.raises(ConfigurationError, match=f"is NNLO's spelling; {re.escape(answer)} \\(see"):
         given_by(REQUIRED | given, [], ALL_OPTIONS, "tune")
 
 

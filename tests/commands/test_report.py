@@ -245,6 +245,24 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_without_facts_is_answered_with_what_it_is(tmp_path, capsys):
+    def told(path):
+        assert main(["report", str(path)]) == 2
+        return capsys.readouterr().err
+
+    (tmp_path / "train.py").touch()
+    assert "train.py: it is a file; name the folder of a run" in told(tmp_path / "train.py")
+    (tmp_path / "search" / "trials").mkdir(parents=True)
+    run = write_run(tmp_path / "search" / "trials" / "0003")
+    assert f"but a folder in it has: nnlo report {run}" in told(tmp_path)
+    (tmp_path / "search" / "search.toml").touch()
+    assert f"search; it writes its page when it ends. For one of its trials: nnlo report {run}" in told(
+        tmp_path / "search"
+    )
+    (tmp_path / "search" / "report.html").touch()
+    assert f"search; its page is {tmp_path / 'search' / 'report.html'}. For one" in told(tmp_path / "search")
+
+
 # -- the page ------------------------------------------------------------------------------------------
 
 

@@ -190,8 +190,9 @@ WRONG_FLAGS = {
     "groups of no folds": (["--fold-groups", "run"], "--fold-groups splits samples"),
     "an export of no kind": (["--export", "s.txt"], "--export 's.txt': its suffix gives the format"),
     "an export to nowhere": (["--export", "a.h5/s.db"], "--export a.h5/s.db cannot write"),
-    "a tracker": (["--log-to", "wandb"], "there is no option --log-to"),
-    "one fold": (["--fold", "1/2"], "there is no option --fold"),
+    "a tracker": (["--log-to", "wandb"], "--log-to is an option of nnlo train alone: trials"),
+    "one fold": (["--fold", "1/2"], "a search sets it itself; use --n-fold (see"),
+    "a tree": (["--mode", "easgd", "--sub-servers", "2"], "a trial has no tree of servers"),
     "elastic without a checkpoint": (
         ["--elastic"],
         "there are none; add --checkpoint, or leave --elastic out",

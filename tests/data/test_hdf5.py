@@ -464,8 +464,9 @@ HOSTILE = {
         good,
         {"features": "z"},
         "a.h5",
-        "has no 'z'; it has 'x', 'y'.*Pass names of its datasets",
+        r"has no 'z'; it has 'x', 'y'.*Name its datasets by features= .*\(--features-name",
     ),
+    "no name at all": (good, {}, "a.h5", "features=None: give the name .* has 'x', 'y'"),
     "nearly the name": (
         lambda f: good(f, images=X),
         {"features": "image"},

@@ -9,14 +9,12 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable, write_whole
 from nnlo_common.commands._html_page import drawn
 from nnlo_common.commands.report._run_figures import run_figures
-from nnlo_common.commands.report._run_reader import read_run
+from nnlo_common.commands.report._run_reader import PAGE, read_run
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._job import REFUSED, tell
 
 __all__ = ["run_report"]
-
-_PAGE = "report.html"
 
 
 def run_report(runs: Sequence[str], output: str | None = None) -> int:
@@ -42,4 +40,4 @@ def run_report(runs: Sequence[str], output: str | None = None) -> int:
 
 
 def _default(folder: Path, *, alone: bool) -> Path:
-    return folder / _PAGE if alone else Path(_PAGE)
+    return folder / PAGE if alone else Path(PAGE)

@@ -15,12 +15,14 @@ from nnlo_common.base._limited_formats import LARGEST_TOML
 from nnlo_common.base._spans import KINDS
 from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
 from nnlo_common.commands.report._time_shares import TimeShares
-from nnlo_common.commands.train._run_folder import CONFIG
+from nnlo_common.commands.train._run_folder import CONFIG, SEARCH
 from nnlo_common.training._rank_parts import speaks
 from nnlo_common.training.report._facts_file import facts_files, read_facts
 
-__all__ = ["read_run"]
+__all__ = ["PAGE", "read_run"]
 
+#: The page of a run, or of a search, in its folder.
+PAGE = "report.html"
 _LARGEST = 1e300  # whole numbers beyond it are no floats
 _LAYOUT = ("algorithm", "workers", "servers", "group_size", "parameters")
 
@@ -32,13 +34,11 @@ def read_run(folder: Path) -> RunFacts:
         ConfigurationError: the folder has no such files, or one of them is damaged.
     """
     if not folder.is_dir():
-        raise ConfigurationError(f"{folder}: there is no such folder; name the folder of a run")
+        there = "it is a file" if folder.exists() else "there is no such folder"
+        raise ConfigurationError(f"{folder}: {there}; name the folder of a run")
     ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
     if not ranks:
-        raise ConfigurationError(
-            f"{folder} has no facts of a run (facts.rank0.jsonl): name the folder of `nnlo train`, or of a "
-            "Report in a script"
-        )
+        raise ConfigurationError(_without_facts(folder))
     center = next((one for one in ranks if speaks(one.role)), ranks[0])
     start = center.start
     versions = start.get("versions")
@@ -56,6 +56,23 @@ def read_run(folder: Path) -> RunFacts:
         else {},
         layout={name: str(start[name]) for name in _LAYOUT if name in start},
         config=_config(folder, start),
+    )
+
+
+def _without_facts(folder: Path) -> str:
+    """Return why a folder has no facts, and which has."""
+    below = min((path.parent for path in folder.glob("**/facts.rank0.jsonl")), default=None)
+    if (folder / SEARCH).is_file():
+        page = folder / PAGE
+        told = f"its page is {page}" if page.is_file() else "it writes its page when it ends"
+        one = f". For one of its trials: nnlo report {below}" if below else ""
+        return f"{folder} is the folder of a search; {told}{one}"
+    lacks = f"{folder} has no facts of a run (facts.rank0.jsonl)"
+    if below:
+        return f"{lacks}, but a folder in it has: nnlo report {below}"
+    return (
+        f"{lacks}: name the folder of `nnlo train`, or of a Report or a Checkpoint in a script; without any "
+        "of these, add the callback Report('run') in Keras, or Report(optimizer, 'run') in PyTorch"
     )
 
 

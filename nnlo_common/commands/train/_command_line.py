@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.commands._nnlo_words import in_our_words, value_in_our_words
+from nnlo_common.commands._nnlo_words import in_our_words, values_in_our_words
 from nnlo_common.commands.train._job import first_of_job
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
 from nnlo_common.commands.train._option_files import read_config
@@ -87,7 +88,11 @@ def read(flags: Mapping[str, Any], unknown: Sequence[str]) -> Settings:
 
 
 def given_by(
-    flags: Mapping[str, Any], unknown: Sequence[str], options: Mapping[str, Option], command: str
+    flags: Mapping[str, Any],
+    unknown: Sequence[str],
+    options: Mapping[str, Option],
+    command: str,
+    lacking: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Given]:
     """Return the values from a command line and its file of options, by name; flags override the file.
 
@@ -96,14 +101,15 @@ def given_by(
         unknown: words that the parser does not know.
         options: all options of the command.
         command: its name.
+        lacking: names of options that only another command has, with the reason.
     """
-    if unknown:
-        _refuse(unknown, options, command)
     given = {name: Given(value) for name, value in flags.items()}
     config = given.pop("config", None)
+    if wrong := [*_unknown_words(unknown, options, lacking), *_old_values(given, options)]:
+        raise ConfigurationError(_told(wrong, command))
     by_file = {} if config is None else read_config(config.read(CONFIG))
-    for one in (given, by_file):
-        _refuse_old_words(one, options)
+    if wrong := [*_old_values(by_file, options), *_old_names(by_file, options)]:
+        raise ConfigurationError("\n".join(wrong))
     for name in given.keys() & by_file.keys():
         if name in options and options[name].kind is OptionKind.PAIRS:
             table = by_file[name].read(options[name]) | given[name].read(options[name])
@@ -111,18 +117,26 @@ def given_by(
     return _with_folder(by_file | given)
 
 
-def _refuse_old_words(given: Mapping[str, Given], options: Mapping[str, Option]) -> None:
-    """Answer options and values of NNLO with ours."""
-    if spelled := value_in_our_words({name: one.value for name, one in given.items()}):
-        name, words = spelled
+def _told(wrong: Sequence[str], command: str) -> str:
+    """Return all that is wrong with a command line in one text."""
+    if len(wrong) == 1:
+        return f"{wrong[0]} (see nnlo {command} --help)"
+    return "\n".join([f"{len(wrong)} words are not possible (see nnlo {command} --help):", *wrong])
+
+
+def _old_values(given: Mapping[str, Given], options: Mapping[str, Option]) -> Iterator[str]:
+    """Answer values in NNLO's spelling with ours."""
+    for name, words in values_in_our_words({name: one.value for name, one in given.items()}).items():
         one = given[name]
         asked = options[name].flag if one.by_hand else f"{one.place}: {name}"
-        raise ConfigurationError(f"{asked} {one.value!r} is NNLO's spelling; write {words}")
-    for name, one in given.items():
-        if name not in options and (answer := in_our_words(f"--{name}")):
-            raise ConfigurationError(
-                f"{one.place} has {name!r}, an option of NNLO; here {answer} (in a file without dashes)"
-            )
+        yield f"{asked} {one.value!r} is NNLO's spelling; write {words}"
+
+
+def _old_names(by_file: Mapping[str, Given], options: Mapping[str, Option]) -> Iterator[str]:
+    """Answer options of NNLO in a file with ours."""
+    for name, one in by_file.items():
+        if name not in options and (answer := in_our_words(f"--{name}", str(one.value))):
+            yield f"{one.place} has {name!r}, an option of NNLO; here {answer} (in a file without dashes)"
 
 
 def _with_folder(given: dict[str, Given]) -> dict[str, Given]:
@@ -141,15 +155,25 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _refuse(unknown: Sequence[str], options: Mapping[str, Option], command: str) -> NoReturn:
-    """Refuse words that are not options, and name the nearest option."""
-    word, _, value = unknown[0].partition("=")
-    if not word.startswith("-"):
-        raise ConfigurationError(
-            f"{word!r} belongs to no option; see nnlo {command} --help (quote a pattern of files, so that "
-            "the shell passes it as one word, or put the files after --train)"
-        )
-    if words := in_our_words(word, value or "".join(unknown[1:2])):
-        raise ConfigurationError(f"{word} is an option of NNLO; here {words} (see nnlo {command} --help)")
+def _unknown_words(
+    unknown: Sequence[str], options: Mapping[str, Option], lacking: Mapping[str, str]
+) -> Iterator[str]:
+    """Answer each word that is not an option with the nearest option, or the reason."""
     flags = ["--config", *(option.flag for option in options.values())]
-    raise ConfigurationError(f"there is no option {word}{nearest(word, flags)} (see nnlo {command} --help)")
+    whose = ""  # the flag that a value belongs to
+    for place, each in enumerate(unknown):
+        word, _, value = each.partition("=")
+        if not word.startswith("-") or _is_number(word):
+            if not whose:
+                yield (
+                    f"{word!r} belongs to no option (quote a pattern of files, so that the shell passes it "
+                    "as one word, or put the files after --train)"
+                )
+            continue
+        whose = word
+        if words := in_our_words(word, value or "".join(unknown[place + 1 : place + 2])):
+            yield f"{word} is an option of NNLO; here {words}"
+        elif reason := lacking.get(word.removeprefix("--").replace("-", "_")):
+            yield f"{word} is an option of nnlo train alone: {reason}"
+        else:
+            yield f"there is no option {word}{nearest(word, flags)}"

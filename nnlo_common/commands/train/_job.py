@@ -66,7 +66,7 @@ def refuse_alike(problem: str, command: str = "train") -> int:
 def tell(problem: str, command: str = "train") -> None:
     """Print a problem in one piece."""
     sys.stdout.flush()
-    sys.stderr.write(f"nnlo {command}: {brief(problem)}\n")
+    sys.stderr.write(f"{f'nnlo {command}'.rstrip()}: {brief(problem)}\n")
     sys.stderr.flush()
 
 

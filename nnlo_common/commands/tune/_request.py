@@ -23,10 +23,12 @@ from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 __all__ = ["ALL_OPTIONS", "SEARCH_OPTIONS", "Request", "SearchSettings", "in_flags", "read_request"]
 
 _option = partial(option, "Search")
-#: The options of `nnlo train` that a search sets itself.
-_TAKEN = ("fold",)
-#: Those of a single training: trials show no progress of their own, and have no trees of servers.
-_SINGLE = ("log_to", *OF_TREES)
+#: The options of `nnlo train` that a search does not have, with the reason.
+_LACKING = {
+    "fold": "a search sets it itself; use --n-fold",
+    "log_to": "trials hand on no numbers of their own; --export follows the search",
+    **dict.fromkeys(OF_TREES, "a trial has no tree of servers; train the best one with it afterwards"),
+}
 #: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
 #: Options that name the model and the samples: enough to check both.
@@ -146,7 +148,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
 #: The same, and the options of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
-    **{name: one for name, one in OPTIONS.items() if name not in (*_TAKEN, *_SINGLE, *_FOLDING)},
+    **{name: one for name, one in OPTIONS.items() if name not in (*_LACKING, *_FOLDING)},
 }
 
 
@@ -194,14 +196,12 @@ def read_request(flags: Mapping[str, Any], unknown: Sequence[str]) -> Request:
     Raises:
         ConfigurationError: an option is unknown or invalid.
     """
-    given = given_by(flags, unknown, ALL_OPTIONS, "tune")
+    given = given_by(flags, unknown, ALL_OPTIONS, "tune", _LACKING)
     table, place = _table(given.pop("space", None))
     for name, one in given.items():
-        if name in _TAKEN:
-            raise ConfigurationError(f"{one.place} gives {name!r}, which a search sets itself; use --n-fold")
-        if name in _SINGLE:
+        if name in _LACKING:
             raise ConfigurationError(
-                f"{one.place} gives {name!r}, which is for single trainings; leave it out"
+                f"{one.place} gives {name!r}, an option of nnlo train alone: {_LACKING[name]}"
             )
         if name not in ALL_OPTIONS:
             raise ConfigurationError(

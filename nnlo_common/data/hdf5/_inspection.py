@@ -15,8 +15,10 @@ from nnlo_common.data._source import Field
 from nnlo_common.data.hdf5._opened_files import open_file
 from nnlo_common.data.hdf5._sources import check_sources, is_special
 
-__all__ = ["FileInfo", "inspect_file", "inspect_files"]
+__all__ = ["HOW", "FileInfo", "inspect_file", "inspect_files", "names_in"]
 
+#: The arguments, and the flags of `nnlo train`, that name datasets.
+HOW = "features= and labels= (--features-name and --labels-name)"
 _SHOWN = 8  # names in a message
 _REPORTED = 3  # bad files in a message
 _MOST_PROBLEMS = 1000  # bad files, after which inspection stops
@@ -144,7 +146,16 @@ def _missing(file: Any, name: str) -> str:
         )
     near = difflib.get_close_matches(name, list(file), 1)
     meant = f" Did you mean {near[0]!r}?" if near else ""
-    return f"has no {name!r}; it has {_names(file)}.{meant} Pass names of its datasets"
+    return f"has no {name!r}; it has {_names(file)}.{meant} Name its datasets by {HOW}"
+
+
+def names_in(path: str, locking: bool | None = None) -> str:
+    """Return what a file has, as a short text; empty if it cannot be opened."""
+    try:
+        with open_file(path, locking) as file:
+            return f"; {path} has {_names(file)}"
+    except (NNLOError, OSError):
+        return ""
 
 
 def _names(file: Any) -> str:

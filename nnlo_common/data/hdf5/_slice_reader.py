@@ -17,7 +17,7 @@ from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
-from nnlo_common.data.hdf5._inspection import inspect_files
+from nnlo_common.data.hdf5._inspection import HOW, inspect_files, names_in
 from nnlo_common.data.hdf5._opened_files import OpenFiles
 
 __all__ = ["Adaptor", "HDF5Source", "Names", "Reading"]
@@ -85,7 +85,7 @@ class HDF5Source:
         self,
         files: Files,
         *,
-        features: Names,
+        features: Names | None = None,
         labels: Names | None = None,
         weights: Names | None = None,
         adapt_features: Adaptor | None = None,
@@ -101,6 +101,11 @@ class HDF5Source:
         for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
             if adaptor is not None and not callable(adaptor):
                 raise ConfigurationError(f"{name}={adaptor!r} is not a function; give one that takes arrays")
+        if features is None:
+            raise ConfigurationError(
+                f"features=None: give the name of the dataset of the inputs; name datasets by {HOW}"
+                f"{names_in(list_files(files)[0], locking)}"
+            )
         asked = {"features": features, "labels": labels, "weights": weights}
         sides = {
             side: _names(side, names)
