@@ -46,6 +46,8 @@ checked        = --ignore=tests/house/test_repository.py
 # each worker has its own part of the files, so that tests which look at one job stay together.
 side_by_side   = --numprocesses 3
 jobs           = --numprocesses 3 --dist worksteal
+# The files with such tests: all others need not be imported to find none in them.
+start_mpiexec  = $$(grep -rl --include='test_*.py' 'mark\.mpi' tests | grep -v '^tests/clients/')
 # What hardly knows the back end of Keras: on TensorFlow and JAX in `make test-all` only.
 any_backend    = $(addprefix --ignore=tests/keras/,test_keras_suites.py test_train.py test_tuner.py test_tuner_compat.py \
                  test_tuner_methods.py test_tuner_suites.py)
@@ -76,9 +78,9 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' $(any_backend) tests/keras \
 		tests/equations/test_keras_equations.py
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
-	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended'
+	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended' $(start_mpiexec)
 	$(say) 'tests that start mpiexec, with MPICH'
-	@$(pytest_mpich) $(jobs) -m 'mpi and not extended'
+	@$(pytest_mpich) $(jobs) -m 'mpi and not extended' $(start_mpiexec)
 
 test-all: packages .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-test ## the same with the long ones, and the packages
 	$(say) 'all tests, with torch and keras'
@@ -88,9 +90,9 @@ test-all: packages .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-te
 	$(say) 'tests of Keras once more, on JAX'
 	@$(pytest_jax) $(side_by_side) -m 'not mpi' tests/keras tests/equations/test_keras_equations.py
 	$(say) 'all tests that start mpiexec, with torch, keras and Open MPI'
-	@$(pytest) $(jobs) -m mpi
+	@$(pytest) $(jobs) -m mpi $(start_mpiexec)
 	$(say) 'all tests that start mpiexec, with MPICH'
-	@$(pytest_mpich) $(jobs) -m mpi
+	@$(pytest_mpich) $(jobs) -m mpi $(start_mpiexec)
 	$(say) "tests with other packages' loops"
 	@$(pytest_clients) $(jobs) tests/clients
 

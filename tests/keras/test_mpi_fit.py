@@ -67,15 +67,12 @@ ROUNDED = {
 @pytest.mark.parametrize(
     ("backend", "table"),
     [
-        # On TensorFlow each case is compiled three times; threads as ranks have such fits in `make test`.
-        pytest.param(*backend.values, table, marks=[*backend.marks, *long])
+        pytest.param(*backend.values, table, marks=backend.marks)
         for backend in BACKENDS
-        for table, long in (
-            ("CASES", [pytest.mark.extended] if backend.values == ("tensorflow",) else []),
-            ("MORE", [pytest.mark.extended]),
-        )
+        for table in ("CASES", "MORE")
     ],
 )
+@pytest.mark.extended  # threads as ranks have such fits in `make test`
 def test_one_worker_has_the_bits_of_the_plain_fit_on_both_ranks(backend, table, tmp_path):
     program, environment = PROGRAMS / "keras_bits.py", on(backend)
     plain = alone(program, str(tmp_path), table, "plain", timeout_s=180, env=environment)

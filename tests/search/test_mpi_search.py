@@ -22,6 +22,7 @@ def lines(*cases, ranks=5):
     return done.stdout.splitlines()
 
 
+@pytest.mark.extended  # Keras does so in `make test`
 def test_torch_trains_in_blocks_and_one_failed_rank_costs_one_trial_only():
     plain, pruned, *faulty, _ = lines("plain", "pruned", "faults", "lockstep", "searchers")
     assert plain.startswith("plain: ['COMPLETE', 'COMPLETE', 'COMPLETE', 'COMPLETE'")
