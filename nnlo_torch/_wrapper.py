@@ -13,6 +13,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
+from nnlo_torch._advice import explain_missing_variables
 from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
 from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
@@ -127,6 +128,8 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
             one.rank, one.size, one.role = world.rank, world.size, joint.team.member.role
         if not self._steps_here and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
+        if self.serves:
+            explain_missing_variables()
         joint.end = self._end_for_another
         joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
         joint.forget_saves = warn_of_saves(joint, own_process=world.own_process)

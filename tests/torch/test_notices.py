@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 
 import pytest
 
 from nnlo_common.base import _warnings
+from nnlo_common.cluster import _aborting
+from nnlo_common.cluster._aborting import describe_failure
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _advice, _wrapper  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 
@@ -120,3 +124,53 @@ def test_a_worker_without_data_is_not_taken_for_a_validation():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert on_ranks(3, epochs_without_batches) == [None] * 3
+
+
+def explained(error):
+    return describe_failure(0, 3, "node7", error).splitlines()[-1]
+
+
+def test_errors_of_scripts_for_one_process_come_with_what_to_write(monkeypatch):
+    with pytest.raises(ValueError, match="mutually exclusive") as caught:
+        torch.utils.data.DataLoader(range(5), shuffle=True, sampler=nt.ShardSampler(range(5)))
+    assert explained(caught.value).startswith(
+        "nnlo: the sampler shuffles: leave shuffle out of the DataLoader"
+    )
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK expected") as caught:
+        torch.distributed.init_process_group("gloo")
+    assert explained(caught.value).startswith("nnlo: nnlo starts by mpiexec or srun and needs no torch.distr")
+
+
+def test_a_variable_that_the_loop_of_a_server_has_not_set_is_explained(monkeypatch):
+    """The job registers the words on the ranks that serve: a worker sets the variable."""
+    monkeypatch.setattr(_aborting._Guard, "explanations", {})
+
+    def loss_after(batches):
+        for batch in batches:
+            loss = batch
+        return loss
+
+    for missing in (lambda: never_set, lambda: loss_after([])):  # noqa: F821 - that is the case
+        with pytest.raises(NameError) as caught:
+            missing()
+        assert not explained(caught.value).startswith("nnlo: a server skips")
+        _advice.explain_missing_variables()
+        assert explained(caught.value).startswith(
+            "nnlo: a server skips the body of the loop over batches; if"
+        )
+        _aborting._Guard.explanations.clear()
+
+
+def test_the_words_for_a_server_are_registered_on_servers_alone(monkeypatch):
+    roles = []
+    monkeypatch.setattr(_wrapper, "explain_missing_variables", lambda: roles.append(rank_now.role))
+    rank_now = threading.local()
+
+    def program(world):
+        rank_now.role = world.rank
+        model = cases.model_of()
+        nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.05), world=world, model=model).close()
+
+    on_ranks(3, program)
+    assert roles == [0]
