@@ -152,6 +152,7 @@ class Checkpoint:
         """
         with self._manager.interrupts:
             self._manager.resume()
+            self._manager.say_resumed(self._epoch, count)
             try:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch

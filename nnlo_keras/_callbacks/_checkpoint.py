@@ -167,6 +167,7 @@ class Checkpoint(RankCallback):
         if facts is not None:
             stopped = bool(facts["stopped"]) and (self.params.get("epochs") or 0) <= facts["stopped"]
             self._epoch = self.params["epochs"] if stopped and self._still_ends() else facts["epoch"]
+        self._manager.say_resumed(self._epoch, self.params.get("epochs") or 0)
         # `fit` begins its count of epochs with this one.
         begin_with(self.model, self._epoch)
         interrupts = self._manager.interrupts

@@ -53,12 +53,18 @@ def same(tmp_path, file, first, **options):
 @pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 10, 14, 30])
-def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, file, stop_at):
+def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(
+    tmp_path, file, capsys, stop_at
+):
     options = {"wrapper": "Downpour"}
     with pytest.raises(SystemExit) as caught:
         keras_checkpoint.train(tmp_path / "run", file, stop_at=stop_at, how="signal", **options)
     assert caught.value.code == 75
+    assert "nnlo: a signal ended the training; rerun the same command to res" in capsys.readouterr().out
     same(tmp_path, file, stop_at, **options)
+    assert f"nnlo: resumes from {tmp_path}/run/checkpoint-00000" in capsys.readouterr().out
+    keras_checkpoint.train(tmp_path / "run", file, **options)
+    assert f"nnlo: {tmp_path}/run has the whole training, so nothing" in capsys.readouterr().out
 
 
 @pytest.mark.slow

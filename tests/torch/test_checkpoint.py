@@ -46,10 +46,12 @@ def test_in_one_process_a_killed_training_goes_on_bit_for_bit(tmp_path, stop_at,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [1, 15, 20])
-def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, stop_at):
+def test_a_signal_saves_at_the_next_batch_boundary_and_ends_with_its_own_status(tmp_path, capsys, stop_at):
     with pytest.raises(SystemExit) as caught:
         torch_checkpoint.train(tmp_path / "run", "Downpour", stop_at=stop_at, how="signal")
     assert caught.value.code == 75
+    told = f"nnlo: a signal ended the training; rerun the same command to resume from {tmp_path}/run/checkp"
+    assert capsys.readouterr().out.startswith(told)
     _, weights, done = torch_checkpoint.train(tmp_path / "run", "Downpour")
     assert done == BATCHES - stop_at
     assert np.array_equal(weights, straight(tmp_path / "straight", wrapper="Downpour"))
@@ -193,6 +195,25 @@ def test_who_has_no_part_in_a_checkpoint_begins_anew_and_takes_over_what_else_go
     assert again == [{2: 0}, {2: 8}, {2: 8}, {2: 8}]
     assert counts == [3, 3, 3, 3]
     assert capsys.readouterr().out.count("has no part of rank 2") == 1
+
+
+def test_it_says_from_where_it_resumes_and_when_nothing_is_left(tmp_path, capsys):
+    said = []
+    for epochs in (2, 3, 3):
+        on_ranks(tmp_path, 3, nt.Downpour, epochs=epochs)
+        said.append(capsys.readouterr().out)
+        store = Store(tmp_path)
+        newest = store.newest()  # a worker dies at the end
+        files = {name: newest.read(name) for name in newest.manifest.files if name != "rank2.pt"}
+        assert store.save(files, newest.manifest.facts)
+    first, other = said[1].splitlines()
+    assert said[0] == ""
+    assert first == f"nnlo: resumes from {tmp_path}/checkpoint-000003, after 2 of 3 epochs"
+    assert other.startswith(f"nnlo: {tmp_path}/checkpoint-000003 has no part of rank 2")
+    assert said[2] == (
+        f"nnlo: {tmp_path} has the whole training, so nothing is left to train; ask for more epochs to "
+        "continue it, or choose another folder to start anew\n"
+    )
 
 
 @pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.Downpour])

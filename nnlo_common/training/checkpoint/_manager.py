@@ -85,7 +85,10 @@ class CheckpointManager:
         group = None if team is None else team.member.group
         # The ranks of a group are one worker: if one has no part, all begin anew.
         self._files = {self._file} if group is None else {*map(self._file_of, group.group.ranks)}
-        self._speaks = speaks("alone" if team is None else team.member.role)
+        self._role = "alone" if team is None else team.member.role
+        self._speaks = speaks(self._role)
+        self._loaded: Path | None = None  # the checkpoint that the training resumes from
+        self._anew = ""  # who does not resume there
         self._saving = saving_on(self.store, team, state, self._file)
         advise(self._advice)
         end_notes_in(self.store.folder)
@@ -134,6 +137,8 @@ class CheckpointManager:
             self._state._leave()
             self.finish_alone()
             self.interrupts.__exit__(None, None, None)
+            if self._speaks and not self._saving.recalled:
+                say(self._role, f"nnlo: a signal ended the training; {self._advice()}")
             raise LeftTogether(recalled=self._saving.recalled)
 
     def finish(self) -> None:
@@ -189,6 +194,7 @@ class CheckpointManager:
             if not number:
                 return None
             facts: dict[str, Any] = {}
+            self._loaded = self.store.path(number)
             try:
                 self._agreed(lambda: self._take(number, facts))  # noqa: B023 - called at once
             except _UnusableError as error:
@@ -197,6 +203,23 @@ class CheckpointManager:
             for text in warnings:
                 warn(text)
             return facts
+
+    def say_resumed(self, done: int, epochs: int) -> None:
+        """Print from where the training resumes, if it does; call it after `resume`.
+
+        Args:
+            done: the finished epochs.
+            epochs: all of them.
+        """
+        if self._loaded is None:
+            return
+        if done >= epochs:
+            told = "has the whole training, so nothing is left to train; ask for more epochs to continue it"
+            say(self._role, f"nnlo: {self.store.folder} {told}, or choose another folder to start anew")
+            return
+        say(self._role, f"nnlo: resumes from {self._loaded}, after {done} of {plural(epochs, 'epoch')}")
+        if self._anew:
+            say(self._role, f"nnlo: {self._loaded} {self._anew}")
 
     def _take(self, number: int, facts: dict[str, Any]) -> str:
         """Load this rank's part of a checkpoint, and add the checkpoint's facts to `facts`."""
@@ -220,7 +243,7 @@ class CheckpointManager:
         except Exception as error:  # a state that is not what was saved can fail anywhere
             told = " ".join(str(error).split())
             raise DamagedError(f"{file} cannot be loaded ({type(error).__name__}: {told:.300})") from error
-        self._say_who_starts_anew(checkpoint)
+        self._anew = self._who_starts_anew(checkpoint)
         return ""
 
     def _files_to_load(self, checkpoint: SavedCheckpoint, *, anew: bool) -> list[str]:
@@ -308,28 +331,25 @@ class CheckpointManager:
         first = min((rank for rank in ranks if rank in trains), default=None)
         return self._file if first is None else self._file_of(first)
 
-    def _say_who_starts_anew(self, checkpoint: SavedCheckpoint) -> None:
+    def _who_starts_anew(self, checkpoint: SavedCheckpoint) -> str:
+        """Return which ranks do not resume where they were; empty: all do."""
         saved = checkpoint.manifest.facts
         if self._team is None:
-            if saved["workers"]:
-                here = {"workers": 0, "group_size": 1}
-                told = f"{_saved_with(saved, here)}: it starts at the centre, and the epoch restarts"
-                say("alone", f"nnlo: {checkpoint.folder} {told}")
-            return
+            here = {"workers": 0, "group_size": 1}
+            told = f"{_saved_with(saved, here)}: it starts at the centre, and the epoch restarts"
+            return told if saved["workers"] else ""
         member = self._team.member
-        files = checkpoint.manifest.files
         here = {"workers": member.share[1], "group_size": member.group_size}
-        missing = [str(rank) for rank in member.trains if self._file_of(rank) not in files]
         if _sizes(saved) != _sizes(here):
-            told = f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
-        elif missing:
-            told = (
-                f"has no part of rank {', '.join(missing)}, which had died or not started: it starts anew at "
-                "the centre; the others resume where they were"
-            )
-        else:
-            return
-        say(member.role, f"nnlo: {checkpoint.folder} {told}")
+            return f"{_saved_with(saved, here)}: all workers start at the centre, and the epoch restarts"
+        files = checkpoint.manifest.files
+        missing = [str(rank) for rank in member.trains if self._file_of(rank) not in files]
+        if not missing:
+            return ""
+        return (
+            f"has no part of rank {', '.join(missing)}, which had died or not started: it starts anew at "
+            "the centre; the others resume where they were"
+        )
 
     def _agreed(self, what: Callable[[], str]) -> list[str]:
         """Call `what` on all ranks and return all results; if it raises on one, all raise (collective).
