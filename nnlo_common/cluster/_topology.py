@@ -222,14 +222,15 @@ class Topology:
             hosts: the host of each rank.
             servers: how many ranks serve the centre.
             group_size: ranks of one worker; None: 1, or all ranks without a server.
-            sub_servers: how many serve between the one server and the workers; "host": one on each host.
+            sub_servers: how many serve between the one server and the workers; "host": one on each host,
+                but not on that of the server if it is alone there.
 
         Example:
             >>> tree = Topology.of_training(["a", "a", "a", "b", "b"], sub_servers="host")
             >>> [assignment.title for assignment in tree.assignments]
             ['server 0', 'sub-server 0', 'worker 0', 'sub-server 1', 'worker 1']
         """
-        number = len(set(hosts)) if sub_servers == "host" else sub_servers
+        number = len(_hosts_of_branches(hosts)) if sub_servers == "host" else sub_servers
         size = len(hosts)
         arranged = Arrangement.of_training(size, servers=servers, group_size=group_size, sub_servers=number)
         return cls.plan(size, arranged, hosts)
@@ -366,12 +367,17 @@ def _cells(size: int, arrangement: Arrangement) -> Iterator[Cell]:
         )
 
 
-def _tree(hosts: Sequence[str], sub_servers: int) -> Cell:
-    """Cut the ranks of these hosts into a server and branches."""
+def _hosts_of_branches(hosts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the ranks of each host, without that of a server which has it to itself."""
     of_host: dict[str, list[int]] = defaultdict(list)
     for rank, host in enumerate(hosts):
         of_host[host].append(rank)
-    pieces = list(of_host.values())
+    return {host: ranks for host, ranks in of_host.items() if ranks != [0]}
+
+
+def _tree(hosts: Sequence[str], sub_servers: int) -> Cell:
+    """Cut the ranks of these hosts into a server and branches."""
+    pieces = list(_hosts_of_branches(hosts).values())
     if sub_servers % len(pieces):  # branches cannot end with the hosts
         pieces = [[rank for ranks in pieces for rank in ranks]]
     each = sub_servers // len(pieces)

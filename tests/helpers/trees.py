@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "TREE",
     "WORKERS",
     "TreeNumbers",
+    "assert_as_replayed",
     "commits_of",
     "numbers_of",
     "replayed",
@@ -69,6 +71,18 @@ def numbers_of(commits: Mapping[int, Sequence[int]], steps: int, *, times: int =
         alphas={0: TREE["sub_alpha"], 1: 0.9 / 3, 4: 0.9 / 4},
         steps={rank: steps for _, *ranks in BRANCHES for rank in ranks},
     )
+
+
+def assert_as_replayed(folder: Path, times: int) -> None:
+    """Compare what `tests/programs/tree.py` has saved with the numbers of the tree, bit for bit."""
+    ranks = [np.load(folder / f"{rank}.npz") for rank in range(8)]
+    commits = {rank: ranks[rank]["commits"].tolist() for rank in (0, *(sub for sub, *_ in BRANCHES))}
+    expected = numbers_of(commits, 2 * 170 // WORKERS, times=times)
+    np.testing.assert_array_equal(ranks[0]["own"][: 3 * times], expected.top)
+    for rank, vector in (*expected.subs.items(), *expected.workers.items()):
+        np.testing.assert_array_equal(ranks[rank]["own"][: 3 * times], vector, err_msg=f"rank {rank}")
+    for sub in expected.subs:
+        np.testing.assert_array_equal(ranks[sub]["model"], expected.top)
 
 
 def replayed(

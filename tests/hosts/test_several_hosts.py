@@ -17,6 +17,7 @@ import pytest
 from tests.helpers.hosts import hosts
 from tests.helpers.jobs import environment, running_mpi
 from tests.helpers.paths import PROGRAMS
+from tests.helpers.trees import assert_as_replayed
 
 pytestmark = [
     pytest.mark.mpi,
@@ -41,6 +42,16 @@ def test_a_synchronous_training_on_three_hosts_equals_one_on_one_host_bit_for_bi
     assert [status for status, _ in outcomes] == [0, 0], outcomes
     assert len(here) == 3
     assert here == there
+
+
+@pytest.mark.timeout(400)
+def test_a_tree_with_a_sub_server_on_each_host_has_the_numbers_of_the_reference(cluster):
+    folder = cluster.shared / "tree"
+    folder.mkdir()
+    words = (str(folder), "-1", "1", "host")
+    status, text = cluster.run([1, 3, 4], PROGRAMS / "tree.py", *words, timeout_s=180)
+    assert status == 0, text
+    assert_as_replayed(folder, 1)
 
 
 def test_doctor_sees_three_hosts(cluster):

@@ -15,7 +15,7 @@ from tests.helpers.trees import HALF, START, TREE, commits_of
 
 folder, dies, times = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 world = launched()
-rule = EASGD(**TREE)
+rule = EASGD(**{**TREE, "sub_servers": "host"} if "host" in sys.argv else TREE)
 start = np.tile(START, times)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
-from tests.helpers.trees import WORKERS, numbers_of
+from tests.helpers.trees import assert_as_replayed
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.extended]
 
@@ -18,14 +18,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.extended]
 def test_all_numbers_are_those_of_the_reference(tmp_path: Path, times: int) -> None:
     done = mpiexec(8, PROGRAMS / "tree.py", str(tmp_path), "-1", str(times), timeout_s=100)
     assert done.returncode == 0, done.stderr
-    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(8)]
-    commits = {rank: ranks[rank]["commits"].tolist() for rank in (0, 1, 4)}
-    expected = numbers_of(commits, 2 * 170 // WORKERS, times=times)
-    np.testing.assert_array_equal(ranks[0]["own"][: 3 * times], expected.top)
-    for rank, vector in (*expected.subs.items(), *expected.workers.items()):
-        np.testing.assert_array_equal(ranks[rank]["own"][: 3 * times], vector, err_msg=f"rank {rank}")
-    for sub in (1, 4):
-        np.testing.assert_array_equal(ranks[sub]["model"], expected.top)
+    assert_as_replayed(tmp_path, times)
 
 
 @pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")

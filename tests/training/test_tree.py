@@ -154,14 +154,22 @@ def test_what_a_tree_cannot_have(size: int, options: dict[str, object], rule: EA
         cluster.run(make)
 
 
-def test_one_sub_server_for_each_host() -> None:
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("abababa", ["server 0", "sub-server 1", "sub-server 0"]),
+        ("abbbccc", ["server 0", "sub-server 0", "worker 0", "worker 1", "sub-server 1"]),
+        ("abbbbbb", ["server 0", "sub-server 0", "worker 0"]),
+    ],
+)
+def test_one_sub_server_for_each_host(hosts: str, expected: list[str]) -> None:
     rule = EASGD(sub_servers="host")
 
     def roles(world: MemoryWorld) -> str:
-        world.host = "ab"[world.rank % 2]
+        world.host = hosts[world.rank]
         with Participant(rule, [START.copy()], optimizer=SGD(0.5), world=world) as me:
             return me.role
 
     with MemoryCluster(7) as cluster:
         found = cluster.run(roles)
-    assert found[:3] == ["server 0", "sub-server 1", "sub-server 0"]
+    assert found[: len(expected)] == expected
