@@ -10,7 +10,8 @@ from nnlo_common.base._errors import ProtocolError
 
 __all__ = ["ClockOffset", "clock_offset", "gathered_offset"]
 
-_ROUNDS = 8
+#: At least so many rounds; more on busy hosts, until all ranks know their clocks as well as this.
+_ROUNDS, _MOST_ROUNDS, _GOOD_S = 8, 100, 2.5e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def gathered_offset(
     """Measure how far this rank's clock is ahead of the first rank's (collective).
 
     Nobody leaves a gather before all have entered it. So this rank has left after the first has entered, and
-    the first has left after this one has entered: two bounds in each round, and the closest ones count.
+    the first has left after this one has entered: two bounds in each round, and the closest ones count. Where
+    hosts are busy, ranks leave late, and there are more rounds.
 
     Args:
         gather: gives every rank the texts of all ranks.
@@ -61,23 +63,28 @@ def gathered_offset(
     """
     lowest, highest = float("-inf"), float("inf")
     entered_s = left_s = 0.0
-    for turn in range(_ROUNDS + 1):
+    for turn in range(_MOST_ROUNDS + 1):
         before_s, entered_s = entered_s, clock()
-        first_entered_s, first_left_s = _read(gather(f"{entered_s!r} {left_s!r}")[0])
+        error_s = abs(highest - lowest) / 2 if rank else 0.0
+        texts = gather(f"{entered_s!r} {left_s!r} {error_s!r}")
+        first_entered_s, first_left_s, _ = _read(0, texts[0])
         left_s = clock()
         highest = min(highest, left_s - first_entered_s)
         if turn:  # the first rank says when it has left the last round
             lowest = max(lowest, before_s - first_left_s)
+        # All ranks read the same, so all end with the same round.
+        if turn >= _ROUNDS and all(_read(*one)[2] <= _GOOD_S for one in enumerate(texts)):
+            break
     if rank == 0:
         return ClockOffset()
     return ClockOffset((lowest + highest) / 2, abs(highest - lowest) / 2)
 
 
-def _read(text: str) -> tuple[float, float]:
+def _read(rank: int, text: str) -> tuple[float, float, float]:
     try:
-        entered_s, left_s = map(float, text.split())
+        entered_s, left_s, error_s = map(float, text.split())
     except ValueError:
         raise ProtocolError(
-            f"rank 0 sent {text[:60]!r} in place of its clock; run the same nnlo on all ranks"
+            f"rank {rank} sent {text[:60]!r} in place of its clock; run the same nnlo on all ranks"
         ) from None
-    return entered_s, left_s
+    return entered_s, left_s, error_s

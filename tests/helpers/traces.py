@@ -62,6 +62,12 @@ def problems_in(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def backwards_s(events: Sequence[Mapping[str, Any]]) -> float:
+    """Return by how much the arrows go backwards in time at most; below 0 if none does."""
+    begins = {one["id"]: one["ts"] for one in events if one["ph"] == "s"}
+    return max((begins[one["id"]] - one["ts"]) / 1e6 for one in events if one["ph"] == "f")
+
+
 def self_times(events: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
     """Return the seconds by kind of each process's first thread, worked out by SQLite."""
     spans = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from nnlo_common.base._file_access import readable_file
 from nnlo_common.base._limited_formats import parsed_json
 from nnlo_common.training.report._trace_file import OLDER
 
-__all__ = ["merged"]
+__all__ = ["backwards_ms", "merged"]
 
 _LONGEST = 1 << 16  # no event of ours is as long
 
@@ -56,6 +56,13 @@ def merged(folder: Path) -> tuple[list[dict[str, Any]], int]:
             own = {"id": number + turn * len(ends)}
             events += [start | own, taken | own]
     return events, dropped
+
+
+def backwards_ms(events: Sequence[Mapping[str, Any]]) -> float:
+    """Return by how much arrows go back in time at most: the least by which clocks of hosts differ."""
+    begins = {event["id"]: _time(event) for event in events if event.get("ph") == "s"}
+    back = (begins[event["id"]] - _time(event) for event in events if event.get("ph") == "f")
+    return max(0.0, max(back, default=0.0) / 1e3)
 
 
 def _files(folder: Path) -> Iterator[Path]:
