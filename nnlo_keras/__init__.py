@@ -13,13 +13,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
+from nnlo_keras._back_end import without_back_end
 
 try:
     import_module("keras")
 except ModuleNotFoundError as missing:
-    if missing.name != "keras":
-        raise
-    raise MissingExtraError("nnlo_keras", "keras", "keras") from None
+    if missing.name == "keras":
+        raise MissingExtraError("nnlo_keras", "keras", "keras") from None
+    if (problem := without_back_end(missing.name)) is not None:
+        raise problem from None
+    raise
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_keras._callbacks import (

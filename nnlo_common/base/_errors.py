@@ -53,14 +53,14 @@ class ConfigurationError(NNLOError, ValueError):
 class MissingExtraError(NNLOError, ImportError):
     """A feature needs a package that is not installed; the message holds the pip line."""
 
-    def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(feature, package, extra)
-        self.feature, self.package, self.extra = feature, package, extra
+    def __init__(self, feature: str, package: str, extra: str, then: str = "") -> None:
+        super().__init__(feature, package, extra, then)
+        self.feature, self.package, self.extra, self.then = feature, package, extra, then
 
     def __str__(self) -> str:
         return (
             f"{self.feature} needs the package {self.package!r}, which is not installed. "
-            f"Install it with: pip install 'nnlo[{self.extra}]'"
+            f"Install it with: pip install 'nnlo[{self.extra}]'{self.then}"
         )
 
 

@@ -165,6 +165,21 @@ CASES = {
     "fork, one host": (on_machine.check_forking("fork", 1), Status.OK, "safe"),
     "fork, two hosts": (on_machine.check_forking("fork", 2), Status.NOTE, "forkserver"),
     "no framework": (on_machine.check_frameworks({"jax": "0.6"}), Status.NOTE, "only jax 0.6"),
+    "Keras on what is not there": (
+        on_machine.check_frameworks({"torch": "2.13", "keras": "3.15"}),
+        Status.NOTE,
+        "Keras takes tensorflow, which is not installed",
+    ),
+    "Keras on nothing": (
+        on_machine.check_frameworks({"keras": "3.15"}, "jax"),
+        Status.NOTE,
+        "pip install 'nnlo[torch]', and export KERAS_BACKEND=torch",
+    ),
+    "Keras on torch": (
+        on_machine.check_frameworks({"torch": "2.13", "keras": "3.15"}, "torch"),
+        Status.OK,
+        "torch 2.13, keras 3.15",
+    ),
     "horovod": (on_machine.check_horovod({"horovod": "0.28"}), Status.OK, "0.28"),
     "slow network": (
         on_links.check_messages([link(bandwidth={1: 0.11e9})], "node1", 2),

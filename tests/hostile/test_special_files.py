@@ -126,11 +126,11 @@ def test_a_python_file_nested_too_deeply_is_refused(
 
 
 def test_the_keras_home_may_hold_anything(tmp_path: Path) -> None:
-    from nnlo_common.commands.train._model_file import choose_back_end
+    from nnlo_common.commands._keras_back_end import chosen_back_end
 
     for content in ("[" * 100_000, "[]", "9" * 5000):
         (tmp_path / "keras.json").write_text(content)
-        choose_back_end({"KERAS_HOME": str(tmp_path)})
+        assert chosen_back_end({"KERAS_HOME": str(tmp_path)}) == ""
     (tmp_path / "keras.json").unlink()
     os.mkfifo(tmp_path / "keras.json")
-    choose_back_end({"KERAS_HOME": str(tmp_path)})
+    assert chosen_back_end({"KERAS_HOME": str(tmp_path)}) == ""

@@ -65,7 +65,7 @@ def _about_machines(reports: Sequence[RankReport], places: Sequence[Place]) -> l
         merge_hosts(threads),
         merge_hosts(locks),
         on_machine.check_forking(reports[0].start_method, len(homes)),
-        on_machine.check_frameworks(reports[0].versions),
+        on_machine.check_frameworks(reports[0].versions, reports[0].environment.get("KERAS_BACKEND", "")),
         on_machine.check_horovod(reports[0].versions),
     ]
 

@@ -106,14 +106,29 @@ def check_forking(start_method: str, hosts: int) -> Finding:
     )
 
 
-def check_frameworks(versions: Mapping[str, str | None]) -> Finding:
-    """Check that PyTorch or Keras is installed."""
+def check_frameworks(versions: Mapping[str, str | None], back_end: str = "") -> Finding:
+    """Check that PyTorch or Keras is installed, and the back end that Keras will run on.
+
+    Args:
+        versions: of the packages; None: not installed.
+        back_end: the one that was chosen for Keras; empty: none, so Keras takes tensorflow.
+    """
     found = [
         f"{name} {versions[name]}" for name in ("torch", "keras", "tensorflow", "jax") if versions.get(name)
     ]
+    told = ", ".join(found)
+    taken = back_end or "tensorflow"
+    if versions.get("keras") and not versions.get(taken):
+        here = [name for name in ("torch", "tensorflow", "jax") if versions.get(name)]
+        install, take = "" if here else "pip install 'nnlo[torch]', and ", " or ".join(here) or "torch"
+        return note(
+            "frameworks",
+            f"{told}; Keras takes {taken}, which is not installed",
+            f"{install}export KERAS_BACKEND={take} in each shell that starts a script.",
+        )
     if versions.get("torch") or versions.get("keras"):
-        return ok("frameworks", ", ".join(found))
-    text = f"neither torch nor keras{', only ' + ', '.join(found) if found else ''}"
+        return ok("frameworks", told)
+    text = f"neither torch nor keras{', only ' + told if found else ''}"
     return note(
         "frameworks", text, "pip install 'nnlo[torch]' or 'nnlo[keras]'; the NumPy core works without."
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._threads import THREAD_VARIABLES
+from nnlo_common.commands._keras_back_end import chosen_back_end
 from nnlo_common.training.report._versions import versions
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def examine(mpi: MPIFacts | None, env: Mapping[str, str]) -> RankReport:
         versions=versions() | {"MPI library": None if mpi is None else mpi.library},
         mpi=mpi,
         locks={folder: try_lock(Path(folder)) for folder in folders},
-        environment={name: env[name] for name in wanted if name in env},
+        environment={name: env[name] for name in wanted if name in env}
+        | ({"KERAS_BACKEND": back_end} if (back_end := chosen_back_end(env)) else {}),
         start_method=multiprocessing.get_start_method(allow_none=True)
         or multiprocessing.get_all_start_methods()[0],
         mpiexec=(shutil.which("mpiexec") or "", str(beside) if beside.exists() else ""),

@@ -16,7 +16,8 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import read_whole, readable_file
-from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_OPTIONS, parsed_json
+from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
+from nnlo_common.commands._keras_back_end import chosen_back_end, installed_back_ends
 from nnlo_common.commands.train._pickled import unpickled
 from nnlo_common.commands.train._python_file import (
     asked,
@@ -230,22 +231,10 @@ def plug_in(framework: str) -> Any:
         choose_back_end(os.environ)
     try:
         return importlib.import_module(name)
+    except MissingExtraError:
+        raise
     except ImportError as error:
-        hint = "" if framework != "keras" else f"\n{_other_back_ends(getattr(error, 'name', None) or '')}"
-        raise ConfigurationError(f"{framework} cannot be loaded ({error}){hint}") from None
-
-
-def _other_back_ends(missing: str) -> str:
-    """Return what to do if the back end of Keras cannot be loaded.
-
-    Args:
-        missing: the module that was not found.
-    """
-    back_ends = {"tensorflow": "tensorflow-cpu", "torch": "torch", "jax": "jax"}
-    here = [name for name in back_ends if name != missing and importlib.util.find_spec(name) is not None]
-    package = back_ends.get(missing)
-    install = f"Install it with: pip install {package}" if package else "Install one, e.g. pip install torch"
-    return install + (f", or choose another: export KERAS_BACKEND={' or '.join(here)}" if here else "")
+        raise ConfigurationError(f"{framework} cannot be loaded ({error})") from None
 
 
 def choose_back_end(env: MutableMapping[str, str]) -> None:
@@ -254,17 +243,6 @@ def choose_back_end(env: MutableMapping[str, str]) -> None:
     Args:
         env: the variables of the process.
     """
-    if "KERAS_BACKEND" in env or "keras" in sys.modules or importlib.util.find_spec("tensorflow") is not None:
-        return
-    file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
-    try:
-        # Keras writes this file at its first import, so its default "tensorflow" is not a choice.
-        told = parsed_json(read_whole(file, LARGEST_OPTIONS))
-        if told.get("backend", "tensorflow") != "tensorflow":
-            return
-    except (OSError, ValueError, AttributeError):
-        pass
-    for name in ("torch", "jax"):
-        if importlib.util.find_spec(name) is not None:
-            env["KERAS_BACKEND"] = name
-            return
+    here = installed_back_ends()
+    if here and "tensorflow" not in here and "keras" not in sys.modules and not chosen_back_end(env):
+        env["KERAS_BACKEND"] = here[0]
