@@ -73,7 +73,7 @@ PLANTED = {
     "a worker three times as slow": (
         run_of(SERVER, *WORKERS[:2], SLOW),
         # Two with 1 and one with 1/3 of the pace: an epoch lasts 3 / (7/3) instead of 3, or 57 % less.
-        r"^worker 2 takes 3\.0 times as long .*30\.0 ms, the others 10\.0 ms.* would save 57 % of an epoch$",
+        r"^worker 2 \(rank 3 on a\) takes 3\.0 times .*30\.0 ms, the others 10\.0 ms.* would save 57 %",
     ),
     "a server that is the bottleneck": (
         run_of(replace(SERVER, shares=shares(apply=9.0, idle=1.0)), *(waiting(one, 5.0) for one in WORKERS)),
@@ -253,6 +253,10 @@ def test_a_folder_without_facts_is_answered_with_what_it_is(tmp_path, capsys):
     (tmp_path / "train.py").touch()
     assert "train.py: it is a file; name the folder of a run" in told(tmp_path / "train.py")
     (tmp_path / "search" / "trials").mkdir(parents=True)
+    (tmp_path / "search.jsonl").touch()
+    assert "it is a file; name the folder of a run, or give optimize(..., export=" in told(
+        tmp_path / "search.jsonl"
+    )
     run = write_run(tmp_path / "search" / "trials" / "0003")
     assert f"but a folder in it has: nnlo report {run}" in told(tmp_path)
     (tmp_path / "search" / "search.toml").touch()

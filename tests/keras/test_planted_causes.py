@@ -69,7 +69,7 @@ PLANTED = {
     "nothing": ({}, []),
     "a slow worker": (
         {"slow": 2},
-        [r"^worker 1 takes 3\.0 times .*\(450\.0 ms, the others 150\.0 ms\).*=\"dynamic\" would save 57 %"],
+        [r"^worker 1 \(rank 2 on .*\(450\.0 ms, the others 150\.0 ms\).*=\"dynamic\" would save 57 %"],
     ),
     "a rate that diverges": (
         {"rate": 0.9},

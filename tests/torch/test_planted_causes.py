@@ -78,7 +78,7 @@ PLANTED = {
     "a slow worker": (
         {"slow": "worker 1"},
         # Two with 1 and one with 1/3 of the pace: an epoch lasts 3 / (7/3) instead of 3, or 57 % less.
-        [r"^worker 1 takes 3\.0 times .*\(450\.0 ms, the others 150\.0 ms\).*=\"dynamic\" would save 57 %"],
+        [r"^worker 1 \(rank 2 on .*\(450\.0 ms, the others 150\.0 ms\).*=\"dynamic\" would save 57 %"],
     ),
     "a slow reader": (
         {"read_s": 3 * LONG_S},

@@ -35,7 +35,9 @@ def read_run(folder: Path) -> RunFacts:
     """
     if not folder.is_dir():
         there = "it is a file" if folder.exists() else "there is no such folder"
-        raise ConfigurationError(f"{folder}: {there}; name the folder of a run")
+        journal = folder.exists() and folder.suffix == ".jsonl"
+        search = ", or give optimize(..., export='study.db') and see a search by optuna-dashboard"
+        raise ConfigurationError(f"{folder}: {there}; name the folder of a run{search if journal else ''}")
     ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
     if not ranks:
         raise ConfigurationError(_without_facts(folder))

@@ -94,12 +94,13 @@ def _slow_workers(run: RunFacts) -> Iterator[str]:
     }
     if len(paces) < 2 or any(_reading(run)):
         return
+    places = {one.role: f"{one.role} (rank {one.rank} on {one.host})" for one in run.ranks}
     for role, slowest in sorted(paces.items(), key=lambda pair: -(pair[1] or 0)):
         others = median(pace for other, pace in paces.items() if other != role and pace is not None)
         if slowest is not None and slowest > _SLOW * others:
             saved = _saved_by_leases(paces)
             yield (
-                f"{role} takes {slowest / others:.1f} times as long as the others for a batch "
+                f"{places[role]} takes {slowest / others:.1f} times as long as the others for a batch "
                 f"({1e3 * slowest:.1f} ms, the others {1e3 * others:.1f} ms): look at its host; "
                 f'assignment="dynamic" would save {100 * saved:.0f} % of an epoch'
             )
