@@ -92,8 +92,9 @@ class Checkpoint:
         ...             optimizer.step()
         ...         seen.append(epoch)
         ...     return seen
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
         ...     train(folder), train(folder)
+        nnlo: ... has the whole training, so nothing is left to train; ask for more epochs to continue it, ...
         ([0, 1, 2], [])
     """
 

@@ -77,11 +77,14 @@ def html_table(
 def drawn(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return plotly's figures as HTML, by title; the first contains plotly, so that no network is needed."""
     for figure in figures.values():
+        # Above are buttons, or the names of parallel axes; else nothing.
+        above = figure.layout.updatemenus or any(one.type == "parcoords" for one in figure.data)
         figure.update_layout(
             title=None,
+            margin={"l": 65, "r": 15, "t": 60 if above else 15, "b": 60},
             paper_bgcolor=_CLEAR,
             plot_bgcolor=_CLEAR,
-            font={"color": _SEEN},
+            font={"color": _SEEN, "size": 12},
             modebar={"bgcolor": _CLEAR, "color": _SEEN},
             legend={"orientation": "h", "y": -0.2, "yanchor": "top"},  # beside, it would hide a narrow figure
         )

@@ -86,8 +86,9 @@ class Checkpoint(RankCallback):
         ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         ...     return model.fit(x, x, epochs=epochs, callbacks=[Checkpoint(folder)], verbose=0)
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
         ...     first, second = train(folder, 2), train(folder, 3)
+        nnlo: resumes from ...checkpoint-000002, after 2 of 3 epochs
         >>> second.epoch, second.history["loss"][:2] == first.history["loss"]
         ([0, 1, 2], True)
     """

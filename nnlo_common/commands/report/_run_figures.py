@@ -153,7 +153,7 @@ def _staleness(go: Any, run: RunFacts) -> Any:
         if counts
     ]
     axes = {
-        "xaxis_title": "staleness (commits between fetch and contribution)",
+        "xaxis_title": "staleness (commits since the fetch)",
         "yaxis_title": "contributions",
     }
     return go.Figure(bars, {"barmode": "stack", **axes})

@@ -13,6 +13,15 @@ __all__ = ["runs_page"]
 
 _UNDRAWN = "Figures need plotly: pip install 'nnlo[report]'"
 _GOOD = "Nothing to change was found."
+#: What a figure shows, where its axes do not say so.
+_SHOWN = {
+    "Time of each rank": "What each rank did, from its start to its end.",
+    "Staleness": "How many commits came between a worker's fetch of the centre and its contribution.",
+    "Pace": "How fast each rank trained, epoch by epoch.",
+    "Memory": "Of each rank's process, sampled while it trained.",
+    "Processor": "How many cores each rank kept busy; 1 is a whole core.",
+    "Files and sockets": "What each rank read and wrote, messages over sockets included.",
+}
 
 
 def runs_page(runs: Sequence[RunFacts], told: Sequence[Sequence[str]], drawings: Mapping[str, str]) -> str:
@@ -27,7 +36,8 @@ def runs_page(runs: Sequence[RunFacts], told: Sequence[Sequence[str]], drawings:
     if len(runs) > 1:
         parts += ["<h2>Runs</h2>", _scroll(_compared(runs))]
     for title, drawing in drawings.items():
-        parts += [f"<h2>{escape(title)}</h2>", _scroll(drawing)]
+        shown = f"<p>{escape(_SHOWN[title])}</p>" if title in _SHOWN else ""
+        parts += [f"<h2>{escape(title)}</h2>{shown}", _scroll(drawing)]
     if not drawings:
         parts.append(f"<p>{escape(_UNDRAWN)}</p>")
     for run in runs:
