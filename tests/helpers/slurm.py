@@ -225,7 +225,9 @@ class Slurm:
             return job.wait(_CALL_S), job.text()
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        return {"SLURM_CONF": str(self._conf), "HOME": str(self.home), **(env or {})}
+        # Commands such as `python` and `nnlo` are those of this environment, also if nobody has activated it.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return {"SLURM_CONF": str(self._conf), "HOME": str(self.home), "PATH": path, **(env or {})}
 
 
 def page_script(name: str) -> str:
