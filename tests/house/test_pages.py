@@ -80,6 +80,7 @@ def make_files(page, number, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("page", "number"), ALONE)
 def test_a_block_runs_in_one_process(page, number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

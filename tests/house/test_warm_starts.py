@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.jobs import alone, mpiexec, running
 
-pytestmark = [pytest.mark.mpi, pytest.mark.framework("torch")]
+pytestmark = [pytest.mark.mpi, pytest.mark.framework("torch"), pytest.mark.sampled(2)]
 
 
 @pytest.fixture(autouse=True, params=["cold", "warm"])

@@ -280,7 +280,7 @@ def in_one_folder(tmp_path, ranks, epochs, wrapper, **options):
     return [one["weights"] for one in found], found[0]["begun"].tolist(), done.stdout
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.extended  # threads as ranks of PyTorch do so in `make test`
 @pytest.mark.mpi
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("wrapper", ["Downpour", "LocalSGD"])

@@ -356,6 +356,7 @@ def test_a_worker_that_leaves_before_the_others_is_named_once(monkeypatch):
     assert text.startswith("rank 2 has left the training after epoch 2, but rank 1 trains in epoch 3")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", cases.WRAPPERS)
 @pytest.mark.parametrize("stop", [False, True])
 def test_ranks_that_leave_together_say_nothing(name, stop):
