@@ -247,8 +247,9 @@ def has_no_value_yet(variable: Any) -> bool:
 
 @_KERAS.uses("_layout")
 def is_spread(variable: Any) -> bool:
-    """Return whether a JAX variable is spread over devices by a keras.distribution."""
-    return variable._layout is not None
+    """Return whether a variable is spread over devices by a keras.distribution, which only JAX does."""
+    # On other back ends variables have a layout only in a newer Keras, and never use it.
+    return keras.backend.backend() == "jax" and variable._layout is not None
 
 
 def made_to_be_trained(layer: Any) -> Sequence[Any]:

