@@ -9,7 +9,7 @@ import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, Contribution
-from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import Move, VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
 
 __all__ = ["DynSGD", "DynSGDCenter"]
@@ -21,10 +21,21 @@ class DynSGDCenter(DownpourCenter):
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Scale by staleness, then step."""
         for contribution in contributions:
-            if contribution.staleness:
-                scale = np.float32(contribution.staleness + 1)
-                np.divide(contribution.vector, scale, out=contribution.vector)
+            _scale(contribution)
         super().apply(contributions)
+
+    def apply_by_parts(self, contribution: Contribution) -> Move | None:
+        """Scale at once what is then applied part by part."""
+        move = super().apply_by_parts(contribution)
+        if move is not None:
+            _scale(contribution)
+        return move
+
+
+def _scale(contribution: Contribution) -> None:
+    if contribution.staleness:
+        scale = np.float32(contribution.staleness + 1)
+        np.divide(contribution.vector, scale, out=contribution.vector)
 
 
 @dataclass(frozen=True, kw_only=True)

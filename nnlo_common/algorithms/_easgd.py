@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
-from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import Move, VectorOptimizer, blocks
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._plural import plural
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
 
-_BLOCK = 32768  # numbers: a block of the centre and one of a contribution fit a second-level cache
+_BLOCK = 65536  # numbers: a block of the centre and one of a contribution fit a second-level cache
 
 
 _SUB_EVERY = 10
@@ -59,17 +60,22 @@ class ElasticCenter(CenterRule):
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Replace each x by its E, so that both sides move by the same float32 numbers."""
-        vectors = [contribution.vector for contribution in contributions]
-        for start in range(0, self.center.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            center, differences = self.center[part], [vector[part] for vector in vectors]
+        self._move([contribution.vector for contribution in contributions], slice(0, self.center.size))
+
+    def apply_by_parts(self, contribution: Contribution) -> Move:
+        """Return what does so for a part."""
+        return partial(self._move, [contribution.vector])
+
+    def _move(self, vectors: list[Vector], part: slice) -> None:
+        for block in blocks(part, _BLOCK):
+            center, differences = self.center[block], [vector[block] for vector in vectors]
             for one in differences:
                 np.subtract(one, center, out=one)
                 np.multiply(one, self.alpha, out=one)
             for one in differences:
                 np.add(center, one, out=center)
 
-    def reply(self, vector: Vector) -> None:
+    def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Do nothing: `apply` has left the reply E in the vector."""
 
 

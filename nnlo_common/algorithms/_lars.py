@@ -47,6 +47,7 @@ class LARS(Optimizer):
     trust: float = 0.001
     epsilon: float = 1e-8
     clip: bool = False
+    _coordinatewise = False
     _ranges = Optimizer._ranges | {"epsilon": (0.0, math.inf), "trust": (0.0, math.inf)}
 
     def __post_init__(self) -> None:

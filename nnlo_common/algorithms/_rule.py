@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import Configurable, Move, VectorOptimizer
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
@@ -93,6 +93,8 @@ class WorkerRule(Stateful, ABC):
     refreshes: ClassVar[bool] = False
     # Whether the worker's moves since a request are added to its late reply, so that they are kept.
     keeps_progress: ClassVar[bool] = False
+    # Whether `incoming` takes one part of a reply after the other.
+    absorbs_parts: ClassVar[bool] = True
 
     def __init__(self, *, pipeline: int = 0) -> None:
         self.clock = self.gathered = 0
@@ -126,6 +128,8 @@ class WorkerRule(Stateful, ABC):
         Args:
             parameters: changed in place.
             reply: the server's vector; with `keeps_progress`, plus the worker's own moves since the request.
+
+        With `absorbs_parts` both may be one part of the whole, each part in turn.
         """
         np.copyto(parameters, reply)
 
@@ -183,15 +187,28 @@ class CenterRule(Stateful, ABC):
         self.apply(contributions)
         self.clock += 1
 
+    def apply_by_parts(self, contribution: Contribution) -> Move | None:
+        """Begin to apply one contribution; return what applies a part and makes that part of the reply.
+
+        By default None, and nothing is done: the rule needs the whole vector.
+        """
+        return None
+
+    def commit_by_parts(self, contribution: Contribution) -> Move | None:
+        """Count the commit of one contribution, and return what applies its parts; None: use `commit`."""
+        move = self.apply_by_parts(contribution)
+        self.clock += move is not None
+        return move
+
     def configure(self, options: Vector) -> None:
         """Set the options of the centre's optimizer that a worker sent, if it is configurable."""
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, Configurable):
             optimizer.configure(options)
 
-    def reply(self, vector: Vector) -> None:
-        """Overwrite a contribution's vector, after its commit, with the reply; by default the new centre."""
-        np.copyto(vector, self.center)
+    def reply(self, vector: Vector, part: slice = slice(None)) -> None:
+        """Overwrite a part of a contribution, after its commit, with the reply; by default the new centre."""
+        np.copyto(vector[part], self.center[part])
 
 
 class GradientSum(Stateful):

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._layout import Layout
 
-__all__ = ["Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector"]
+__all__ = [
+    "Move",
+    "Optimizer",
+    "VectorOptimizer",
+    "blocks",
+    "descend",
+    "described",
+    "fitted",
+    "is_vector",
+    "moves",
+]
 
-_BLOCK = 65536  # values: two work rows and a block of each operand fit a second-level cache
+#: Moves one part of a vector; to be called once for each part.
+Move: TypeAlias = Callable[[slice], None]
+
+_BLOCK = 131072  # values: two work rows and a block of each operand fit a second-level cache
 
 
 @runtime_checkable
@@ -56,6 +70,7 @@ class Optimizer:
     learning_rate: float
 
     _names: ClassVar[tuple[str, ...]] = ()  # of the slots
+    _coordinatewise: ClassVar[bool] = True  # else a step needs whole parameters
     # Far below 1e-30 float32 rounds epsilon to 0, and a coordinate without gradient becomes 0/0 = nan.
     _ranges: ClassVar[dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("learning_rate", "weight_decay", "initial_accumulator"), (0.0, math.inf)),
@@ -83,6 +98,25 @@ class Optimizer:
         Raises:
             ConfigurationError: an array or the learning rate is invalid; nothing changes then.
         """
+        move = self._begin(x, gradient)
+        for part in self._parts(x.size):
+            move(part)
+
+    def step_by_parts(self, x: Vector, gradient: Vector) -> Move | None:
+        """Begin a step; return what moves one of `blocks`, or None if a step needs the whole vector.
+
+        Example:
+            >>> from nnlo_common import SGD
+            >>> x = np.ones(3, np.float32)
+            >>> move = SGD(0.5).step_by_parts(x, 2 * x)
+            >>> move(slice(0, 2))
+            >>> print(x)
+            [0. 0. 1.]
+        """
+        return self._begin(x, gradient) if self._coordinatewise else None
+
+    def _begin(self, x: Vector, gradient: Vector) -> Move:
+        """Check and count a step; return what moves a part of it."""
         self._check_number("learning_rate")
         both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
         if not (both and x.flags.writeable and not np.may_share_memory(x, gradient)):
@@ -92,9 +126,12 @@ class Optimizer:
             )
         self._prepare(x.size)
         self._steps += 1
-        for part in self._parts(x.size):
+
+        def move(part: slice) -> None:
             slots = [slot[part] for slot in self._slots.values()]
             self._update(x[part], gradient[part], slots, self._work[:, : x[part].size])
+
+        return move
 
     def state(self) -> dict[str, Any]:
         """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""
@@ -125,7 +162,7 @@ class Optimizer:
 
     def _parts(self, size: int) -> list[slice]:
         """The blocks to work through, each small enough for the cache."""
-        return [slice(start, start + _BLOCK) for start in range(0, size, _BLOCK)]
+        return list(blocks(slice(0, size)))
 
     def _initial(self) -> dict[str, float]:
         return dict.fromkeys(self._names, 0.0)
@@ -139,7 +176,7 @@ class Optimizer:
             self._size = size
             self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
             longest = max((len(range(*part.indices(size))) for part in self._parts(size)), default=0)
-            self._work = np.empty((2, longest), np.float32)
+            self._work = zeroed(8 * longest).view(np.float32).reshape(2, longest)
         if size != self._size:
             raise ConfigurationError(
                 f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "
@@ -170,6 +207,22 @@ def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimi
         owned = [segment for segment in layout.segments if segment.tied_to is None]
         fit([segment.size for segment in owned if place.start <= segment.offset < place.stop])
     return one
+
+
+def blocks(part: slice, length: int = _BLOCK) -> Iterator[slice]:
+    """Cut a part of a vector into blocks that a cache holds.
+
+    Example:
+        >>> [(one.start, one.stop) for one in blocks(slice(3, 8), 2)]
+        [(3, 5), (5, 7), (7, 8)]
+    """
+    return (slice(at, min(at + length, part.stop)) for at in range(part.start, part.stop, length))
+
+
+def moves(optimizer: VectorOptimizer, x: Vector, gradient: Vector) -> Move | None:
+    """Begin a step block by block; return what moves one of `blocks`, or None if the optimizer cannot."""
+    begin: Callable[[Vector, Vector], Move | None] | None = getattr(optimizer, "step_by_parts", None)
+    return None if begin is None else begin(x, gradient)
 
 
 def descend(x: Vector, direction: Vector, rate: float, scratch: Vector) -> None:

@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from nnlo_common.base._errors import ProtocolError
-from nnlo_common.base._flat_vector import Frame
+from nnlo_common.base._flat_vector import Frame, Vector
 from nnlo_common.protocol._messages import Message
 
-__all__ = ["Action", "Compute", "Event", "Lost", "Received", "Release", "Send", "Story", "Wait"]
+__all__ = ["Action", "Compute", "Event", "Lost", "Part", "Received", "Release", "Send", "Story", "Wait"]
+
+
+#: A part of a vector that has arrived: its place, and its numbers, which are valid until the next part's.
+Part: TypeAlias = tuple[slice, Vector]
 
 
 class Received(NamedTuple):
-    """Event: a message arrived in `frame`, which the machine owns until it returns a `Send` or `Release`."""
+    """Event: a message arrived in `frame`, which the machine owns until it returns a `Send` or `Release`.
+
+    Attributes:
+        message: the message.
+        frame: the memory that holds it.
+        parts: the parts of a long vector in order, each given once it has arrived, and None from time to
+            time while it has not; None: all of it is in the message. Take all before the frame is given back.
+    """
 
     message: Message
     frame: Frame
+    parts: Iterator[Part | None] | None = None
+
+    def arriving(self) -> Iterator[Part]:
+        """Return the parts of the vector as they arrive; one that is there is one part."""
+        if self.parts is not None:
+            return (part for part in self.parts if part is not None)
+        vector = self.message.vector
+        return iter([] if vector is None else [(slice(None), vector)])
+
+    def whole(self) -> Received:
+        """Wait for all parts; return the event with all of its vector in the message."""
+        if self.parts is None:
+            return self
+        assert self.message.vector is not None  # only a vector comes in parts
+        for place, numbers in self.arriving():
+            np.copyto(self.message.vector[place], numbers)
+        return self._replace(parts=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +59,20 @@ class Lost:
 
 
 class Send(NamedTuple):
-    """Action: send `message` to `rank`; `frame`, if given, holds its vector, and may be the request's."""
+    """Action: send `message` to `rank`.
+
+    Attributes:
+        rank: the receiver.
+        message: the message.
+        frame: holds its vector, and may be the request's.
+        fill: computes a part of the vector; call it once for each part, in order, before the machine takes
+            another event, whether the message can be sent or not.
+    """
 
     rank: int
     message: Message
     frame: Frame | None = None
+    fill: Callable[[slice], None] | None = None
 
 
 class Release(NamedTuple):

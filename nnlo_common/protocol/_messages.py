@@ -156,10 +156,13 @@ _VERSION = 1
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-def encode(message: Message, frame: Frame) -> int:
+def encode(message: Message, frame: Frame, *, in_parts: bool = False) -> int:
     """Write the header of `message` into `frame` and return the number of bytes to send.
 
-    The vector must already be in the frame.
+    Args:
+        message: its vector must be in the frame already.
+        frame: the memory that is sent.
+        in_parts: the vector follows in several parts.
     """
     size = 0 if message.vector is None else message.vector.size
     _HEADER.pack_into(
@@ -168,7 +171,7 @@ def encode(message: Message, frame: Frame) -> int:
         _MAGIC,
         _VERSION,
         message.kind,
-        message.stop | message.mark << 1 | message.pause << 2,
+        message.stop | message.mark << 1 | message.pause << 2 | in_parts << 3,
         message.sender,
         message.shard,
         message.sequence,
@@ -185,6 +188,12 @@ def announced(frame: Frame) -> int:
     """Return the number of values that the header in `frame` announces."""
     size: int = _HEADER.unpack(frame.header)[9]
     return size
+
+
+def comes_in_parts(frame: Frame) -> bool:
+    """Return whether the header in `frame` announces a vector in several parts."""
+    flags: int = _HEADER.unpack(frame.header)[3]
+    return bool(flags & 8)
 
 
 def decode(frame: Frame, received_bytes: int | None = None) -> Message:

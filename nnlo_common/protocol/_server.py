@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.algorithms._vector_optimizer import Move
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State
@@ -35,6 +37,7 @@ class Server:
         awaited: the number of workers that may still contribute.
         peers: the record of each worker, by rank.
         other_servers: how often each of them has pulled the centre; inf once it will pull no more.
+        by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
         rate: the learning rate that replies send to workers; 0: none.
@@ -64,8 +67,10 @@ class Server:
         depth: int = 1,
         other_servers: Iterable[int] = (),
         record: bool = False,
+        by_parts: bool = False,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
+        self.by_parts = by_parts
         self.peers = Peers({worker: Peer() for worker in workers})
         self.awaited = len(self.peers)
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
@@ -269,6 +274,8 @@ class Server:
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._waiting.contributions:
             # Fast path for asynchronous exchanges; the general path below does the same.
+            if self.by_parts and event.message.kind is Kind.EXCHANGE and not self._waiting.joins:
+                return [self._move_by_parts(event)]
             self._apply([event])
             reply = self._reply_to_contribution(event)
             return [reply, *self._admit()] if self._waiting.joins else [reply]
@@ -420,7 +427,26 @@ class Server:
 
     # -- commits and replies --------------------------------------------------------------------------
 
+    def _move_by_parts(self, event: Received) -> Send:
+        """Apply a contribution and make the reply while it is sent, as far as the rule can."""
+        vector = event.message.vector
+        assert vector is not None  # refused() has seen to it
+        fill: Move | None = None
+        (contribution,) = self._contributions([event])
+        if self.after_commit is None:
+            fill = self.rule.commit_by_parts(contribution)
+        if fill is None:
+            self.rule.commit([contribution])
+            fill = partial(self.rule.reply, vector)
+        self._note_commit([event])
+        return self._reply(event, with_vector=True)._replace(fill=fill)
+
     def _apply(self, events: list[Received]) -> None:
+        self.rule.commit(self._contributions(events))
+        self._note_commit(events)
+
+    def _contributions(self, events: list[Received]) -> list[Contribution]:
+        """Count contributions by staleness, and configure the optimizer for them."""
         clock = self.rule.clock
         contributions = []
         for event in events:
@@ -432,7 +458,9 @@ class Server:
             contributions.append(Contribution(message.sender, message.vector, staleness, message.share))
             self.staleness[staleness] += 1
             self.peers[message.sender].staleness[staleness] += 1
-        self.rule.commit(contributions)
+        return contributions
+
+    def _note_commit(self, events: list[Received]) -> None:
         for event in events:
             peer = self.peers[event.message.sender]
             peer.commits += 1

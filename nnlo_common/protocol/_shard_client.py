@@ -69,6 +69,7 @@ class ShardClient:
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
+        absorbing: a long reply is arriving.
         outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
     """
 
@@ -88,7 +89,7 @@ class ShardClient:
         self.lent = False
         self.stop_requested, self.rate = False, 0.0
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
-        self.keeps_parameters = False
+        self.keeps_parameters = self.absorbing = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
@@ -249,7 +250,7 @@ class ShardClient:
             return self._seen(event)
         if asked is Kind.LOCK:
             return self._granted(event)
-        self._replies.append(event)
+        self._replies.append(event.whole() if self.rule.pipeline else event)
         return self._absorb(self.rule.pipeline)
 
     def refresh(self) -> list[Action]:
@@ -419,11 +420,21 @@ class ShardClient:
             if message.vector is not None:
                 if self._sent_at:
                     self._add_progress(message.vector)
-                self.rule.incoming(self.parameters, message.vector)
+                self._take(event, message.vector)
                 self.pulled_at = message.clock
             self._absorbed += 1
             actions.append(Release(self.shard.server, event.frame))
         return actions
+
+    def _take(self, event: Received, reply: Vector) -> None:
+        self.absorbing = event.parts is not None
+        if self.rule.absorbs_parts:
+            for place, numbers in event.arriving():
+                self.rule.incoming(self.parameters[place], numbers)
+        else:
+            event.whole()
+            self.rule.incoming(self.parameters, reply)
+        self.absorbing = False
 
     def _add_progress(self, reply: Vector) -> None:
         """Add the worker's own progress since the request to a late reply.

@@ -15,10 +15,11 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame
-from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._endpoint import Fill, Link
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.testing._memory_group import MemoryGroup
 from nnlo_common.testing._points import InjectedFault, Points
+from nnlo_common.testing._virtual_steps import filled_unevenly, in_parts
 
 __all__ = ["InjectedFault", "MemoryCluster", "MemoryWorld"]
 
@@ -405,13 +406,20 @@ class MemoryEndpoint:
         self._sizes = {(link.peer, link.shard): link.size for link in links}
         self._inbox = cluster.inbox(world.rank, channel)
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:  # noqa: ARG002
-        """Put a copy of the message into the peer's inbox."""
+    def send(
+        self,
+        peer: int,
+        message: Message,
+        frame: Frame | None = None,  # noqa: ARG002 - it is copied
+        fill: Fill | None = None,
+    ) -> None:
+        """Put a copy of the message into the peer's inbox; what is computed meanwhile comes in parts."""
+        parts = filled_unevenly(message, fill)
         self._world.reach(f"send {message.kind.name}")
         copy = Frame(self._sizes[peer, message.shard])
         if message.vector is not None:
             np.copyto(copy.vector[: message.vector.size], message.vector)
-        received = Received(decode(copy, encode(message, copy)), copy)
+        received = in_parts(Received(decode(copy, encode(message, copy)), copy), parts)
         self._cluster.inbox(self._ranks[peer], self._channel).put(received)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:

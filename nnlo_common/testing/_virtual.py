@@ -20,7 +20,14 @@ from nnlo_common.protocol import (
     Worker,
 )
 from nnlo_common.testing._schedules import ByTime, PendingRequest, RoundRobin, Schedule
-from nnlo_common.testing._virtual_steps import advance, bytes_of, carried, pending
+from nnlo_common.testing._virtual_steps import (
+    advance,
+    bytes_of,
+    carried,
+    filled_unevenly,
+    in_parts,
+    pending,
+)
 
 __all__ = ["VirtualCluster"]
 
@@ -144,7 +151,8 @@ class VirtualCluster:
 
     def _deliver(self, shard: int, reply: Send) -> None:
         rank = reply.rank
-        event = self._carried(reply.message)
+        parts = filled_unevenly(reply.message, reply.fill)
+        event = in_parts(self._carried(reply.message), parts)
         assert reply.frame is not None  # servers reply in the request's frame
         self._free(reply.frame)
         if rank in self._lost:

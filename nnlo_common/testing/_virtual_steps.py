@@ -11,7 +11,7 @@ from nnlo_common.base._flat_vector import Frame
 from nnlo_common.protocol import Action, Activity, Compute, Message, Received, Wait, decode, encode
 from nnlo_common.testing._schedules import ByTime, PendingRequest, Schedule
 
-__all__ = ["advance", "bytes_of", "carried", "pending"]
+__all__ = ["advance", "bytes_of", "carried", "filled_unevenly", "in_parts", "pending"]
 
 #: Messages on their way, by receiver and sender, in order: when each arrives, the message, and perhaps more.
 Channels: TypeAlias = Mapping[tuple[int, int], Sequence[tuple[Any, ...]]]
@@ -58,6 +58,25 @@ def carried(message: Message, frame: Frame) -> Received:
     if message.vector is not None:
         np.copyto(frame.vector, message.vector)
     return Received(decode(frame, encode(message, frame)), frame)
+
+
+def filled_unevenly(message: Message, fill: Callable[[slice], None] | None) -> list[slice]:
+    """Compute a vector in two parts, as a server does while it sends a long one; return the parts."""
+    if fill is None:
+        return []
+    size = 0 if message.vector is None else message.vector.size
+    parts = [slice(0, size // 3), slice(size // 3, size)]
+    for part in parts:
+        fill(part)
+    return parts
+
+
+def in_parts(event: Received, parts: Sequence[slice]) -> Received:
+    """Let a received vector arrive in these parts, if there are any."""
+    vector = event.message.vector
+    if vector is None or not parts:
+        return event
+    return event._replace(parts=iter([(part, vector[part]) for part in parts]))
 
 
 def bytes_of(message: Message) -> int:

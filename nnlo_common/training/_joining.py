@@ -331,6 +331,7 @@ def _join_as_server(
         depth=plan.algorithm.lag + 1,
         other_servers=[shard.server for shard in others],
         record=plan.record,
+        by_parts=True,
     )
     stall_detector = StallDetector(
         {rank: places[rank].host for rank in cell.workers},

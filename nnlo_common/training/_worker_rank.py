@@ -206,7 +206,7 @@ class WorkerRank:
 
     def _awaited(self) -> set[int]:
         """Return the servers that must answer next."""
-        awaited = {one.shard.server for one in self._worker.shard_clients if one.unanswered}
+        awaited = {one.shard.server for one in self._worker.shard_clients if one.unanswered or one.absorbing}
         return awaited | ({self._queries.service} if self._queries.busy else set())
 
     def _deliver(self, event: Received) -> list[Action]:

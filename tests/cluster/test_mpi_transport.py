@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.helpers.jobs import mpiexec
+from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.shared_folders import written_once
 
@@ -42,4 +42,36 @@ def test_the_job_ends_in_good_order(done):
     # On a busy machine ranks may be late, and are named.
     beside = [line for line in said.splitlines() if not re.search("(has|have) not come", line)]
     assert (status, beside) == (0, [])
-    assert len(CHECKS) == 13
+    assert len(CHECKS) == 16
+
+
+PARTS = 8
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_worker_that_waits_for_a_part_can_look_around():
+    done = mpiexec(2, PROGRAMS / "parts_death.py", "server stops", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"server: {PARTS} parts computed",
+        f"worker: {PARTS} parts, waited True",
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["worker dies", "server dies"])
+def test_a_death_in_the_middle_of_a_reply(what):
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH ends the job")
+    done = mpiexec(2, PROGRAMS / "parts_death.py", what, timeout_s=60, options=["--with-ft", "ulfm"])
+    said = done.stdout.splitlines()
+    if what == "worker dies":  # the centre has moved as a whole all the same
+        assert said == [f"server: {PARTS} parts computed", "server: Lost(rank=1)"], done.stderr
+    else:
+        assert len(said) == 1, done.stderr
+        parts = int(
+            re.fullmatch(r"worker: after (\d) parts: .*rank 0.*in the middle of a reply.*", said[0])[1]
+        )
+        assert 1 <= parts <= 3

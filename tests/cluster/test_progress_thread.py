@@ -53,7 +53,7 @@ class FakeEndpoint:
                 self.taken += 1
             return self.busy
 
-    def send(self, peer, message, frame=None):
+    def send(self, peer, message, frame=None, fill=None):
         with self._alone():
             self.sent += 1
             self.under_way += 1

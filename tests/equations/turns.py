@@ -73,13 +73,30 @@ class Turns:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Note the commits of all servers inside."""
-        commit, ranks, commits = CenterRule.commit, self._ranks, self.commits
+        commit, by_parts = CenterRule.commit, CenterRule.commit_by_parts
+
+        def note(rule: CenterRule) -> None:
+            self.commits[self._ranks[threading.get_ident()]].append(rule.center.copy())
 
         def noted(rule: CenterRule, contributions: Any) -> None:
             commit(rule, contributions)
-            commits[ranks[threading.get_ident()]].append(rule.center.copy())
+            note(rule)
 
-        with mock.patch.object(CenterRule, "commit", noted):
+        def noted_parts(rule: CenterRule, contribution: Any) -> Any:
+            move = by_parts(rule, contribution)
+
+            def noted_part(part: slice) -> None:
+                assert move is not None
+                move(part)
+                if part.stop == rule.center.size:
+                    note(rule)
+
+            return None if move is None else noted_part
+
+        with (
+            mock.patch.object(CenterRule, "commit", noted),
+            mock.patch.object(CenterRule, "commit_by_parts", noted_parts),
+        ):
             yield
 
     def centre(self, layout: Any) -> list[Any]:
@@ -152,9 +169,9 @@ class _Door:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._endpoint, name)
 
-    def send(self, peer: int, message: Any, frame: Any = None) -> None:
+    def send(self, peer: int, message: Any, frame: Any = None, fill: Any = None) -> None:
         self._turns.send(self._rank, peer, message)
-        self._endpoint.send(peer, message, frame)
+        self._endpoint.send(peer, message, frame, fill)
 
     def receive(self, timeout_s: float | None = None) -> Any:
         self._turns.idle(self._rank)

@@ -25,6 +25,8 @@ from nnlo_common import (
 from nnlo_common.algorithms import Algorithm
 
 SHAPES = [(40, 30), (30,), (30, 7), (7,)]
+#: So many numbers that also one of two servers replies in parts (of 2 ** 18).
+LONG = [(800, 700), (699,), (5, 3)]
 STEPS = 12
 EPOCHS = 2
 
@@ -35,6 +37,7 @@ class Case:
 
     algorithm: Algorithm
     optimizer: Callable[[], VectorOptimizer] | None = None
+    long: bool = False
 
 
 CASES = {
@@ -56,12 +59,18 @@ CASES = {
     "localsgd_lag": Case(LocalSGD(every=2, lag=2), lambda: SGD(0.1)),
     "diloco": Case(DiLoCo(every=4), lambda: Adam(0.01)),
 }
+LONG_CASES = {
+    "downpour_long": Case(Downpour(), lambda: Adam(0.01), long=True),
+    "dynsgd_long": Case(DynSGD(), lambda: SGD(0.1, momentum=0.9), long=True),
+    "easgd_long": Case(EASGD(every=1), lambda: SGD(0.1), long=True),
+    "downpour_lag_long": Case(Downpour(lag=1), lambda: SGD(0.1), long=True),
+}
 
 
-def initial():
+def initial(*, long=False):
     """The parameters at the start."""
     draw = np.random.default_rng(5)
-    return [draw.standard_normal(shape).astype("f4") for shape in SHAPES]
+    return [draw.standard_normal(shape).astype("f4") for shape in (LONG if long else SHAPES)]
 
 
 def gradient(x, rank, step):

@@ -10,6 +10,7 @@ from nnlo_common import FlatVector
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._parts import PART
 from nnlo_common.protocol import Kind, Message
 
 world = MPIWorld(World())
@@ -300,7 +301,85 @@ def empty():
     here.close()
 
 
+def by_parts():
+    """A long reply is sent while it is computed, and arrives part by part."""
+    for size in (PART, PART + 7, 5 * PART - 1):
+        here = endpoint(size, shards=2)
+        flats = [FlatVector.of([numbers(size)]) for _ in range(2)]
+        for turn in range(3):
+            if rank:
+                for shard, flat in enumerate(flats):
+                    here.send(0, message(Kind.EXCHANGE, turn, flat.vector, shard), flat.frame)
+                for _ in flats:
+                    event = here.receive()
+                    assert (event.parts is None) == (size == PART)
+                    found, memory, stop = np.empty(size, "f4"), set(), 0
+                    for place, part in event.arriving():
+                        assert place.start in (None, stop)
+                        stop = place.stop
+                        found[place] = part
+                        memory.add(part.ctypes.data)
+                    assert np.array_equal(found, numbers(size) * (turn + 2) + event.message.shard)
+                    assert len(memory) <= 5  # however long the reply is
+                    here.release(0, event.frame)
+            for _ in range(2 * len(workers)) if rank == 0 else ():
+                event = here.receive()
+                got, filled = event.message, []
+
+                def fill(part, got=got, filled=filled):
+                    assert part.start == (filled[-1].stop if filled else 0)
+                    filled.append(part)
+                    got.vector[part] *= got.sequence + 2
+                    got.vector[part] += got.shard
+
+                answer = message(Kind.CENTER, got.sequence, got.vector, got.shard)
+                here.send(got.sender, answer, event.frame, fill)
+                assert filled[-1].stop == size  # all is computed when `send` returns
+                assert len(filled) == -(-size // PART)
+        here.close()
+
+
+def kept_whole():
+    """A reply that a thread may receive comes whole, as does one that is kept; both are computed once."""
+    for depth in (1, 3):
+        here = endpoint(3 * PART, depth=depth)
+        flat = FlatVector.of([numbers(3 * PART)])
+        if rank:
+            here.send(0, message(Kind.EXCHANGE, 1, flat.vector), flat.frame)
+            event = here.receive()
+            assert (event.parts is None) == (depth == 3)
+            assert np.array_equal(event.whole().message.vector, numbers(3 * PART) + 1)
+            here.release(0, event.frame)
+        for _ in workers if rank == 0 else ():
+            event = here.receive()
+            vector = event.message.vector
+            answer = message(Kind.CENTER, 1, vector)
+            here.send(event.message.sender, answer, event.frame, lambda part, v=vector: add_one(v, part))
+        here.close()
+
+
+def add_one(vector, part):
+    vector[part] += 1
+
+
+def closed_early():
+    """An endpoint that closes in the middle of a reply takes the rest, so that the server can close, too."""
+    here = endpoint(9 * PART)
+    flat = FlatVector.of([numbers(9 * PART)])
+    if rank:
+        here.send(0, message(Kind.EXCHANGE, 1, flat.vector), flat.frame)
+        next(here.receive().arriving())
+    for _ in workers if rank == 0 else ():
+        event = here.receive()
+        answer = message(Kind.CENTER, 1, event.message.vector)
+        here.send(event.message.sender, answer, event.frame, lambda part: None)
+    here.close()
+
+
 CHECKS = [
+    by_parts,
+    kept_whole,
+    closed_early,
     order,
     framed,
     slices,

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from nnlo_common import Participant
-from tests.helpers.numpy_cases import CASES, EPOCHS, STEPS, gradient, initial
+from tests.helpers.numpy_cases import CASES, EPOCHS, LONG_CASES, STEPS, gradient, initial
 
 folder, servers = Path(sys.argv[1]), int(sys.argv[2])
-for name, case in CASES.items():
+for name, case in {**CASES, **LONG_CASES}.items():
     optimizer = case.optimizer and case.optimizer()
     with Participant(
         case.algorithm,
-        initial(),
+        initial(long=case.long),
         optimizer=optimizer,
         servers=servers,
         log_order=folder / f"{name}.json",

@@ -9,7 +9,7 @@ import pytest
 
 from nnlo_common.testing import Replay, RoundRobin, train_virtually
 from tests.helpers.jobs import mpiexec
-from tests.helpers.numpy_cases import CASES, gradient, initial
+from tests.helpers.numpy_cases import CASES, LONG_CASES, gradient, initial
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.shared_folders import written_once
 
@@ -45,7 +45,7 @@ def again(case, ranks, servers, steps, schedule):
     return train_virtually(
         case.algorithm,
         counted,
-        initial(),
+        initial(long=case.long),
         workers=ranks - servers,
         servers=servers,
         steps=steps,
@@ -57,14 +57,15 @@ def again(case, ranks, servers, steps, schedule):
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *LONG_CASES])
 def test_replay_gives_the_same_bits(trained, name):
     ranks, servers, folder = trained
     saved = [np.load(folder / f"{name}.rank{rank}.npz") for rank in range(ranks)]
     steps = [each["steps"].tolist() for each in saved[servers:]]
     logs = [folder / f"{name}.json", *(folder / f"{name}.json.shard{s}" for s in range(1, servers))]
     order = {log["shard"]: log["handled"] for log in (json.loads(path.read_text()) for path in logs)}
-    run = again(CASES[name], ranks, servers, steps, Replay(order))
+    case = {**CASES, **LONG_CASES}[name]
+    run = again(case, ranks, servers, steps, Replay(order))
     assert run.trace == order
     for rank in range(servers):
         assert np.array_equal(saved[rank]["vector"], run.center), f"the centre on rank {rank}"

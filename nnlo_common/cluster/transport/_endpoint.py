@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.protocol import Event, Message
 
-__all__ = ["Endpoint", "Link", "RankWorld"]
+__all__ = ["Endpoint", "Fill", "Link", "RankWorld"]
+
+#: Computes one part of a vector that is being sent.
+Fill: TypeAlias = Callable[[slice], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,12 @@ class Endpoint(Protocol):
     next reply from the same rank).
     """
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
         """Send `message`, from the `frame` that holds its vector, if there is one.
 
         A frame received from `peer` is released once the send completes. Do not change the vector of any
-        other frame before that.
+        other frame before that. With `fill`, which computes a part of the vector, parts may be sent while
+        later ones are computed; all are computed on return.
         """
 
     def receive(self, timeout_s: float | None = None) -> Event | None:

@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 
 from nnlo_common.base._flat_vector import HEADER_BYTES, Frame
-from nnlo_common.cluster.transport._endpoint import Endpoint
+from nnlo_common.cluster.transport._endpoint import Endpoint, Fill
 from nnlo_common.cluster.transport._group import Group, Transfer
 from nnlo_common.protocol import Event, Message, Received, decode
 from nnlo_common.protocol._messages import announced
@@ -43,6 +43,7 @@ class LeadEndpoint:
         """Return the next reply, which all ranks of the group get; None after `timeout_s`."""
         event = self._early.popleft() if self._early else self._endpoint.receive(timeout_s)
         if isinstance(event, Received):
+            event = event.whole()
             vector = event.message.vector
             size = HEADER_BYTES + (0 if vector is None else vector.nbytes)
             self._group.broadcast(event.frame.bytes[:HEADER_BYTES]).wait()
@@ -93,7 +94,13 @@ class MemberEndpoint:
         self._frames: list[Frame] = []  # free
         self._lent: dict[int, Frame] = {}  # those of received messages, by id
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:  # noqa: ARG002
+    def send(
+        self,
+        peer: int,
+        message: Message,  # noqa: ARG002
+        frame: Frame | None = None,
+        fill: Fill | None = None,  # noqa: ARG002 - only servers fill
+    ) -> None:
         """Send nothing, because the lead sends the same message; a received frame is free again."""
         if frame is not None:
             self.release(peer, frame)

@@ -12,6 +12,7 @@ Requirements that shaped this module:
 * A worker that computes while a reply is in flight leaves the endpoint to a thread (`OverlappedEndpoint`). A
   short reply from the same host it reads after its step instead: that costs less than sharing the interpreter
   with a thread. The server does not poll for the completion of such a reply.
+* A worker that waits for a long reply gets it in parts (`_parts.py`), while the server computes later ones.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
-from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._endpoint import Fill, Link
 from nnlo_common.cluster.transport._mpi4py import MPI
+from nnlo_common.cluster.transport._parts import PART, IncomingParts, bytes_of, parts, tag_of_parts
 from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
+from nnlo_common.protocol._events import Part
+from nnlo_common.protocol._messages import announced, comes_in_parts
 
 __all__ = ["SHORT_BYTES", "MPIEndpoint"]
 
@@ -41,6 +46,8 @@ _WAKE_AFTER_S = 500e-6
 _IDLE_S = 1e-3
 # Reading a reply of this size within a host costs less than one poll by a thread: 0.1 ms.
 SHORT_BYTES = 1 << 20
+# How often a rank that waits for a part looks for anything else.
+_LOOK_EVERY_S = 1.0
 # The longest pause where every peer can wake this rank; other peers need shorter pauses.
 _LONGEST_PAUSE_S = 2e-3
 
@@ -55,12 +62,14 @@ class _Channel:
     an earlier long one. So a message counts as received when all before it are.
     """
 
-    __slots__ = ("link", "posted", "reads_late", "staging")
+    __slots__ = ("link", "long", "posted", "reads_late", "staging")
 
     def __init__(self, link: Link, *, near: bool) -> None:
         self.link = link
         #: The peer reads short replies after its compute step, not through a progress thread.
         self.reads_late = near and link.depth > 1 and 4 * link.size <= SHORT_BYTES
+        #: Long replies come in parts, because the worker waits for them; else a thread receives them.
+        self.long = link.depth == 1 and link.size > PART
         self.posted: deque[_Slot] = deque()
         self.staging: deque[Frame] = deque()
 
@@ -75,11 +84,13 @@ class _Channel:
 class _Slot:
     """Memory for one message, its receive request and their state."""
 
-    __slots__ = ("arrived", "channel", "frame", "index", "receive", "replying")
+    __slots__ = ("arrived", "channel", "frame", "index", "leaving", "parts", "receive", "replying")
 
     def __init__(self, channel: _Channel, index: int, frame: Frame, receive: MPI.Prequest) -> None:
         self.channel, self.index, self.frame, self.receive = channel, index, frame, receive
         self.arrived = self.replying = False
+        self.leaving: list[MPI.Request] = []  # the parts of a reply before its last
+        self.parts: IncomingParts | None = None  # since the first reply that came in parts
 
     def post(self) -> None:
         """Post the receive again."""
@@ -91,6 +102,7 @@ class _Slot:
     def retire(self) -> None:
         """Stop expecting messages: the peer is dead."""
         self.arrived, self.replying = True, False
+        self.leaving.clear()
         self.frame.header[0] = 0
 
 
@@ -138,8 +150,12 @@ class MPIEndpoint:
             for _ in range(channel.link.depth):
                 self._add_slot(channel)
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
         """Send `message` from the `frame` that holds its vector; then its receive is posted again."""
+        slot = None if frame is None else self._by_frame.get(id(frame))
+        if fill is not None and not _goes_in_parts(message, slot):
+            fill(slice(0, 0 if message.vector is None else message.vector.size))
+            fill = None
         if peer in self._deaths.known:
             return
         # Without a thread the next request waits anyway, which completes this one.
@@ -147,10 +163,12 @@ class MPIEndpoint:
         threaded = peer in self._threaded_peers
         if peer in self._wakeups and not threaded:
             self._announce(self._wakeups[peer])
-        slot = None if frame is None else self._by_frame.get(id(frame))
         if frame is not None and slot is not None:
             slot.replying = True
-            self._active[slot.index] = self._start(peer, message, frame)
+            if fill is None:
+                self._active[slot.index] = self._start(peer, message, frame)
+            else:
+                self._start_parts(slot, message, fill)
         else:
             frame = self._frame_for(peer, message, frame)
             self._leaving[id(frame)] = self._start(peer, message, frame)
@@ -165,7 +183,10 @@ class MPIEndpoint:
             if not arrived:
                 return None
         item = self._ready.popleft()
-        return item if isinstance(item, Lost) else Received(decode(item), item)
+        if isinstance(item, Lost):
+            return item
+        slot = self._by_frame[id(item)]
+        return Received(decode(item), item, self._arriving_in(slot, slot.parts) if slot.parts else None)
 
     def _wait(self, timeout_s: float | None) -> bool:
         if self._poll_times(_POLLS):  # mostly so after a compute step
@@ -231,7 +252,9 @@ class MPIEndpoint:
     def close(self) -> None:
         """Complete all sends, cancel all receives, free the communicator."""
         slots = [slot for slot in self._slots if slot.channel.link.peer not in self._abandoned]
-        replies = [self._active[slot.index] for slot in slots if slot.replying]
+        replies = [
+            one for slot in slots if slot.replying for one in (*slot.leaving, self._active[slot.index])
+        ]
         for request in (*self._leaving.values(), *replies):
             with self._noting_deaths():
                 request.Wait()
@@ -241,6 +264,9 @@ class MPIEndpoint:
                     slot.receive.Cancel()
                     slot.receive.Wait()
                 slot.receive.Free()
+            if slot.parts:  # an error has kept this rank from taking them
+                with self._noting_deaths():
+                    slot.parts.finish()
         if self._abandoned:
             _LEFT_TO_MPI.append((self._comm, self._slots))
         self._slots = []
@@ -318,10 +344,16 @@ class MPIEndpoint:
         for index in done:
             slot = self._slots[index]
             if slot.replying:
-                self._active[index] = slot.receive
-                self._post(slot)
+                if self._parts_left(slot):
+                    self._active[index] = slot.receive
+                    self._post(slot)
                 continue
             slot.arrived = True
+            if slot.channel.long and comes_in_parts(slot.frame):
+                slot.parts = slot.parts or IncomingParts(self._comm, slot.channel.link)
+                slot.parts.expect(announced(slot.frame))
+                with self._noting_deaths():
+                    slot.parts.post()
             posted = slot.channel.posted
             while posted and posted[0].arrived:
                 self._ready.append(posted.popleft().frame)
@@ -382,6 +414,52 @@ class MPIEndpoint:
             self._note_deaths(error)
             return MPI.REQUEST_NULL
 
+    def _start_parts(self, slot: _Slot, message: Message, fill: Fill) -> None:
+        """Send a reply part by part, each as soon as it is computed."""
+        assert message.vector is not None  # _goes_in_parts has seen to it
+        peer, frame = slot.channel.link.peer, slot.frame
+        encode(message, frame, in_parts=True)
+        sent = []
+        for part in parts(message.vector.size):
+            fill(part)
+            if peer in self._deaths.known:
+                continue  # the centre must move whether the worker lives or not
+            with self._noting_deaths():
+                tag = tag_of_parts(message.shard) if part.start else _tag(message.shard, to_server=False)
+                sent.append(self._comm.Isend([frame.bytes[bytes_of(part)], MPI.BYTE], peer, tag))
+            if not part.start and peer in self._wakeups:
+                self.wakeup.wake(self._wakeups[peer])
+        if peer not in self._deaths.known:
+            *slot.leaving, self._active[slot.index] = sent
+
+    def _parts_left(self, slot: _Slot) -> bool:
+        """Whether all parts of a reply whose last has left have left; else one of the others is active."""
+        while slot.leaving:
+            request = slot.leaving.pop()
+            if not self._left(request):
+                self._active[slot.index] = request
+                return False
+        return True
+
+    def _arriving_in(self, slot: _Slot, later: IncomingParts) -> Iterator[Part | None]:
+        """Give each part of a reply once it has arrived, and None now and then while it has not."""
+        peer = slot.channel.link.peer
+        yield slice(0, PART), slot.frame.vector[:PART]
+        while later:
+            backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+            while peer not in self._deaths.known and not any(self._left(later.next) for _ in range(_POLLS)):
+                backoff.pause()
+                if backoff.waited_s > _LOOK_EVERY_S:
+                    yield None
+                    backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+            if peer in self._deaths.known:
+                later.forget()
+                raise PeerLostError(peer, "a server of the centre has died in the middle of a reply")
+            part = later.take()
+            with self._noting_deaths():
+                later.post()
+            yield part
+
     def _frame_for(self, peer: int, message: Message, holding: Frame | None) -> Frame:
         """Wait for the previous send from this buffer, then return it."""
         frame = holding or self._channels[peer, message.shard].staged()
@@ -393,6 +471,11 @@ class MPIEndpoint:
         if holding is None and message.vector is not None:
             np.copyto(frame.vector[: message.vector.size], message.vector)
         return frame
+
+
+def _goes_in_parts(message: Message, slot: _Slot | None) -> bool:
+    long = slot is not None and slot.channel.link.serving and slot.channel.long
+    return long and message.vector is not None and message.vector.size > PART
 
 
 def _tag(shard: int, to_server: bool) -> int:

@@ -2,7 +2,7 @@
 
 The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_huge_pages.py`), to separate
 the gain of the pages from the cost of the exchange. In a third each rank adds what it has received to a
-vector of its own, which is the least that an exchange computes: the memory allows no ratio below it.
+vector of its own, which is the least that an exchange computes if it computes one thing after the other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _EchoCenter(CenterRule):
     def apply(self, contributions: Sequence[Contribution]) -> None:
         pass
 
-    def reply(self, vector: Vector) -> None:
+    def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         pass
 
 
@@ -169,7 +169,9 @@ class _Pair:
         link = Link(WORKER if serving else SERVER, 0, size, 1, serving)
         self._endpoint = MPIWorld(world).open([link])
         self._server = (
-            Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER]) if serving else None
+            Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER], by_parts=True)
+            if serving
+            else None
         )
         self._handled = 0
         self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Frame
-from nnlo_common.cluster.transport._endpoint import Endpoint, Link
+from nnlo_common.cluster.transport._endpoint import Endpoint, Fill, Link
 from nnlo_common.cluster.transport._endpoint_group import EndpointGroup, group_links
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import PartWorld
@@ -213,9 +213,9 @@ class _BlockEndpoint:
         self.closed = False
         self._looked_s = time.monotonic()
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None) -> None:
+    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
         self.sent[self._ranks[peer]] += 1
-        self._endpoint.send(peer, message, frame)
+        self._endpoint.send(peer, message, frame, fill)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         left_s = timeout_s

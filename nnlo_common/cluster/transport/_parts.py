@@ -1,0 +1,100 @@
+"""Parts of a long reply: a server sends each once it is computed, a worker receives a few at a time.
+
+A long exchange is limited by the memory. So later parts are computed while earlier ones are sent and applied,
+and the worker receives them in turn into little memory, which stays in a cache. The first part is a message
+like any other, whose header announces the rest; they have a tag of their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame
+from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi4py import MPI
+from nnlo_common.protocol._events import Part
+
+__all__ = ["PART", "IncomingParts", "bytes_of", "parts", "tag_of_parts"]
+
+#: Numbers in a part: 1 MiB, which a second-level cache holds.
+PART = 1 << 18
+# Parts whose receives are posted ahead.
+_AHEAD = 3
+# MPI grants tags up to 32767; those of shards are far below.
+_TAG = 1 << 14
+
+
+def parts(size: int) -> Iterator[slice]:
+    """Cut a vector of `size` numbers into parts.
+
+    Example:
+        >>> [(part.start, part.stop) for part in parts(PART + 7)]
+        [(0, 262144), (262144, 262151)]
+    """
+    return (slice(at, min(at + PART, size)) for at in range(0, size, PART))
+
+
+def bytes_of(part: slice) -> slice:
+    """Return the place of a part in a frame; the header belongs to the first."""
+    return slice(HEADER_BYTES + 4 * part.start if part.start else 0, HEADER_BYTES + 4 * part.stop)
+
+
+def tag_of_parts(shard: int) -> int:
+    """Return the tag of all parts behind the first."""
+    return _TAG + shard
+
+
+class IncomingParts:
+    """The parts behind the first of the replies of one server, received in turn into the same memory.
+
+    Args:
+        comm: the communicator.
+        link: to the server.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, link: Link) -> None:
+        self._comm, self._link = comm, link
+        self._room = deque(Frame(PART) for _ in range(_AHEAD + 1))
+        self._posted: deque[tuple[slice, Frame, MPI.Request]] = deque()
+        self._later: deque[slice] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether any part has not been taken."""
+        return bool(self._posted or self._later)
+
+    def expect(self, size: int) -> None:
+        """Expect the parts of a reply of `size` numbers, whose first is there."""
+        _, *later = parts(size)
+        self._later.extend(later)
+
+    def post(self) -> None:
+        """Post receives of the next parts; call it after `expect` and after each `take`."""
+        while self._later and len(self._posted) < _AHEAD:
+            part, frame = self._later[0], self._room[0]
+            memory = frame.bytes[HEADER_BYTES : HEADER_BYTES + 4 * (part.stop - part.start)]
+            request = self._comm.Irecv([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
+            self._posted.append((self._later.popleft(), frame, request))
+            self._room.rotate(-1)
+
+    @property
+    def next(self) -> MPI.Request:
+        """The request of the next part."""
+        return self._posted[0][-1]
+
+    def take(self) -> Part:
+        """Return the next part, which has arrived; its numbers are valid until the next call."""
+        part, frame, _ = self._posted.popleft()
+        return part, frame.vector[: part.stop - part.start]
+
+    def finish(self) -> None:
+        """Wait for all parts: their sender waits until they are received."""
+        while self:
+            self.next.Wait()
+            self.take()
+            self.post()
+
+    def forget(self) -> None:
+        """Expect no more parts: their sender is dead."""
+        self._posted.clear()
+        self._later.clear()

@@ -1,0 +1,61 @@
+"""A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle (argument)."""
+
+import contextlib
+import os
+import signal
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+from nnlo_common import FlatVector, PeerLostError
+from nnlo_common.cluster.transport._endpoint import Link
+from nnlo_common.cluster.transport._mpi4py import World
+from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._parts import PART
+from nnlo_common.protocol import Kind, Lost, Message
+
+PARTS = 8
+what = sys.argv[1]
+world = MPIWorld(World())
+disengage = world.engage()
+here = world.open([Link(1 - world.rank, 0, PARTS * PART, 1, serving=world.rank == 0)])
+server = MPI.COMM_WORLD.bcast(os.getpid())
+
+if world.rank == 0:
+    event = here.receive()
+    vector, filled = event.message.vector, []
+
+    def fill(part):
+        filled.append(part)
+        vector[part] += 1
+        if len(filled) == 3 and what in ("server dies", "server stops"):
+            os.kill(os.getpid(), signal.SIGKILL if what == "server dies" else signal.SIGSTOP)
+
+    here.send(1, Message(Kind.CENTER, 0, 1, vector=vector), event.frame, fill)
+    print(f"server: {len(filled)} parts computed", flush=True)
+    if what == "worker dies":
+        event = here.receive()
+        print(f"server: {event}", flush=True)
+        assert isinstance(event, Lost)
+else:
+    flat = FlatVector.of([np.ones(PARTS * PART, "f4")])
+    here.send(0, Message(Kind.EXCHANGE, 1, 1, vector=flat.vector), flat.frame)
+    event, parts, waits = here.receive(), 0, 0
+    try:
+        for part in event.parts:
+            if part is None:
+                waits += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(server, signal.SIGCONT)
+                continue
+            assert (part[1] == 2).all()
+            parts += 1
+            if what == "worker dies" and parts == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        print(f"worker: {parts} parts, waited {waits > 0}", flush=True)
+        here.release(0, event.frame)
+    except PeerLostError as error:
+        print(f"worker: after {parts} parts: {error}", flush=True)
+here.close()
+disengage()

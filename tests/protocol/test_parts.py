@@ -1,0 +1,165 @@
+"""A server that leaves commits to the `fill` of its replies makes the same training, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.base._flat_vector import FlatVector, Frame
+from nnlo_common.protocol import (
+    Activity,
+    Kind,
+    Message,
+    Received,
+    Send,
+    Server,
+    Shard,
+    Worker,
+    decode,
+    encode,
+)
+from nnlo_common.testing import RandomOrder, VirtualCluster
+
+RULES: list[Algorithm] = [
+    Downpour(),
+    Downpour(lag=2),
+    Downpour(n_push=2, n_fetch=3),
+    Downpour(warm_start=3),
+    DynSGD(),
+    AGN(every=2, local_learning_rate=0.1),
+    EASGD(every=1),
+    EASGD(every=2, lag=1),
+    EASGD(every=1, synchronous=True),
+    EAMSGD(learning_rate=0.1),
+    GEM(learning_rate=0.1),
+    Synchronous(),
+    LocalSGD(every=2),
+    DiLoCo(every=2),
+]
+
+
+def trained(rule: Algorithm, seed: int, *, by_parts: bool) -> list[object]:
+    """All that three workers and two servers are at the end, and how often parts were computed."""
+    arrays = [np.linspace(-1, 1, 7, dtype="f4"), np.ones(4, "f4")]
+    places = FlatVector.of(arrays).layout.cut(2)
+    shards = [Shard(index, index, place) for index, place in enumerate(places)]
+
+    def program(worker: Worker) -> Activity:
+        yield from worker.join()
+        for epoch in range(2):
+            yield from worker.begin_epoch()
+            for step in range(5):
+                noise = np.random.default_rng([worker.rank, epoch, step]).standard_normal(11).astype("f4")
+                worker.gradient.vector[:] = worker.gradient_point() + noise
+                yield from worker.step()
+            yield from worker.finish_epoch()
+        if rule.trains_in_rounds:
+            yield from worker.last_round()
+        yield from worker.leave()
+
+    ranks = range(2, 5)
+    start = FlatVector.of(arrays).vector
+    servers = [
+        Server(
+            rule.center(start[s.place].copy(), 3, SGD(0.1, momentum=0.5)),
+            ranks,
+            rank=s.server,
+            shard=s.index,
+            depth=rule.lag + 1,
+            by_parts=by_parts,
+        )
+        for s in shards
+    ]
+    workers = {
+        rank: Worker(
+            rank, rule, FlatVector.of(arrays), FlatVector.of(arrays), shards, workers=3, local=SGD(0.1)
+        )
+        for rank in ranks
+    }
+    programs = {rank: program(worker) for rank, worker in workers.items()}
+    VirtualCluster(servers, workers, programs, schedule=RandomOrder(seed), check=True).run()
+    return [*(one.state() for one in servers), *(one.state() for one in workers.values())]
+
+
+def assert_same(one: object, other: object) -> None:
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list):
+        assert isinstance(other, list)
+        assert len(one) == len(other)
+        for item, same in zip(one, other, strict=True):
+            assert_same(item, same)
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("rule", RULES, ids=Algorithm.describe)
+def test_a_training_by_parts_is_the_same_training(rule: Algorithm, seed: int) -> None:
+    assert_same(trained(rule, seed, by_parts=True), trained(rule, seed, by_parts=False))
+
+
+def received(kind: Kind, sequence: int, vector: np.ndarray | None = None, sender: int = 1) -> Received:
+    frame = Frame(4)
+    if vector is not None:
+        frame.vector[:] = vector
+    message = Message(kind, sender, sequence, vector=None if vector is None else frame.vector)
+    return Received(decode(frame, encode(message, frame)), frame)
+
+
+def serving(workers: int = 1, *, after_commit: Callable[[], object] | None = None) -> Server:
+    rule = EASGD(every=1, alpha=0.5).center(np.zeros(4, "f4"), workers, None)
+    server = Server(rule, range(1, workers + 1), by_parts=True)
+    server.after_commit = after_commit
+    server.handle(received(Kind.JOIN, 0))
+    return server
+
+
+def exchanged(server: Server) -> Send:
+    send, *_ = server.handle(received(Kind.EXCHANGE, 1, np.full(4, 2, "f4")))
+    assert isinstance(send, Send)
+    return send
+
+
+def test_the_centre_moves_while_the_reply_is_filled() -> None:
+    server = serving()
+    send = exchanged(server)
+    assert server.rule.clock == send.message.clock == 1
+    assert not server.rule.center.any()
+    assert send.fill is not None
+    send.fill(slice(0, 3))
+    assert server.rule.center.tolist() == [1, 1, 1, 0]
+    send.fill(slice(3, 4))
+    assert server.rule.center.tolist() == [1, 1, 1, 1]
+    assert send.message.vector is not None
+    assert send.message.vector.tolist() == [1, 1, 1, 1]
+
+
+def test_what_is_called_after_a_commit_sees_the_whole_centre() -> None:
+    seen: list[list[float]] = []
+    server = serving(after_commit=lambda: seen.append(server.rule.center.tolist()))
+    send = exchanged(server)
+    assert seen == [[1, 1, 1, 1]]
+    assert send.fill is not None  # the reply may still be made by parts
+    send.fill(slice(0, 4))
+    assert server.rule.center.tolist() == [1, 1, 1, 1]
+
+
+def test_a_worker_that_joins_meanwhile_gets_a_whole_centre() -> None:
+    rule = Downpour(warm_start=1).center(np.zeros(4, "f4"), 2, SGD(1.0))
+    server = Server(rule, [1, 2], by_parts=True)
+    server.handle(received(Kind.JOIN, 0))
+    assert server.handle(received(Kind.JOIN, 0, sender=2)) == []  # it waits for the first commit
+    reply, welcome = server.handle(received(Kind.EXCHANGE, 1, np.ones(4, "f4")))
+    assert isinstance(reply, Send)
+    assert isinstance(welcome, Send)
+    assert welcome.rank == 2
+    assert welcome.message.vector is not None
+    assert welcome.message.vector.tolist() == [-1, -1, -1, -1]
