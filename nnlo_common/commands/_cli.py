@@ -104,14 +104,19 @@ def _parser() -> Parser:
     doctor.add_argument("--quick", action="store_true", help="measure less between the ranks")
     report = commands.add_parser(
         "report",
-        help="make a page about one or several runs, with what to change",
+        help="make a page about one or several runs, or about a search",
         description="Make one page about the folder of a run, or about several to compare: metrics, time of "
         "each rank, memory, options, and what to change. It works without a network. The first run is the "
-        "one that the others are compared with.",
+        "one that the others are compared with. Of a search in a script, name the journal (search.jsonl), or "
+        "the directory of an MPITuner: the page has the best trial, all others, and what mattered.",
     )
-    report.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
     report.add_argument(
-        "--output", metavar="FILE", help="the page; else report.html, in the folder of a single run"
+        "runs", nargs="+", metavar="RUN", help="the folder of a run; of a search its journal or its directory"
+    )
+    report.add_argument(
+        "--output",
+        metavar="FILE",
+        help="the page; else report.html in the folder of a single run or search, or beside its journal",
     )
     top = commands.add_parser(
         "top",

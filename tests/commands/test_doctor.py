@@ -129,7 +129,7 @@ CASES = {
     "enough cores": (
         on_machine.check_cores(locate([{"host": "a", "cores": 2, "gpus": 0}]), "Open MPI v5.0.8, package"),
         Status.OK,
-        "add --map-by :OVERSUBSCRIBE to mpiexec",
+        "add --oversubscribe to mpiexec",
     ),
     "crowded": (
         on_machine.check_cores(locate([{"host": "a", "cores": 2, "gpus": 0}] * 3)),

@@ -9,10 +9,12 @@ from html import unescape
 
 import pytest
 
+from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
 from nnlo_common.commands.report._run_figures import run_figures
 from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
+from nnlo_common.search import optimize
 from tests.commands.test_report import SERVER, WORKERS, epochs, run_of
 from tests.helpers.chromium import CHROMIUM, opened
 
@@ -50,18 +52,37 @@ window.addEventListener("load", () => setTimeout(() => {
 """
 
 
-def page():
+def page_of_runs():
     server = run_of(replace(SERVER, epochs=epochs(90, 91, 92)), *WORKERS)
     slower = run_of(*server.ranks[:3], folder="runs/net-2")
     runs = [server, slower]
     return runs_page(runs, [verdicts(one) for one in runs], drawn(run_figures(runs)))
 
 
+def page_of_a_search(folder):
+    """The page of a search in a script, which is written from its journal."""
+    optuna = pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+
+    def objective(trial):
+        width = trial.suggest_int("a_parameter_with_a_long_name", 1, 64, log=True)
+        trial.report(1 / width, 0)
+        return 1 / width * trial.suggest_float("rate", 0.1, 1)
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    optimize(study, objective, n_trials=12, journal=folder / "search.jsonl")
+    assert main(["report", str(folder / "search.jsonl")]) == 0
+    return (folder / "search.html").read_text()
+
+
+PAGES = {"runs": lambda folder: page_of_runs(), "search": page_of_a_search}
+
+
+@pytest.mark.parametrize("kind", PAGES)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [500, 900, 1600])  # Chromium is no narrower without a screen
-def test_the_page_is_whole_at_each_width_in_light_and_dark(width, dark, tmp_path):
+def test_the_page_is_whole_at_each_width_in_light_and_dark(width, dark, kind, tmp_path):
     pytest.importorskip("plotly", reason="the environment for MPICH has no plotly")
-    text = page()
+    text = PAGES[kind](tmp_path)
     path = tmp_path / "page.html"
     path.write_text(text.replace("<body>", f"<body>{LOOK}", 1))
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"

@@ -253,10 +253,6 @@ def test_a_folder_without_facts_is_answered_with_what_it_is(tmp_path, capsys):
     (tmp_path / "train.py").touch()
     assert "train.py: it is a file; name the folder of a run" in told(tmp_path / "train.py")
     (tmp_path / "search" / "trials").mkdir(parents=True)
-    (tmp_path / "search.jsonl").touch()
-    assert "it is a file; name the folder of a run, or give optimize(..., export=" in told(
-        tmp_path / "search.jsonl"
-    )
     run = write_run(tmp_path / "search" / "trials" / "0003")
     assert f"but a folder in it has: nnlo report {run}" in told(tmp_path)
     (tmp_path / "search" / "search.toml").touch()

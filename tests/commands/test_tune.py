@@ -561,7 +561,7 @@ def test_a_block_that_helps_is_shown_with_the_trial_it_helps(tmp_path):
     helped = finished(1, 0.5, helpers=((0, 103.0),))
     assert helped.shifts == [(1, 101.0, 105.0), (0, 103.0, 105.0)]
     assert helped.described()["helpers"] == [[0, 103.0]]
-    text = page(facts, [helped], helped, {}, "few trials")
+    text = page(facts.for_page, [helped], helped, {}, "few trials")
     assert "blocks trained 75 % of the time" in text
     series = drawn([helped])["Blocks"]["data"]
     assert [bars["y"] for bars in series] == [["block 1", "block 0"], [], []]
@@ -640,7 +640,7 @@ TRIALS = [finished(number, 0.5 + number / 50) for number in range(12)] + [finish
 def test_the_page_is_whole_and_asks_nothing_of_a_network(trials, drawings, tmp_path):
     good = [one for one in trials if one.value is not None]
     best = good[-1] if good else None
-    text = page(search(tmp_path), trials, best, drawings, "few trials")
+    text = page(search(tmp_path).for_page, trials, best, drawings, "few trials")
     tags = Tags()
     tags.feed(text)
     assert (tags.open, tags.asked) == ([], [f"trials/{one.folder}/" for one in trials])
@@ -666,7 +666,7 @@ def test_the_figures_show_every_trial_and_ask_nothing_of_a_network(trials, tmp_p
         assert found["Slices"]["layout"]["yaxis"]["title"]["text"] == "val_accuracy"
     drawings = figures(studied(trials), trials, "val_accuracy", {})
     tags = Tags()
-    tags.feed(page(search(tmp_path), trials, None, drawings, ""))
+    tags.feed(page(search(tmp_path).for_page, trials, None, drawings, ""))
     assert (tags.open, tags.asked) == ([], [f"trials/{one.folder}/" for one in trials])
     assert len(next(iter(drawings.values()))) > 1_000_000  # the first has plotly in it
 
@@ -701,7 +701,7 @@ def test_the_page_says_what_was_gained(tmp_path):
         finished(0, 0.5, params={"kind": "flat"}),
         finished(1, 0.75, params={"kind": "deep", "width": 8}, folds=(0.7, 0.8)),
     ]
-    text = page(facts, trials, trials[1], {}, "")
+    text = page(facts.for_page, trials, trials[1], {}, "")
     assert "0.75 ± 0.05 over 2 folds; the defaults gave 0.5, in trial 0" in text
     threads = drawn(trials)["Parallel coordinates"]["data"]
     assert len([one for one in threads if one["mode"] == "lines"]) == 2  # also the trial without a width

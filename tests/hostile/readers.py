@@ -25,11 +25,15 @@ from nnlo_common import ConfigurationError
 from nnlo_common.base._limited_formats import npz_arrays
 from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.report._runs_page import runs_page
+from nnlo_common.commands.report._search_reader import read_search
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._model_file import check_model
 from nnlo_common.commands.train._option_files import read_config
 from nnlo_common.commands.train._settings import Settings
+from nnlo_common.commands.tune._report_page import page
+from nnlo_common.commands.tune._search_facts import best_of
 from nnlo_common.commands.tune._search_folder import FOLDER, inspect_folder
+from nnlo_common.commands.tune._search_result import importances
 from nnlo_common.data import list_files
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.training.checkpoint import DamagedError, Entry, Manifest, packed_tree, unpacked_tree
@@ -282,6 +286,7 @@ def in_file(name: str, use: Callable[[Path], object]) -> Callable[[bytes, Path],
 
     def read(data: bytes, folder: Path) -> object:
         path = folder / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
         return use(path)
 
@@ -361,6 +366,18 @@ def report_of(path: Path) -> object:
     return runs_page([run], [verdicts(run)], {})
 
 
+def search_page(path: Path) -> object:
+    """Make the page of a search in a script, without figures."""
+    found = read_search(path)
+    best = best_of(found.facts, found.trials)
+    importances(found.study, [one for one in found.trials if one.value is not None])
+    return page(found.facts, found.trials, best, {}, "")
+
+
+def tuner_page(path: Path) -> object:
+    return search_page(path.parent.parent)
+
+
 def ranks_of(name: str) -> Callable[[bytes, Path], object]:
     """Return a reader of what a rank of a running training has written."""
 
@@ -404,6 +421,17 @@ FOLLOWED = [
     {"what": "lost", "time": 970.0, "text": "rank 2"},
 ]
 INTERRUPTED = {"parameters": {"x": 0.5}, "seed": 3}
+
+TUNED = {
+    "hyperparameters": {
+        "space": [{"class_name": "Float", "config": {"name": "rate", "sampling": "log"}}],
+        "values": {"rate": 0.25, "act": "relu", "wide": True},
+    },
+    "metrics": {"metrics": {"loss": {"direction": "min", "observations": [{"value": [0.5], "step": 1}]}}},
+    "score": 0.5,
+    "status": "COMPLETED",
+    "message": "Traceback",
+}
 
 START = {
     "what": "start",
@@ -469,6 +497,10 @@ READERS: dict[str, Reader] = {
         in_file("a.txt", list_files),
     ),
     "journal": Reader([written(JOURNAL)], in_file("a.jsonl", journal_at), vary=changed_journal),
+    "journal of a page": Reader([written(JOURNAL)], in_file("a.jsonl", search_page), vary=changed_journal),
+    "trial of keras-tuner": Reader(
+        [json.dumps(TUNED).encode()], in_file("trial_0/trial.json", tuner_page), vary=as_json(TUNED)
+    ),
     "live file": Reader(
         [json.dumps(LIVE).encode()], ranks_of("live.rank1.json"), (ValueError,), as_json(LIVE)
     ),

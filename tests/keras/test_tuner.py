@@ -23,6 +23,7 @@ import keras_tuner
 import nnlo_keras.tune._tuner
 from nnlo_common import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import Interrupts
+from nnlo_common.commands._cli import main
 from nnlo_common.search.coordinator._coordinator import Coordinator
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.messages._search_messages import Done, End, Note, Start
@@ -180,6 +181,16 @@ def test_one_rank_writes_and_the_layout_is_keras_tuners(tmp_path):
     names = {str(path.relative_to(tmp_path / "p")) for path in (tmp_path / "p").rglob("*") if path.is_file()}
     names.remove("in-use")  # ours, as long as a job searches here
     assert names == {"oracle.json", "tuner0.json", *(f"trial_{number}/trial.json" for number in range(8))}
+
+
+def test_the_directory_has_a_page(tmp_path, capsys):
+    first, *_ = searched(5, tmp_path, block_size=2)
+    assert main(["report", str(tmp_path)]) == 0
+    best = first.oracle.get_best_trials()[0]
+    assert f"is {int(best.trial_id)}, loss {best.score:.4g}: x " in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "minimize loss: 8 complete" in page
+    assert '<a href="p/trial_0/">trial_0</a>' in page
 
 
 def bad(hp):

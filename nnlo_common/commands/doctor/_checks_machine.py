@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from nnlo_common.cluster._hosts import Place, crowded_hosts
@@ -57,10 +56,7 @@ def check_cores(places: Sequence[Place], library: str = "") -> Finding:
 
 def _option_for_more(library: str) -> str:
     """Return the option by which mpiexec starts more ranks than cores; empty: it needs none."""
-    found = re.match(r"Open MPI v?(\d+)", library)
-    if found is None:
-        return ""
-    return "--map-by :OVERSUBSCRIBE" if int(found[1]) >= 5 else "--oversubscribe"
+    return "--oversubscribe" if library.startswith("Open MPI") else ""
 
 
 def check_threads(place: Place, report: RankReport) -> Finding:

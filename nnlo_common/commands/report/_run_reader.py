@@ -35,9 +35,7 @@ def read_run(folder: Path) -> RunFacts:
     """
     if not folder.is_dir():
         there = "it is a file" if folder.exists() else "there is no such folder"
-        journal = folder.exists() and folder.suffix == ".jsonl"
-        search = ", or give optimize(..., export='study.db') and see a search by optuna-dashboard"
-        raise ConfigurationError(f"{folder}: {there}; name the folder of a run{search if journal else ''}")
+        raise ConfigurationError(f"{folder}: {there}; name the folder of a run, or the journal of a search")
     ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
     if not ranks:
         raise ConfigurationError(_without_facts(folder))
@@ -175,7 +173,8 @@ class _RankLines:
     def _sample(self, line: Mapping[str, Any]) -> Sample:
         at_s, memory_mb, cpu_s = self._numbers(line, "time", "memory_mb", "cpu_s")
         gpus = line.get("gpus")
-        loads = [_number(one.get("busy")) for one in gpus if isinstance(one, Mapping)] if gpus else []
+        found = gpus if isinstance(gpus, list) else []
+        loads = [_number(one.get("busy")) for one in found if isinstance(one, Mapping)]
         known = [one for one in loads if one is not None]
         return Sample(
             at_s=at_s,

@@ -39,12 +39,13 @@ def by_chance(folds: Sequence[Sequence[float]]) -> float | None:
     return round(noise * NormalDist().inv_cdf((trials - 0.375) / (trials + 0.25)), 12)
 
 
-def remark(folds: Sequence[Sequence[float]], trials: int) -> str:
+def remark(folds: Sequence[Sequence[float]], trials: int, more_folds: str = "add --n-fold") -> str:
     """Return a text on the noise, to stand beside the best value.
 
     Args:
         folds: the values of the folds of each complete trial.
         trials: the number of complete trials.
+        more_folds: how to get the noise between folds.
     """
     if trials < 2:
         return ""
@@ -52,7 +53,7 @@ def remark(folds: Sequence[Sequence[float]], trials: int) -> str:
     if chance is None:
         return (
             f"the best of {trials} trials looks better than it is, without folds by an unknown amount: "
-            "add --n-fold, or train it again with other seeds"
+            f"{more_folds}, or train it again with other seeds"
         )
     return (
         f"the best of {trials} trials looks better than it is: {chance:.2g} of it may be chance, by the "

@@ -15,7 +15,12 @@ _COLOURS = {"complete": "#3567b0", "pruned": "#b8860b", "failed": "#9aa3b2"}
 
 
 def figures(
-    study: Any, trials: Sequence[FinishedTrial], name: str, weights: Mapping[str, float]
+    study: Any,
+    trials: Sequence[FinishedTrial],
+    name: str,
+    weights: Mapping[str, float],
+    *,
+    blocks: bool = True,
 ) -> dict[str, str]:
     """Return figures as HTML, by title; the first contains plotly itself, so that no network is needed.
 
@@ -24,6 +29,7 @@ def figures(
         trials: the finished ones.
         name: of the figure of merit.
         weights: the importance of each parameter.
+        blocks: whether it is known which block trained what.
 
     Returns:
         No figures if plotly is not installed.
@@ -35,14 +41,18 @@ def figures(
     from optuna import visualization
 
     found: dict[str, Any] = {}
-    if any(one.value is not None for one in trials):
+    good = [one for one in trials if one.value is not None]
+    if good:
         found["History"] = visualization.plot_optimization_history(study, target_name=name)
         if weights:
             found["Importance"] = go.Figure(go.Bar(x=[*weights.values()], y=[*weights], orientation="h"))
-        found["Slices"] = visualization.plot_slice(study, target_name=name)
-        found["Parallel coordinates"] = visualization.plot_parallel_coordinate(study, target_name=name)
-        found["Epochs"] = visualization.plot_intermediate_values(study)
-    found["Blocks"] = go.Figure(_shifts(trials), {"barmode": "overlay", "xaxis_title": "seconds"})
+        if any(one.params for one in good):
+            found["Slices"] = visualization.plot_slice(study, target_name=name)
+            found["Parallel coordinates"] = visualization.plot_parallel_coordinate(study, target_name=name)
+        if any(one.steps for one in trials):
+            found["Epochs"] = visualization.plot_intermediate_values(study)
+    if blocks:
+        found["Blocks"] = go.Figure(_shifts(trials), {"barmode": "overlay", "xaxis_title": "seconds"})
     return drawn(found)
 
 

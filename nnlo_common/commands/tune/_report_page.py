@@ -10,8 +10,7 @@ import numpy as np
 
 from nnlo_common.commands._html_page import html_page, html_table
 from nnlo_common.commands.tune._noise import remark
-from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
-from nnlo_common.commands.tune._search_folder import TRIAL
+from nnlo_common.commands.tune._search_facts import FinishedTrial, PageFacts
 from nnlo_common.commands.tune._trial_table import lasting, short
 
 __all__ = ["page"]
@@ -22,11 +21,11 @@ _TOLD = {
     "Parallel coordinates": "a thread for each trial",
     "Epochs": "the value after each epoch",
 }
-_UNDRAWN = "Figures need plotly: pip install 'nnlo[tune]' where the first rank runs"
+_UNDRAWN = "Figures need plotly: pip install 'nnlo[tune]'"
 
 
 def page(
-    facts: SearchFacts,
+    facts: PageFacts,
     trials: Sequence[FinishedTrial],
     best: FinishedTrial | None,
     drawings: Mapping[str, str],
@@ -46,11 +45,12 @@ def page(
     if best is not None:
         good = [one for one in trials if one.value is not None]
         parts += [f'<p class="big">{escape(_compared(facts, best, good))}</p>']
-        if noise := remark([one.folds for one in good], len(good)):
+        if noise := remark([one.folds for one in good], len(good), facts.more_folds):
             parts += [f"<p>{escape(noise)}</p>"]
         parts += [html_table(["parameter", "value"], [[name, short(v)] for name, v in best.params.items()])]
         told["Importance"] = hint
-    told["Blocks"] = _busy(facts, trials)
+    if facts.blocks is not None:
+        told["Blocks"] = _busy(facts.blocks, trials)
     for title, text in told.items():
         parts += [f"<h2>{title}</h2>", f"<p>{escape(text)}</p>"]
         parts.append(f'<div class="scroll">{drawings.get(title, "")}</div>')
@@ -60,31 +60,37 @@ def page(
     return html_page(_heading(facts, best), parts)
 
 
-def _heading(facts: SearchFacts, best: FinishedTrial | None) -> str:
+def _heading(facts: PageFacts, best: FinishedTrial | None) -> str:
     if best is None or best.value is None:
         return "A search without a result"
-    return f"{facts.figure.name} {best.value:.4g} in trial {best.number}"
+    return f"{facts.metric} {best.value:.4g} in trial {best.number}"
 
 
-def _summary(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
+def _summary(facts: PageFacts, trials: Sequence[FinishedTrial]) -> str:
     fates = Counter(one.fate for one in trials)
-    known = ("complete", "pruned", "failed", "broken off")
+    fates["not finished"] = facts.unfinished
+    known = ("complete", "pruned", "failed", "broken off", "not finished")
     counts = ", ".join(f"{fates[fate]} {fate}" for fate in known if fates[fate])
-    folds = facts.request.search.n_fold
-    split = f", {folds} folds each" if folds > 1 else ""
-    began = min((one.began_s for one in trials), default=0.0)
-    seconds = max((one.ended_s for one in trials), default=0.0) - began
-    told = f"{facts.figure.direction} {facts.figure.name}: {counts}{split}, in {lasting(seconds)}"
-    return f"{told}; {facts.folder}"
+    split = f", {facts.folds} folds each" if facts.folds > 1 else ""
+    told = f"{facts.direction} {facts.metric}: {counts or 'no trials'}{split}"
+    if _timed(trials):
+        began = min(one.began_s for one in trials)
+        told += f", in {lasting(max(one.ended_s for one in trials) - began)}"
+    return f"{told}; {facts.place}"
 
 
-def _compared(facts: SearchFacts, best: FinishedTrial, good: Sequence[FinishedTrial]) -> str:
+def _timed(trials: Sequence[FinishedTrial]) -> bool:
+    """Return whether it is known when trials began and ended."""
+    return any(one.ended_s for one in trials)
+
+
+def _compared(facts: PageFacts, best: FinishedTrial, good: Sequence[FinishedTrial]) -> str:
     """Return the best value with its spread, and the value of the defaults."""
     told = f"{best.value:.4g}"
     if len(best.folds) > 1:
         told += f" ± {np.std(best.folds):.2g} over {len(best.folds)} folds"
     first = next((one for one in good if one.params == facts.default), None)
-    if first is None:
+    if facts.default is None or first is None:
         return told
     return f"{told}; the defaults gave {first.value:.4g}, in trial {first.number}"
 
@@ -101,11 +107,10 @@ def _failures(trials: Sequence[FinishedTrial]) -> list[str]:
     return ["<h2>Failures</h2>", html_table(["trials", "what happened"], rows, long=True)]
 
 
-def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
+def _busy(blocks: int, trials: Sequence[FinishedTrial]) -> str:
     """Return the share of the time in which the blocks trained."""
     if not trials:
         return "no trial was trained"
-    blocks = max(len(facts.layout.blocks), 1)
     span = max(one.ended_s for one in trials) - min(one.began_s for one in trials)
     busy_s = sum(end - start for one in trials for _, start, end in one.shifts)
     share = busy_s / (span * blocks) if span else 1.0
@@ -115,19 +120,21 @@ def _busy(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
     )
 
 
-def _table(facts: SearchFacts, trials: Sequence[FinishedTrial]) -> str:
-    names = [one.name for one in facts.space.parameters]
-    rows = [
-        [
-            str(one.number),
-            one.fate if one.value is None else f"{one.value:.5g}",
-            " ".join(f"{value:.4g}" for value in one.folds),
-            *(short(one.params.get(name, "")) for name in names),
-            str(one.block),
-            lasting(one.ended_s - one.began_s),
-            one.folder,
-        ]
-        for one in trials
+def _table(facts: PageFacts, trials: Sequence[FinishedTrial]) -> str:
+    """Return a row for each trial; a column about which nothing is known is left out."""
+    columns = [
+        ("trial", [str(one.number) for one in trials]),
+        (facts.metric, [one.fate if one.value is None else f"{one.value:.5g}" for one in trials]),
     ]
-    heads = ["trial", facts.figure.name, "folds", *names, "block", "time", "folder"]
-    return html_table(heads, rows, links=[f"{TRIAL}/{one.folder}/" if one.folder else "" for one in trials])
+    if any(one.folds for one in trials):
+        columns.append(("folds", [" ".join(f"{value:.4g}" for value in one.folds) for one in trials]))
+    columns += [(name, [short(one.params.get(name, "")) for one in trials]) for name in facts.parameters]
+    if facts.blocks is not None:
+        columns.append(("block", [str(one.block) for one in trials]))
+    if _timed(trials):
+        columns.append(("time", [lasting(one.ended_s - one.began_s) for one in trials]))
+    columns.append((facts.named, [one.folder for one in trials]))
+    heads, cells = zip(*columns, strict=True)
+    home = facts.home
+    links = [] if home is None else [f"{home}{one.folder}/" if one.folder else "" for one in trials]
+    return html_table(heads, zip(*cells, strict=True), links=links)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from operator import itemgetter
@@ -15,15 +15,60 @@ from typing import Any
 from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit
 from nnlo_common.commands.tune._request import Request
-from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER
+from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL
 from nnlo_common.commands.tune._search_space import Space
 
-__all__ = ["HELPERS", "SearchFacts", "FinishedTrial", "best_of", "finished", "last_problem"]
+__all__ = [
+    "HELPERS",
+    "FinishedTrial",
+    "PageFacts",
+    "SearchFacts",
+    "best_of",
+    "finished",
+    "finished_trials",
+    "last_problem",
+]
 
-_ERROR, _FOLDS, _SECONDS = "nnlo:error", "nnlo:folds", "nnlo:seconds"
+_ERROR, _FOLDS, _SECONDS, _NAME = "nnlo:error", "nnlo:folds", "nnlo:seconds", "nnlo:name"
 HELPERS = "nnlo:helpers"
 _BROKEN_OFF = ("broken off: ", "not begun: ")
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFacts:
+    """What the page of a search needs, besides its trials; what is unknown is left out of the page.
+
+    Attributes:
+        metric: the name of the value.
+        maximize: whether it should rise.
+        place: the folder or the file of the search.
+        parameters: their names, in the order of the columns.
+        folds: how often each trial is trained.
+        default: the parameters of the trial to compare the best with; None: there is no such trial.
+        blocks: how many blocks train; None: unknown, and so is which of them trained a trial.
+        unfinished: how many trials have begun and not finished.
+        home: the address of the folder that has those of the trials, for links; None: no links.
+        named: the head of the column with the trials' names.
+        more_folds: how to get more certain values.
+    """
+
+    metric: str
+    maximize: bool
+    place: Path
+    parameters: Sequence[str]
+    folds: int = 1
+    default: Mapping[str, Any] | None = None
+    blocks: int | None = None
+    unfinished: int = 0
+    home: str | None = None
+    named: str = "folder"
+    more_folds: str = "give folds=5"
+
+    @property
+    def direction(self) -> str:
+        """The direction, as Optuna has it."""
+        return "maximize" if self.maximize else "minimize"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +94,21 @@ class SearchFacts:
     default: Mapping[str, Any]
     began: str
     began_s: float
+
+    @property
+    def for_page(self) -> PageFacts:
+        """The part that the page shows."""
+        return PageFacts(
+            metric=self.figure.name,
+            maximize=self.figure.maximize,
+            place=self.folder,
+            parameters=[one.name for one in self.space.parameters],
+            folds=self.request.search.n_fold,
+            default=self.default,
+            blocks=max(len(self.layout.blocks), 1),
+            home=f"{TRIAL}/",
+            more_folds="add --n-fold",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +161,12 @@ class FinishedTrial:
 
 def finished(study: Any) -> list[FinishedTrial]:
     """Return the finished trials of a study."""
-    return [_finished(one) for one in study.get_trials(deepcopy=False) if one.state.name in _STATES]
+    return finished_trials(study.get_trials(deepcopy=False))
+
+
+def finished_trials(trials: Iterable[Any]) -> list[FinishedTrial]:
+    """Return those of Optuna's trials that are finished."""
+    return [_finished(one) for one in trials if one.state.name in _STATES]
 
 
 def _finished(trial: Any) -> FinishedTrial:
@@ -120,14 +185,14 @@ def _finished(trial: Any) -> FinishedTrial:
         steps=tuple(sorted(trial.intermediate_values.items())),
         block=user.get(BLOCK, 0),
         helpers=tuple((block, since) for block, since in user.get(HELPERS, ())),
-        folder=user.get(FOLDER, f"{trial.number:04}"),
+        folder=user.get(FOLDER, user.get(_NAME, f"{trial.number:04}")),
         began_s=began,
         ended_s=ended,
         problem=last_problem(user.get(_ERROR, "")),
     )
 
 
-def best_of(figure: FigureOfMerit, trials: Iterable[FinishedTrial]) -> FinishedTrial | None:
+def best_of(figure: FigureOfMerit | PageFacts, trials: Iterable[FinishedTrial]) -> FinishedTrial | None:
     """Return the best complete trial, of equal ones the first; None if there is none."""
     good = [(one.value, one) for one in trials if one.value is not None]
     return (max if figure.maximize else min)(good, key=itemgetter(0), default=(None, None))[1]

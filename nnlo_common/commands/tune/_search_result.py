@@ -76,7 +76,7 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
     drawings = figures(study, trials, facts.figure.name, weights)
-    write_text(facts.folder / REPORT, page(facts, trials, best, drawings, hint))
+    write_text(facts.folder / REPORT, page(facts.for_page, trials, best, drawings, hint))
     if best is None:
         last = trials[-1].problem if trials else ""
         return (

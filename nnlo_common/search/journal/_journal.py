@@ -30,7 +30,7 @@ from nnlo_common.search.journal._kept_trials import KeptTrials, kept_trials, ref
 from nnlo_common.search.journal._packed_trial import packed
 from nnlo_common.search.journal._queued_trials import QueuedTrials
 
-__all__ = ["Journal", "SearchRecord"]
+__all__ = ["Journal", "SearchRecord", "read_journal"]
 
 _LARGEST = 1_000_000_000  # bytes
 
@@ -131,6 +131,25 @@ class Journal(SearchRecord):
     def _write(self, content: Mapping[str, Any]) -> None:
         self._file.write(f"{json.dumps(content)}\n".encode())
         self._file.flush()
+
+
+def read_journal(path: Path) -> tuple[tuple[str, ...], KeptTrials]:
+    """Return the directions of a search, and its trials, also while it runs.
+
+    Args:
+        path: of the journal.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no journal.
+    """
+    lines = _whole_lines(path, str(path))
+    directions = lines[0].get("study") if lines else None
+    known = ("MINIMIZE", "MAXIMIZE")
+    if not isinstance(directions, list) or not directions or any(one not in known for one in directions):
+        raise ConfigurationError(
+            f"{path} does not begin like the journal of a search; name another file, or the folder of a run"
+        )
+    return tuple(directions), kept_trials(lines, str(path))
 
 
 def _whole_lines(path: Path, asked: str) -> list[dict[str, Any]]:
