@@ -81,7 +81,7 @@ def main():
         optimizer=None if chosen.algorithm == "gem" else SGD(RATE),
         names=["w1", "b1", "w2", "b2"],
     ) as me:
-        me.say(f"{me.algorithm.describe()} on {me.size} ranks; data: {data.source}")
+        me.say(f"{type(me.algorithm).__name__} on {me.size} ranks; data: {data.source}")
         if me.table:
             me.say(me.table)
         start = time.perf_counter()

@@ -47,7 +47,7 @@ def main():
     test_loader = DataLoader(test, batch_size=500, sampler=nt.ShardSampler(test, evaluation=True))
     progress = nt.Progress(optimizer, model, lambda center: measure(center, *test[:500])["loss"].item())
     target, stopping = nt.Target(above=chosen.target), nt.EarlyStopping(patience=5)
-    optimizer.say(f"{optimizer.algorithm.describe()} on {optimizer.size} ranks; data: {data.source}")
+    optimizer.say(f"{type(optimizer).__name__} on {optimizer.size} ranks; data: {data.source}")
     for _ in range(chosen.epochs):
         for x, y in train_loader:
             optimizer.zero_grad()

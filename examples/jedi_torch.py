@@ -38,7 +38,7 @@ def main():
     train_loader = nt.H5Batches(train, batch_size=50, **reading)
     test_loader = nt.H5Batches(held_out, batch_size=500, evaluation=True, **reading)
     progress = nt.Progress(optimizer)
-    optimizer.say(f"{optimizer.algorithm.describe()} on {optimizer.size} ranks; jets: {train[0].parent}")
+    optimizer.say(f"{type(optimizer).__name__} on {optimizer.size} ranks; jets: {train[0].parent}")
     for _ in range(chosen.epochs):
         for x, y in train_loader:
             optimizer.zero_grad()

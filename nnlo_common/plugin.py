@@ -54,10 +54,12 @@ from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import assigned, launched, planned
 from nnlo_common.training._model_vectors import unwired, vectors_in_turn
 from nnlo_common.training._rank_parts import say, speaks
+from nnlo_common.training._readable_options import readable
 from nnlo_common.training._reducers import Reducer, ThreadReducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training._tree_joining import sub_servers_of
+from nnlo_common.training._written_paths import names_rank, path_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._checks import (
     check_entries,
@@ -154,6 +156,7 @@ __all__ = [
     "Moment",
     "Moves",
     "Moving",
+    "names_rank",
     "Note",
     "NoteQuery",
     "npz_arrays",
@@ -163,6 +166,7 @@ __all__ = [
     "packed_tree",
     "planned",
     "parsed_json",
+    "path_of",
     "Periodic",
     "portion",
     "PRESENT",
@@ -174,6 +178,7 @@ __all__ = [
     "RankWorld",
     "RatePlan",
     "read_whole",
+    "readable",
     "readable_file",
     "Reading",
     "Reducer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -33,6 +34,7 @@ from nnlo_keras._given_data import warn_of_data
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
 from nnlo_keras._rates import Rates
+from nnlo_keras._saved_files import warn_of_saves
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
@@ -132,6 +134,32 @@ class Distribute(keras.callbacks.Callback):
         if self._team is not None:
             self._team.close()
             self._release(self._team)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank prints and saves for all: its model is the centre, or it is alone."""
+        return speaks(self.role)
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Save the model once, on the rank whose model is the centre; other ranks go on without waiting.
+
+        Call it on all ranks, after `fit` or in a callback.
+
+        Args:
+            path: a `.keras` file; one that ends with `.weights.h5` has the weights only.
+            options: other arguments of `model.save`, or of `model.save_weights`.
+
+        Raises:
+            ConfigurationError: `fit` has not begun.
+        """
+        if self.model is None:
+            raise ConfigurationError(
+                f"distribute.save({str(path)!r}) before fit(), which tells it the model and the role of this "
+                "rank; call it afterwards"
+            )
+        if self.speaks:
+            save = self.model.save_weights if str(path).endswith(".weights.h5") else self.model.save
+            save(path, **options)
 
     def say(self, text: str) -> None:
         """Print `text` once: on the rank whose model is the centre."""
@@ -327,6 +355,7 @@ class Distribute(keras.callbacks.Callback):
             meetings=[type(one).__name__ for one in self._rank_callbacks if one.meets],
         )
         self.role = team.member.role
+        warn_of_saves(self.model, team)
         training = StepMode.KEEP if grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE
         mode = StepMode.SERVE if team.serves else training
         for wrapper in wrappers:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import readable
 from nnlo_keras._compat import kept_by_tensorflow, trained_by
 from nnlo_keras._variable_layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
@@ -131,7 +132,7 @@ def _described(wrapper: Wrapper) -> str:
         f", momentum={momentum}" if (momentum := getattr(wrapper.algorithm, "momentum", None)) else ""
     )
     group = "" if wrapper.group_size is None else f", group_size={wrapper.group_size}"
-    return f"{wrapper.describe()}{of_optimizer}, servers={wrapper.servers}{group}"
+    return f"{readable(wrapper.describe())}{of_optimizer}, servers={wrapper.servers}{group}"
 
 
 def _listed(wrappers: Mapping[str, Wrapper]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import AUTO, AllReduce, Periodic, RankWorld, Session
+from nnlo_common.plugin import AUTO, AllReduce, Periodic, RankWorld, Session, readable
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients
@@ -172,9 +172,9 @@ class JointTraining:
         name = type(wrapper).__name__
         if self.options != options:
             raise collective(
-                f"a training with {self.options} is open on this rank, and {options} was made: the wrappers "
-                "of one training must be of one kind with the same options. If the other one is over, call "
-                "optimizer.close() on its wrapper first"
+                f"a training with {readable(self.options)} is open on this rank, and {readable(options)} was "
+                "made: the wrappers of one training must be of one kind with the same options. If the other "
+                "one is over, call optimizer.close() on its wrapper first"
             )
         if name in _ONE_ONLY:
             raise collective(

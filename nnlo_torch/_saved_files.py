@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from nnlo_common.plugin import warn
+from nnlo_common.plugin import names_rank, path_of, warn
 from nnlo_torch._compat import watch_saves
 from nnlo_torch._joint import JointTraining
 
@@ -50,8 +47,8 @@ def warn_of_saves(joint: JointTraining, *, own_process: bool) -> Callable[[], No
         of_others = thread is not None and thread() is not threading.current_thread()
         if said.is_set() or of_others or module.partition(".")[0] in _CHOOSING:
             return
-        open_still, path = training(), _path_of(file)
-        if open_still is None or open_still.over or path is None or _names_rank(path, rank):
+        open_still, path = training(), path_of(file)
+        if open_still is None or open_still.over or path is None or names_rank(path, rank):
             return
         said.set()
         warn(
@@ -63,17 +60,3 @@ def warn_of_saves(joint: JointTraining, *, own_process: bool) -> Callable[[], No
     forget = watch_saves(look)
     weakref.finalize(joint, forget)  # a training that has failed is never closed
     return forget
-
-
-def _path_of(file: Any) -> str | None:
-    """Return the path that is written to; None: there is none, or each rank has another."""
-    if type(file).__module__ == "tempfile":
-        return None
-    named = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
-    return os.fsdecode(named) if isinstance(named, str | bytes | os.PathLike) else None
-
-
-def _names_rank(path: str, rank: int) -> bool:
-    """Return whether the file or its folder is named after the rank or the first worker."""
-    last = "/".join(Path(path).parts[-2:])
-    return re.search(rf"(?<!\d)0*{rank}(?!\d)|worker\D?0(?!\d)", last, re.IGNORECASE) is not None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins
+from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins, readable
 from nnlo_torch._advice import explain_missing_variables
 from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
 from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
@@ -351,7 +351,9 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self.weight = state["weight"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer!r}, {self.algorithm.describe()}, {self.role})"
+        return (
+            f"{type(self).__name__}({self.optimizer!r}, {readable(self.algorithm.describe())}, {self.role})"
+        )
 
     def _change_gradient(self) -> None:
         """Change the collected gradient as the algorithm needs it."""

@@ -23,6 +23,7 @@ from nnlo_common.base._layout import Layout
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
 from nnlo_common.training._all_reduce import AUTO, AllReduce
+from nnlo_common.training._readable_options import readable
 
 __all__ = ["TrainingPlan", "agree"]
 
@@ -131,7 +132,7 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return how another rank differs; empty if it does not."""
     for name, said in _SAME.items():
         if other[name] != first[name]:
-            return f"{said.format(first[name])} on rank 0 but {other[name]}"
+            return readable(f"{said.format(first[name])} on rank 0 but {other[name]}")
     if other["layout"] != first["layout"]:
         difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
         return f"the model differs (here: rank 0, there: that rank): {difference}"

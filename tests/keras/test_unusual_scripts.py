@@ -122,7 +122,7 @@ DIFFERENCES = {
     "statistics": r"the model's buffers \(running statistics and the like\) differ",
     "wrapper": r"the algorithm is .*Downpour\(",
     "options": r"the algorithm is EASGD\(.*every=[23].* but EASGD\(",
-    "every": r"the algorithm is Downpour\(.*n_push=[23], .* on rank 0 but Downpour\(.*n_push=[23], ",
+    "every": r"the algorithm is Downpour\(every=[23]\) on rank 0 but Downpour\(every=[23]\), ",
     "servers": r"servers=[12] on rank 0 but [12]",
     "optimizer": r"the optimizer is \w+ on rank 0 but \w+",
     "epochs": r"epochs=[23] on rank 0 but [23]",

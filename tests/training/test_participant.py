@@ -334,7 +334,7 @@ REFUSED_BY_ALL = {
     ),
     "option": (
         lambda rank: (Downpour(n_push=1 + (rank == 1)), ones(), {}),
-        ["n_push=1", "n_push=2", "on rank 1"],
+        ["Downpour() on rank 0 but Downpour(n_push=2), ", "on rank 1"],
     ),
     "servers": (
         lambda rank: (Downpour(), ones(3, 3), {"servers": 1 + (rank == 3)}),

@@ -7,6 +7,7 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._layout import Layout
+from nnlo_common.training._readable_options import readable
 
 __all__ = ["IDENTITY", "difference"]
 
@@ -43,4 +44,4 @@ def _of_models(there: Any, here: Any) -> str:
 
 def _shown(fact: object) -> str:
     """Return a fact for a message, without characters that would control a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in f"{fact!s:.1000}")
+    return readable("".join(one if one.isprintable() else "?" for one in f"{fact!s:.1000}"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from nnlo_common.cluster._clocks import ClockOffset
 from nnlo_common.cluster._hosts import describe_here
+from nnlo_common.training._readable_options import readable
 from nnlo_common.training._session import Session
 
 __all__ = ["RankPlace"]
@@ -45,7 +46,7 @@ class RankPlace:
             "servers": member.servers,
             "workers": member.workers,
             "group_size": member.group_size,
-            "algorithm": repr(team.algorithm),
+            "algorithm": readable(team.algorithm.describe()),
             "parameters": team.model.parameters.vector.size,
         }
         return cls(
