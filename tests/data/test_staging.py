@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common.data import Staging
+from tests.helpers.threads import collect
 
 #: Copies, and writes down that it did.
 COPY = 'import shutil, sys; shutil.copy(*sys.argv[1:3]); open(sys.argv[3], "a").write("copied\\n")'
@@ -156,7 +156,7 @@ def test_copies_go_with_the_object_but_not_in_a_forked_process(files, tmp_path):
     assert os.waitpid(child, 0)[1] == 0
     assert read([copy]) == ["of a"]
     del staging
-    gc.collect()
+    collect()
     assert not Path(copy).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tests.helpers.numpy_cases import gradient
 __all__ = [
     "DyingMail",
     "HeldMail",
+    "collect",
     "facts_end",
     "flat",
     "no_new_threads",
@@ -27,8 +29,25 @@ __all__ = [
 ]
 
 
+def collect() -> None:
+    """Collect all garbage, also if another thread does so now: `gc.collect` alone does nothing then."""
+    here, done = threading.get_ident(), threading.Event()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if (phase, info["generation"], threading.get_ident()) == ("stop", 2, here):
+            done.set()
+
+    gc.callbacks.append(note)
+    try:
+        while not done.is_set():
+            gc.collect()
+    finally:
+        gc.callbacks.remove(note)
+
+
 def facts_end() -> None:
-    """Wait until the facts of trainings that are gone are written to their end."""
+    """Wait until the facts of trainings that nothing refers to any more are written to their end."""
+    collect()
     for thread in threading.enumerate():
         if thread.name == "nnlo-facts":
             thread.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import io
 import tempfile
@@ -19,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 import nnlo_torch as nt  # noqa: E402
 from nnlo_torch import _compat  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
-from tests.helpers.threads import on_ranks  # noqa: E402
+from tests.helpers.threads import collect, on_ranks  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
@@ -248,4 +247,4 @@ def test_a_training_that_has_failed_is_not_watched_any_more(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.save([1.0], path)
-    gc.collect()  # the training, which then restores it
+    collect()  # the training, which then restores it
