@@ -1,4 +1,4 @@
-"""Identity of a training: its algorithm, optimizer, servers, model and data, by name."""
+"""Identity of a training: its algorithm, optimizer, servers and model, by name."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nnlo_common.training._readable_options import readable
 __all__ = ["IDENTITY", "difference"]
 
 #: The facts that must be equal to resume from a checkpoint.
-IDENTITY = ("algorithm", "optimizer", "servers", "model", "data")
+IDENTITY = ("algorithm", "optimizer", "servers", "model")
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Describe how a checkpoint (`there`) differs from this training (`here`); empty if it does not.
 
     Example:
-        >>> facts = {"algorithm": "AGN()", "optimizer": "SGD", "servers": 1, "model": "", "data": []}
+        >>> facts = {"algorithm": "AGN()", "optimizer": "SGD", "servers": 1, "model": ""}
         >>> difference({**facts, "optimizer": "Adam"}, facts)
         'the optimizer is Adam there, but SGD here'
         >>> difference(facts, facts)
