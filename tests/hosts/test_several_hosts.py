@@ -42,6 +42,13 @@ def test_a_tree_with_a_sub_server_on_each_host_has_the_numbers_of_the_reference(
     assert_as_replayed(folder, 1)
 
 
+def test_long_replies_come_in_parts_over_the_network(cluster):
+    checks = ("by_parts", "kept_whole", "closed_early")
+    status, text = cluster.run([1, 1, 1], PROGRAMS / "endpoint_all.py", *checks, timeout_s=90)
+    assert status == 0, text
+    assert re.findall("<(.*?)>", text) == [*checks]
+
+
 def test_doctor_sees_three_hosts(cluster):
     status, text = cluster.run([2, 2, 2], "-m", "nnlo_common", "doctor")
     assert status == 0, text
