@@ -37,6 +37,7 @@ from nnlo_keras._rates import Rates
 from nnlo_keras._saved_files import warn_of_saves
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs
+from nnlo_keras._server_bar import batches_of_all
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
 
@@ -87,6 +88,7 @@ class Distribute(keras.callbacks.Callback):
         self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
+        self._batches: int | None = None  # in an epoch of all workers
         self._feed: SequenceFeed | None = None  # if `fit` trains on an H5Sequence
         self._rank_callbacks: list[RankCallback] = []
         self._report = TrainingReport()
@@ -291,7 +293,9 @@ class Distribute(keras.callbacks.Callback):
         team, weights = self._join(world, wrappers)
         rates = Rates(self.model, team)
         if team.serves:
-            served = ServedEpochs(self.model, team, weights, rates, self._rank_callbacks)
+            served = ServedEpochs(
+                self.model, team, weights, rates, self._rank_callbacks, batches=self._batches
+            )
             self._served, self._exchanges = served, None
             self._restore += served.take_over(container, self)
             return
@@ -366,6 +370,7 @@ class Distribute(keras.callbacks.Callback):
         # Before `start`, which may keep a worker waiting.
         self._agree_on_first_epoch(team)
         warn_of_data(team)
+        self._batches = batches_of_all(team, self.params, self._feed)
         team.start()
         return team, weights
 

@@ -28,13 +28,21 @@ class ServedEpochs:
         weights: the model's weights.
         rates: sends learning rates to the workers.
         callbacks: nnlo's callbacks.
+        batches: the number of batches in an epoch of all workers; None: unknown.
     """
 
     def __init__(
-        self, model: Any, team: Session, weights: Weights, rates: Rates, callbacks: Sequence[RankCallback]
+        self,
+        model: Any,
+        team: Session,
+        weights: Weights,
+        rates: Rates,
+        callbacks: Sequence[RankCallback],
+        *,
+        batches: int | None,
     ) -> None:
         self._model, self._team, self._weights = model, team, weights
-        self._rates, self._callbacks = rates, callbacks
+        self._rates, self._callbacks, self._batches = rates, callbacks, batches
         self._epoch, self._served, self._last = 0, False, False
         self._logs: dict[str, float] = {}
         self._bar: ServerBar | None = None
@@ -45,7 +53,7 @@ class ServedEpochs:
         model = self._model
         # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
-        self._bar = ServerBar.of(container, self._team)
+        self._bar = ServerBar.of(container, self._team, self._batches)
         if self._bar is not None:
             restore += self._bar.take_over()
         model.train_function = _serving(self._serve, model)

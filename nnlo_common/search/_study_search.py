@@ -16,6 +16,7 @@ from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._plural import plural
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.search._argument_checks import refuse_conflicts
@@ -26,7 +27,7 @@ from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
 from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
 from nnlo_common.search.coordinator._study_trials import StudyCallback, StudyTrials, known_to_all
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-from nnlo_common.search.coordinator._trial_results import SECONDS, FailurePolicy
+from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy
 from nnlo_common.search.journal._export import Export, exportable
 from nnlo_common.search.journal._journal import Journal, SearchRecord
 from nnlo_common.search.journal._packed_trial import take_over
@@ -144,7 +145,7 @@ class StudySearch:
                     if line.refused is not None:
                         raise line.refused from None
                     waiting += coordinator.handle(0, ending)
-        return coordinator.interrupted == SIGNAL
+        return self._has_ended(coordinator)
 
     def over(self, world: DivisibleWorld, blocks: Sequence[tuple[int, ...]]) -> bool:
         """Do this rank's part; return whether a signal ended the search (collective).
@@ -162,7 +163,7 @@ class StudySearch:
                 with self._files() as record:
                     coordinator = self._begin(len(blocks), each, record, searchers)
                     run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
-                return coordinator.interrupted == SIGNAL
+                return self._has_ended(coordinator)
             if world.rank <= self.search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
                 end = choose_for_others(here.channel, Replica(self.study, self._engine(), self.seed), where)
@@ -170,6 +171,13 @@ class StudySearch:
                 end = run_block(here.channel, world, self.objective)
             take_over(self.study, end.trials)  # no-op with a storage that all ranks share
             return end.interrupted == SIGNAL
+
+    def _has_ended(self, coordinator: Coordinator) -> bool:
+        """Return whether a signal ended the search, and report that, once for all trainings."""
+        if coordinator.interrupted != SIGNAL:
+            return False
+        LOG.warning("A signal ended the search. %s.", self._resume_hint)
+        return True
 
     @property
     def _resume_hint(self) -> str:
@@ -196,6 +204,9 @@ class StudySearch:
             if self.journal is not None:
                 record = journal = files.enter_context(closing(Journal(self.journal, self.study)))
                 self._counted = journal.counted
+                if journal.counted:
+                    told = f"{plural(journal.counted, 'finished trial')} of {self.n_trials}"
+                    LOG.info("The search resumes from %s, with %s.", self.journal, told)
             if self._export is not None:
                 files.enter_context(closing(Export(self._export, self.study, journal=self.journal)))
             yield record

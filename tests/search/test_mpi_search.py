@@ -45,11 +45,14 @@ def test_two_folds_side_by_side_go_on_after_a_signal(tmp_path):
     ended = mpiexec(5, program, "interrupted", journal, timeout_s=60)
     assert ended.returncode == EXIT_CODE, ended.stderr
     assert "Traceback" not in ended.stderr
+    again = f"Rerun the same command to resume from the journal {str(journal)!r}."
+    assert ended.stderr.count(f"A signal ended the search. {again}") == 1  # of five ranks and two blocks
     begun = journal.read_text()
     assert begun.count('"state": "COMPLETE"') == 2
     done = mpiexec(5, program, "whole", journal, timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(["COMPLETE"] * 4)
+    assert done.stderr.count(f"The search resumes from {journal}, with 2 finished trials of 4.") == 1
 
 
 @pytest.mark.extended

@@ -27,6 +27,7 @@ __all__ = [
     "NAME",
     "SECONDS",
     "SPREAD",
+    "LOG",
     "FailurePolicy",
     "keep_folds",
     "log_best",
@@ -48,8 +49,8 @@ SECONDS = "nnlo:seconds"
 NAME = "nnlo:name"
 #: User attribute: the blocks that helped the trial's own, each with the time when it began to help.
 HELPERS = "nnlo:helpers"
-# Optuna's logger, so that its verbosity setting applies and users see the lines they know.
-_LOG = optuna.logging.get_logger("optuna.study")
+#: Optuna's logger, so that its verbosity setting applies and users see the lines they know.
+LOG = optuna.logging.get_logger("optuna.study")
 _VIOLATED, _SATISFIED = 1.0, -1.0
 
 FoldValues = Sequence[tuple[float, ...] | None]
@@ -135,10 +136,10 @@ def tell(
         failures.kept(trial)
         study.tell(trial, values)
         text = "Trial %d finished with values: %s and parameters: %s."
-        _LOG.info(text, trial.number, list(values or ()), trial.params)
+        LOG.info(text, trial.number, list(values or ()), trial.params)
     elif state == "pruned":
         study.tell(trial, state=TrialState.PRUNED)
-        _LOG.info("Trial %d pruned.", trial.number)
+        LOG.info("Trial %d pruned.", trial.number)
     elif state == "failed" and (told_values := failures.values(trial)) is not None:
         study.tell(trial, told_values)
     else:
@@ -153,4 +154,4 @@ def log_best(study: optuna.Study) -> None:
         best: Any = study.best_trial
     except ValueError:  # no trial satisfies all constraints
         return
-    _LOG.info("Best is trial %d with value: %s and parameters: %s.", best.number, best.value, best.params)
+    LOG.info("Best is trial %d with value: %s and parameters: %s.", best.number, best.value, best.params)

@@ -17,6 +17,7 @@ from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._spans import span
 from nnlo_common.base._warnings import warn
 from nnlo_common.cluster._aborting import advise, end_notes_in
+from nnlo_common.training._joining import launched
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import DamagedError, SavedCheckpoint, Store
@@ -137,7 +138,7 @@ class CheckpointManager:
             self._state._leave()
             self.finish_alone()
             self.interrupts.__exit__(None, None, None)
-            if self._speaks and not self._saving.recalled:
+            if self._speaks and not self._saving.recalled and not _in_trial():  # the search reports it once
                 say(self._role, f"nnlo: a signal ended the training; {self._advice()}")
             raise LeftTogether(recalled=self._saving.recalled)
 
@@ -214,6 +215,8 @@ class CheckpointManager:
         if self._loaded is None:
             return
         if done >= epochs:
+            if _in_trial():  # the search trains on, whatever this training has left
+                return
             told = "has the whole training, so nothing is left to train; ask for more epochs to continue it"
             say(self._role, f"nnlo: {self.store.folder} {told}, or choose another folder to start anew")
             return
@@ -407,6 +410,12 @@ def _saved_with(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 def _ranks(number: int, group_size: int) -> str:
     return plural(number, "worker") if group_size == 1 else f"{number} ranks in groups of {group_size}"
+
+
+def _in_trial() -> bool:
+    """Return whether this training is part of a search over several ranks."""
+    world = launched()
+    return world is not None and world.of_trial
 
 
 def _collective(problem: str) -> ConfigurationError:
