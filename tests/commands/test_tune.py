@@ -139,6 +139,9 @@ def test_a_space_is_tried_with_the_options_before_anything_starts():
         ConfigurationError, match=r"the search would try mode = synchronous, every = 1: .*'every'"
     ):
         every.check(GIVEN)
+    without_loss = {name: one for name, one in GIVEN.items() if name != "loss"}
+    with pytest.raises(ConfigurationError, match=r"^--loss is missing"):  # whatever the search tries
+        space_of({"epochs": (1, 2)}, "x").check({k: v for k, v in without_loss.items() if k != "epochs"})
     space_of(
         {"mode": ["easgd", "synchronous"], "every": {"low": 1, "high": 5, "when": {"mode": "easgd"}}}, "x"
     ).check(GIVEN)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 
 from tests.helpers.jobs import alone, mpiexec
 from tests.helpers.paths import DOCS, EXAMPLES
 
-pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
+h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(600)]
 SECTION = "### Its commands and examples, one by one"
@@ -70,3 +72,46 @@ def test_a_command_runs_as_the_page_says(folder, kind, words, ranks, tmp_path, m
     assert done.returncode == 0, done.stderr
     result = {"train": "model.keras", "tune": "search.json"}[kind]
     assert (tmp_path / "run" / result).stat().st_size > 0
+
+
+OWN = """
+import torch
+
+def get_name():
+    return "mine"
+
+def get_train():
+    return ["0.h5", "1.h5"]
+
+def get_space():
+    return {"width": (4, 16)}
+
+def get_model(width=8):
+    return torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+"""
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.mpi)])
+def test_a_search_of_a_model_with_its_own_lists_runs_with_the_same_options(ranks, tmp_path, monkeypatch):
+    text = (DOCS / "coming_from.md").read_text()
+    (options, added) = re.search(
+        r"^\| `mpirun -np 13 python3 OptimizationDriver.py (--model m.py .*?)` "
+        r"\| `mpiexec -n 13 nnlo tune` with the same options and `(.*?)`",
+        text,
+        re.MULTILINE,
+    ).groups()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text(OWN)
+    draw = np.random.default_rng(0)
+    for number in range(2):
+        x = draw.standard_normal((60, 6)).astype("f4")
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["features"], file["labels"] = x, (x.sum(axis=1) > 0).astype("i8")
+    words = shlex.split(f"{options} {added}")
+    given = dict(zip(words[::2], words[1::2], strict=True)) | SHORT
+    start = ["-m", "nnlo_common", "tune", *(word for pair in given.items() for word in pair), "--run", "run"]
+    done = alone(*start, timeout_s=250) if ranks == 1 else mpiexec(ranks, *start, timeout_s=250)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "run" / "search.json").read_text())["trials"]) == 2
+    assert (tmp_path / "run" / "report.html").stat().st_size > 0

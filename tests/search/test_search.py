@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -477,3 +478,21 @@ def test_another_study_does_not_go_on_from_a_journal(tmp_path):
     with pytest.raises(ConfigurationError, match="holds a line that is no JSON object"):
         journalled(path, 1)
     assert not [lock for lock in _held if lock.parent == tmp_path], "what is refused keeps others out"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_resumed_search_says_once_from_where(tmp_path, size):
+    journal, told = tmp_path / "search.jsonl", []
+    searched(size, quadratic, n_trials=2, journal=journal)
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger = optuna.logging.get_logger("optuna.study")
+    logger.addHandler(handler)
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    try:
+        searched(size, quadratic, n_trials=3, journal=journal)
+    finally:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logger.removeHandler(handler)
+    line = f"The search resumes from {journal}, with 2 finished trials of 3."
+    assert [one for one in told if "resumes" in one] == [line]

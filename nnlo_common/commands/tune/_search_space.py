@@ -137,9 +137,21 @@ class Space:
                 raise ConfigurationError(
                     f"{one.name!r} is both searched and given; leave it out of the space or of the options"
                 )
+        plain = _problem(given)
         for probe in self.probes():
             try:
                 settings_of(self.applied(given, probe))
             except ConfigurationError as error:
+                if str(error) == plain:  # whatever the search tries
+                    raise
                 told = ", ".join(f"{name} = {value}" for name, value in probe.items())
                 raise ConfigurationError(f"the search would try {told}: {error}") from None
+
+
+def _problem(given: Mapping[str, Given]) -> str:
+    """Return what is wrong with options without a search; empty: nothing."""
+    try:
+        settings_of(given)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
